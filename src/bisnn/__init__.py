@@ -1,0 +1,48 @@
+"""Spiking neural networks with binary weights that know how sure they are.
+
+The names below are the public API. They load when first used, so that `import bisnn` is quick and parts that need no PyTorch
+do not load it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "neuron": ("SRM",),
+    "layers": ("Linear", "Conv2d", "Recurrent"),
+    "network": ("Network", "Output", "pad"),
+    "losses": ("local_loss", "global_loss", "spike_loss", "activity_loss"),
+    "rules": ("STBiSNN", "BayesBiSNN", "Bop"),
+    "weights": ("map_weights", "sample_weights", "kl_divergence", "free_energy"),
+    "prediction": ("predict", "Classification", "Regression"),
+}
+_MODULES = ("data", "encode", "kernels", "metrics", "weights")
+_NAMES = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = ["__version__", *_NAMES, *_MODULES]
+
+if TYPE_CHECKING:
+    from bisnn import data, encode, kernels, metrics, weights
+    from bisnn.layers import Conv2d, Linear, Recurrent
+    from bisnn.losses import activity_loss, global_loss, local_loss, spike_loss
+    from bisnn.network import Network, Output, pad
+    from bisnn.neuron import SRM
+    from bisnn.prediction import Classification, Regression, predict
+    from bisnn.rules import BayesBiSNN, Bop, STBiSNN
+    from bisnn.weights import free_energy, kl_divergence, map_weights, sample_weights
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return getattr(importlib.import_module(f"bisnn.{_NAMES[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"bisnn.{name}")
+    raise AttributeError(f"module 'bisnn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,67 @@
+"""From real numbers to spike trains: population coding and rate coding, Bernoulli spikes at a rate, seeded."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bisnn.checks import as_generator, number, positive_int
+
+
+def population_rates(x: Tensor, neurons: int, width: float) -> Tensor:
+    """Firing rates of a population of raised-cosine tuning curves, one population a dimension.
+
+    rate_k(x) = 1/2 + 1/2 cos(clip(pi (x - c_k) / D, -pi, pi)), with centres c_k evenly on [0, 1] and D = `width` spacings.
+
+    Args:
+        x: values, (B, d), meant to lie in [0, 1]; outside, the population falls silent.
+        neurons: centres for each dimension, at least 2.
+        width: D in units of the centres' spacing. The paper's tasks use 1 (two moons) and 4 (1-D regression).
+
+    Returns:
+        rates in [0, 1], (B, d * neurons).
+
+    >>> population_rates(torch.tensor([[0.5]]), neurons=3, width=1.0).tolist()
+    [[0.0, 1.0, 0.0]]
+    """
+    _check_values(x)
+    number("width", width, above=0)
+    if positive_int("neurons", neurons) < 2:
+        raise ValueError(f"neurons: needs at least 2 centres to span [0, 1]; got {neurons}")
+    centres = torch.linspace(0, 1, neurons, dtype=x.dtype, device=x.device)
+    D = width / (neurons - 1)
+    phase = (math.pi * (x[..., None] - centres) / D).clamp(-math.pi, math.pi)
+    return (0.5 + 0.5 * torch.cos(phase)).flatten(1)
+
+
+def bernoulli(rates: Tensor, T: int, generator: int | torch.Generator) -> Tensor:
+    """Independent spikes at each time step with these probabilities: (B, ...) -> (T, B, ...).
+
+    Rate coding of values in [0, 1] is this function applied to the values themselves.
+    """
+    _check_values(rates)
+    if rates.min() < 0 or rates.max() > 1:
+        raise ValueError(
+            f"rates: must lie in [0, 1], spikes per time step; got {float(rates.min()):g}..{float(rates.max()):g}; rescale first"
+        )
+    draws = torch.rand(
+        (positive_int("T", T), *rates.shape),
+        generator=as_generator(generator, rates.device),
+        dtype=rates.dtype,
+        device=rates.device,
+    )
+    return (draws < rates).to(rates.dtype)
+
+
+def population(x: Tensor, T: int, *, neurons: int, width: float, generator: int | torch.Generator) -> Tensor:
+    """Population code as spikes, (B, d) -> (T, B, d * neurons)."""
+    return bernoulli(population_rates(x, neurons, width), T, generator)
+
+
+def _check_values(x: Tensor) -> None:
+    if not x.is_floating_point() or x.ndim < 2 or x.numel() == 0:
+        raise ValueError(f"x: must be a non-empty floating-point tensor (B, d); got {x.dtype} of {tuple(x.shape)}")
+    if not torch.isfinite(x).all():
+        raise ValueError(f"x: must be finite; got {int((~torch.isfinite(x)).sum())} NaN or infinite values")

@@ -1,0 +1,410 @@
+"""Layers of SRM neurons: Linear, Conv2d (with optional max-pooling), Recurrent (any directed graph, by a mask).
+
+A layer first computes the currents of all time steps, I = W s, as one product with time folded into the batch, and then
+runs one scan over time. A layer is a description until a `Network` builds it: only then has it weights and constants.
+
+Axes: T time, B batch, N neurons, C channels, H W image. No layer has a bias.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bisnn.checks import positive_int
+from bisnn.kernels.reference import advance, potential
+from bisnn.neuron import SRM, spike, srm_scan
+from bisnn.weights import is_realised, sign
+
+
+class LayerState(NamedTuple):
+    """What a layer carries from one chunk of time to the next: all of it holds for the coming time step."""
+
+    P: Tensor  # slow trace of the current, (B, ...)
+    Q: Tensor  # fast trace of the current, (B, ...)
+    R: Tensor  # trace of the neuron's own spikes, (B, ...)
+    X_m: Tensor  # slow trace of the layer's input, (B, ...): keeps the local gradient of the next chunk exact
+    X_s: Tensor  # fast trace of the layer's input
+
+    def detach(self) -> LayerState:
+        """The same values cut from the graph: chunks then make truncated BPTT."""
+        return LayerState(*(x.detach() for x in self))
+
+
+class LayerOutput(NamedTuple):
+    spikes: Tensor  # what leaves the layer, (T, B, ...)
+    potentials: Tensor  # u of every neuron, before pooling, (T, B, ...)
+    state: LayerState | None
+
+
+def _with_gradient_of(value: Tensor, proxy: Tensor) -> Tensor:
+    """`value` to the bit, with the gradient of `proxy`."""
+    return value.detach() + (proxy - proxy.detach())
+
+
+class Layer(nn.Module):
+    """Common part of all layers: the latent weights, the neuron's constants, the way from input to spikes.
+
+    Subclasses say how many parents a neuron has (`kappa`), which shapes go in and out, and what the product W s is.
+    """
+
+    weight: nn.Parameter  # w^r if the layer is binary; inside a realisation, w
+    neuron: SRM
+    kappa: Tensor  # 1/sqrt(|P_i|), () or (N,)
+    constants: Tensor  # (a_m, a_s, a_r, theta)
+
+    def __init__(self, neuron: SRM | None = None):
+        super().__init__()
+        self.own_neuron = neuron
+        self.binary = False
+        self.input_shape: tuple[int, ...] = ()
+        self.current_shape: tuple[int, ...] = ()  # of the neurons: the axes after (T, B) of currents and potentials
+        self.output_shape: tuple[int, ...] = ()  # of what leaves the layer
+
+    # What a subclass provides
+
+    def _shapes(self, input_shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Current and output shape for this input shape, or a ValueError."""
+        raise NotImplementedError
+
+    def _weight_shape(self) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    def _parents(self) -> Tensor:
+        """|P_i|: () if all neurons have as many parents, else (N,); float64."""
+        raise NotImplementedError
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """W s for inputs with any leading axes: (..., *input_shape) -> (..., *current_shape)."""
+        raise NotImplementedError
+
+    # Construction
+
+    def build(
+        self, input_shape: tuple[int, ...], neuron: SRM, binary: bool, init: float, generator: torch.Generator, dtype: torch.dtype
+    ) -> None:
+        """Make weights and constants; called once, by the network. Latents are +-init, real weights N(0, 1)."""
+        if self.input_shape:
+            raise ValueError(f"layers: each layer object belongs to one network, once; got {self} a second time")
+        self.current_shape, self.output_shape = self._shapes(input_shape)
+        self.input_shape, self.binary = input_shape, binary
+        self.neuron = self.own_neuron or neuron
+        w = torch.randn(self._weight_shape(), generator=generator, dtype=torch.float64)
+        self.weight = nn.Parameter((init * sign(w) if binary else w).to(dtype))
+        self.register_buffer("kappa", self._parents().rsqrt().to(dtype))
+        self.register_buffer("constants", self.neuron.constants(dtype))
+
+    def initial_state(self, batch_size: int) -> LayerState:
+        zeros = self.kappa.new_zeros
+        return LayerState(
+            *(zeros(batch_size, *self.current_shape) for _ in range(3)),
+            *(zeros(batch_size, *self._trace_shape()) for _ in range(2)),
+        )
+
+    def _trace_shape(self) -> tuple[int, ...]:
+        return self.input_shape
+
+    # The way of the data
+
+    def forward(self, x: Tensor, state: LayerState | None = None, bptt: bool = False) -> LayerOutput:
+        """Spikes and potentials of all time steps of x, (T, B, *input_shape).
+
+        With `bptt` gradients travel to the layer below, through the refractory feedback and through the state; without
+        (local learning), they reach this layer's weights only, through eq. (der-general).
+        """
+        weight = self._realisation()
+        if not bptt:
+            x = x.detach()
+        return self._run(x, weight, state, bptt)
+
+    def _run(self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool) -> LayerOutput:
+        spikes, potentials, after = self._scan(self.product(x, weight), weight, state, bptt)
+        return LayerOutput(spikes, potentials, self._next_state(x, state, after, bptt))
+
+    def _realisation(self) -> Tensor:
+        # A plain tensor in the parameter's place (torch.func.functional_call) is the caller's own realisation.
+        if self.binary and isinstance(self.weight, nn.Parameter) and not is_realised(self.weight):
+            raise RuntimeError(
+                "a network of binary weights was called while its parameters hold the latents w^r: to train, call it inside "
+                "`with rule.sampled():`; to infer, use `bisnn.predict(net, x)` or `with bisnn.map_weights(net):`; for real "
+                'weights declare Network(..., weights="real")'
+            )
+        return self.weight
+
+    def _scan(
+        self, I: Tensor, weight: Tensor, state: LayerState | None, bptt: bool
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
+        neuron = self.neuron
+        if state is None:
+            P = Q = R = I.new_zeros(I.shape[1:])
+        else:
+            P, Q, R = state[:3]
+            if not bptt and weight.requires_grad and torch.is_grad_enabled():
+                # P is W X_m: its value is carried (same bits), its gradient is taken at the carried input trace.
+                P = _with_gradient_of(P, self.product(state.X_m, weight))
+                Q = _with_gradient_of(Q, self.product(state.X_s, weight))
+        s, u, *after = srm_scan(I, P, Q, R, self.kappa, self.constants, neuron.surrogate, neuron.slope, bptt)
+        return s, u, tuple(after)
+
+    def _next_state(
+        self, x: Tensor, state: LayerState | None, after: tuple[Tensor, Tensor, Tensor], bptt: bool
+    ) -> LayerState | None:
+        if state is None:
+            return None
+        if bptt:  # gradients reach earlier chunks through P, Q, R themselves
+            return LayerState(*after, state.X_m, state.X_s)
+        steps = torch.arange(len(x), 0, -1, device=x.device, dtype=x.dtype)
+        traces = (
+            a ** len(x) * trace + torch.tensordot(a**steps, x, dims=1)  # X' = a^T X + sum_t a^(T-t) x_t
+            for a, trace in zip(self.constants[:2], (state.X_m, state.X_s), strict=True)
+        )
+        return LayerState(*(x.detach() for x in (*after, *traces)))
+
+    # Files
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        if is_realised(self.weight):
+            raise RuntimeError(
+                "state_dict() inside a realisation would save w in place of the latents w^r; call it outside the block"
+            )
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        for name in ("constants", "kappa"):
+            own, other = getattr(self, name), state_dict.get(prefix + name)
+            if other is not None and not (
+                own.shape == other.shape and torch.allclose(own.double().cpu(), other.double().cpu(), rtol=1e-6, atol=0)
+            ):
+                raise ValueError(
+                    f"state_dict: {prefix}{name} belongs to a network with another neuron or other sizes: {other.tolist()} in the "
+                    f"file, {own.tolist()} here; build the network with the SRM it was saved with"
+                )
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class Linear(Layer):
+    """`n_out` neurons, each with all `n_in` inputs as parents. Inputs with more axes, (T, B, C, H, W), are flattened.
+
+    Args:
+        n_in, n_out: number of inputs and of neurons.
+        neuron: this layer's own SRM; by default the network's.
+    """
+
+    def __init__(self, n_in: int, n_out: int, *, neuron: SRM | None = None):
+        super().__init__(neuron)
+        self.n_in, self.n_out = positive_int("n_in", n_in), positive_int("n_out", n_out)
+
+    def _shapes(self, input_shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        _check_size(self.n_in, input_shape)
+        return (self.n_out,), (self.n_out,)
+
+    def _weight_shape(self) -> tuple[int, ...]:
+        return (self.n_out, self.n_in)
+
+    def _parents(self) -> Tensor:
+        return torch.tensor(self.n_in, dtype=torch.float64)
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x.flatten(-len(self.input_shape)), weight)
+
+    def extra_repr(self) -> str:
+        return f"{self.n_in}, {self.n_out}"
+
+
+class Conv2d(Layer):
+    """`channels_out` maps of neurons that share a kernel.
+
+    kappa = 1/sqrt(channels_in k0 k1), also at the borders. With `pool`, the refractory feedback and its spikes live at
+    full resolution; what leaves the layer is 1 where the maximum potential of a window exceeds theta, which is the OR of the
+    window's spikes; the gradient goes to the first maximum.
+
+    Args:
+        channels_in, channels_out: channels before and after.
+        kernel_size: k0 = k1, or (k0, k1).
+        stride, padding: as in torch.nn.Conv2d; an int or a pair.
+        pool: edge of the max-pooling window and its stride; 1 means none.
+        neuron: this layer's own SRM; by default the network's.
+    """
+
+    def __init__(
+        self,
+        channels_in: int,
+        channels_out: int,
+        kernel_size: int | tuple[int, int],
+        *,
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
+        pool: int = 1,
+        neuron: SRM | None = None,
+    ):
+        super().__init__(neuron)
+        self.channels_in = positive_int("channels_in", channels_in)
+        self.channels_out = positive_int("channels_out", channels_out)
+        self.kernel_size = _pair("kernel_size", kernel_size, 1)
+        self.stride = _pair("stride", stride, 1)
+        self.padding = _pair("padding", padding, 0)
+        self.pool = positive_int("pool", pool)
+
+    def _shapes(self, input_shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if len(input_shape) != 3 or input_shape[0] != self.channels_in:
+            raise ValueError(
+                f"input_shape: Conv2d with channels_in={self.channels_in} takes ({self.channels_in}, H, W); got {input_shape}"
+            )
+        H, W = (
+            (n + 2 * p - k) // d + 1
+            for n, k, d, p in zip(input_shape[1:], self.kernel_size, self.stride, self.padding, strict=True)
+        )
+        if min(H, W) < self.pool:
+            raise ValueError(
+                f"input_shape: too small for kernel {self.kernel_size}, padding {self.padding}, stride {self.stride} and pool "
+                f"{self.pool}; got {input_shape}; enlarge the input or the padding"
+            )
+        return (self.channels_out, H, W), (self.channels_out, H // self.pool, W // self.pool)
+
+    def _weight_shape(self) -> tuple[int, ...]:
+        return (self.channels_out, self.channels_in, *self.kernel_size)
+
+    def _parents(self) -> Tensor:
+        return torch.tensor(self.channels_in * math.prod(self.kernel_size), dtype=torch.float64)
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        images = x.reshape(-1, *self.input_shape)
+        return F.conv2d(images, weight, None, self.stride, self.padding).reshape(*x.shape[:-3], *self.current_shape)
+
+    def _run(self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool) -> LayerOutput:
+        spikes, u, state = super()._run(x, weight, state, bptt)
+        if self.pool > 1:
+            highest = F.max_pool2d(u.flatten(0, 1), self.pool).unflatten(0, u.shape[:2])
+            spikes = spike(highest, self.constants[3], self.neuron.surrogate, self.neuron.slope)
+        return LayerOutput(spikes, u, state)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.channels_in}, {self.channels_out}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"padding={self.padding}, pool={self.pool}"
+        )
+
+
+class Recurrent(Layer):
+    """`n` neurons connected among themselves and to `n_in` inputs: with a mask, any directed graph, cycles included.
+
+    The spikes of time t act on the potentials from t + 1 on. Time cannot be done in parallel here; the layer steps.
+    kappa_i = 1/sqrt(|P_i|) counts the neuron's own parents, exogenous and recurrent.
+
+    Args:
+        n_in, n: number of exogenous inputs and of neurons.
+        mask: (n, n_in + n), True where the synapse exists: first the columns of the inputs, then those of the neurons.
+            Every neuron needs a parent. Without a mask all synapses exist, each neuron's onto itself too.
+        outputs: indices of the read-out neurons, whose spikes leave the layer; by default all.
+        neuron: this layer's own SRM; by default the network's.
+
+    The parameter holds the synapses that exist and no others: (n, n_in + n) without a mask, a vector in row order with one.
+    """
+
+    mask: Tensor | None
+
+    def __init__(
+        self,
+        n_in: int,
+        n: int,
+        *,
+        mask: Tensor | None = None,
+        outputs: Sequence[int] | None = None,
+        neuron: SRM | None = None,
+    ):
+        super().__init__(neuron)
+        self.n_in, self.n = positive_int("n_in", n_in), positive_int("n", n)
+        if mask is not None:
+            mask = torch.as_tensor(mask)
+            if mask.shape != (n, n_in + n) or mask.dtype != torch.bool:
+                raise ValueError(
+                    f"mask: must be a bool tensor of shape (n, n_in + n) = ({n}, {n_in + n}); got {mask.dtype} of "
+                    f"{tuple(mask.shape)}"
+                )
+            if not mask.any(1).all():
+                orphan = int((~mask.any(1)).nonzero()[0])
+                raise ValueError(
+                    f"mask: every neuron needs at least one parent; got none for neuron {orphan}; give it one or drop it"
+                )
+        self.register_buffer("mask", mask)
+        if outputs is not None:
+            outputs = [int(i) for i in outputs]
+            if not outputs or min(outputs) < 0 or max(outputs) >= n or len(set(outputs)) < len(outputs):
+                raise ValueError(f"outputs: must be distinct neuron indices from 0 to {n - 1}, at least one; got {outputs}")
+        self.outputs = outputs
+
+    def _shapes(self, input_shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        _check_size(self.n_in, input_shape)
+        return (self.n,), (self.n if self.outputs is None else len(self.outputs),)
+
+    def _trace_shape(self) -> tuple[int, ...]:
+        return (self.n_in + self.n,)  # the layer's own spikes are inputs too
+
+    def _weight_shape(self) -> tuple[int, ...]:
+        return (self.n, self.n_in + self.n) if self.mask is None else (int(self.mask.sum()),)
+
+    def _parents(self) -> Tensor:
+        return torch.tensor(self.n_in + self.n, dtype=torch.float64) if self.mask is None else self.mask.sum(1).double()
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """The synapses as a matrix (n, n_in + n), zero where there is none."""
+        if self.mask is None:
+            return weight
+        return weight.new_zeros(self.mask.shape).index_put(self.mask.nonzero(as_tuple=True), weight)
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x, self.matrix(weight))
+
+    def _run(self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool) -> LayerOutput:
+        x = x.flatten(2)
+        if bptt:
+            I, s, u, after = self._steps(x, weight, state)
+            inputs = x
+        else:
+            with torch.no_grad():
+                I, s, u, after = self._steps(x, weight, state)
+            inputs = torch.cat([x, s], dim=-1)  # the layer's own past spikes are constants for the gradient
+            if weight.requires_grad and torch.is_grad_enabled():
+                I = _with_gradient_of(I, self.product(inputs, weight))
+                s, u, after = self._scan(I, weight, state, bptt)  # the same bits, now with a gradient
+        if self.outputs is not None:
+            s = s[..., self.outputs]
+        return LayerOutput(s, u, self._next_state(inputs, state, after, bptt))
+
+    def _steps(
+        self, x: Tensor, weight: Tensor, state: LayerState | None
+    ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """The equations of the scan, one step at a time: currents, spikes, potentials (T, B, n), state."""
+        W_in, W_rec = self.matrix(weight).split([self.n_in, self.n], dim=-1)
+        I_in = F.linear(x, W_in)
+        P, Q, R = (I_in.new_zeros(I_in.shape[1:]),) * 3 if state is None else state[:3]
+        steps = []
+        for I_t in I_in:
+            u_t = potential(P, Q, R, self.kappa)
+            s_t = spike(u_t, self.constants[3], self.neuron.surrogate, self.neuron.slope)
+            I_t = I_t + F.linear(s_t, W_rec)
+            P, Q, R = advance(I_t, s_t, P, Q, R, self.constants)
+            steps.append((I_t, s_t, u_t))
+        I, s, u = (torch.stack(x) for x in zip(*steps, strict=True))
+        return I, s, u, (P, Q, R)
+
+    def extra_repr(self) -> str:
+        synapses = self.n * (self.n_in + self.n) if self.mask is None else int(self.mask.sum())
+        return f"{self.n_in}, {self.n}, synapses={synapses}, outputs={'all' if self.outputs is None else len(self.outputs)}"
+
+
+def _pair(name: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2 or any(isinstance(v, bool) or not isinstance(v, int) or v < least for v in pair):
+        raise ValueError(f"{name}: must be a whole number >= {least} or a pair of them; got {value!r}")
+    return pair
+
+
+def _check_size(n_in: int, input_shape: tuple[int, ...]) -> None:
+    if math.prod(input_shape) != n_in:
+        raise ValueError(f"n_in: must equal the size of what comes in, {math.prod(input_shape)} (shape {input_shape}); got {n_in}")

@@ -1,0 +1,126 @@
+"""How good and how honest a predicted distribution is: accuracy, NLL, Brier score, calibration, with bootstrap intervals.
+
+Each metric takes probabilities (N, C) and labels (N,) and returns a float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bisnn.checks import number, positive_int
+
+BINS = 15
+
+
+class Interval(NamedTuple):
+    value: float  # on all the data
+    low: float
+    high: float
+
+
+class Reliability(NamedTuple):
+    """Confidence against accuracy, bin by bin; NaN where a bin is empty."""
+
+    edges: Tensor  # (bins + 1,)
+    size: Tensor  # (bins,) recordings in the bin
+    confidence: Tensor  # (bins,) mean confidence
+    accuracy: Tensor  # (bins,)
+
+
+def accuracy(probs: Tensor, labels: Tensor) -> float:
+    """Share of recordings whose most probable class is right."""
+    _check(probs, labels)
+    return float((probs.argmax(-1) == labels).double().mean())
+
+
+def nll(probs: Tensor, labels: Tensor) -> float:
+    """Mean negative log-likelihood in nats; a probability of 0 counts as the smallest positive number of its dtype."""
+    _check(probs, labels)
+    return float(F.nll_loss(probs.clamp(min=torch.finfo(probs.dtype).tiny).log(), labels))
+
+
+def brier(probs: Tensor, labels: Tensor) -> float:
+    """Mean over recordings of sum_c (p_c - 1[c = label])^2, in [0, 2]; torchmetrics has none for several classes."""
+    _check(probs, labels)
+    return float((probs - F.one_hot(labels, probs.shape[-1])).square().sum(-1).mean())
+
+
+def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """Expected calibration error of the most probable class, equal-width bins. Not zero for a perfectly calibrated model.
+
+    >>> ece(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1]))  # doctest: +ELLIPSIS
+    0.3...
+    """
+    from torchmetrics.functional.classification import multiclass_calibration_error  # takes a second to import
+
+    _check(probs, labels)
+    inside = probs.clamp(0, 1)  # torchmetrics would apply a softmax to 1.0000001
+    return float(multiclass_calibration_error(inside, labels, num_classes=probs.shape[-1], n_bins=positive_int("bins", bins)))
+
+
+def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
+    """The bins of a reliability diagram; sum |accuracy - confidence| size / N over them is the ECE."""
+    _check(probs, labels)
+    edges = torch.linspace(0, 1, positive_int("bins", bins) + 1, dtype=probs.dtype)
+    top, predicted = probs.clamp(0, 1).cpu().max(-1)
+    which = (torch.bucketize(top, edges, right=True) - 1).clamp(max=bins - 1)
+    size = torch.bincount(which, minlength=bins)
+    right = (predicted == labels.cpu()).to(top.dtype)
+    confidence, share = (torch.bincount(which, weights=v, minlength=bins) / size for v in (top, right))
+    return Reliability(edges, size, confidence, share)
+
+
+METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"accuracy": accuracy, "nll": nll, "brier": brier, "ece": ece}
+
+
+def bootstrap(
+    metric: Callable[[Tensor, Tensor], float],
+    probs: Tensor,
+    labels: Tensor,
+    *,
+    resamples: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """Percentile bootstrap over the recordings. For the ECE, which resampling biases upwards, read it with that in mind."""
+    from scipy.stats import bootstrap as scipy_bootstrap
+
+    _check(probs, labels)
+    if not number("level", level, above=0) < 1:
+        raise ValueError(f"level: must lie in (0, 1); got {level!r}")
+    value = metric(probs, labels)
+    if len(labels) == 1:
+        return Interval(value, value, value)
+
+    def on(index: np.ndarray) -> float:
+        chosen = torch.from_numpy(index.astype(np.int64))
+        return metric(probs[chosen], labels[chosen])
+
+    result = scipy_bootstrap(
+        (np.arange(len(labels)),),
+        on,
+        n_resamples=positive_int("resamples", resamples),
+        confidence_level=level,
+        vectorized=False,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    return Interval(value, float(result.confidence_interval.low), float(result.confidence_interval.high))
+
+
+def _check(probs: Tensor, labels: Tensor) -> None:
+    if probs.ndim != 2 or labels.shape != probs.shape[:1] or len(labels) == 0:
+        raise ValueError(f"probs, labels: must be (N, C) and (N,) with N >= 1; got {tuple(probs.shape)} and {tuple(labels.shape)}")
+    if not probs.is_floating_point() or labels.dtype != torch.int64:
+        raise ValueError(f"probs, labels: must be floating point and int64; got {probs.dtype} and {labels.dtype}")
+    sums = probs.sum(-1)
+    if not (torch.isfinite(probs).all() and (probs >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)):
+        raise ValueError("probs: rows must be probabilities, >= 0 and summing to 1; got others; apply softmax to logits first")
+    if labels.min() < 0 or labels.max() >= probs.shape[-1]:
+        raise ValueError(f"labels: must lie in 0..{probs.shape[-1] - 1}; got {int(labels.min())}..{int(labels.max())}")

@@ -1,0 +1,189 @@
+"""A network: layers in a row, and fixed random +-1 readouts after every layer (DECOLLE) or after the last only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bisnn.checks import as_generator, choice, number, positive_int
+from bisnn.layers import Conv2d, Layer, LayerState, Linear, Recurrent
+from bisnn.neuron import SRM
+from bisnn.weights import sign
+
+NetworkState = tuple[LayerState, ...]
+
+
+class Output(NamedTuple):
+    """What a network returns; one entry a layer."""
+
+    spikes: tuple[Tensor, ...]  # what leaves each layer, (T, B, ...)
+    potentials: tuple[Tensor, ...]  # u of each layer's neurons, before pooling, (T, B, ...)
+    readouts: tuple[Tensor | None, ...]  # linear readouts, (T, B, outputs); None where a layer has none
+    state: NetworkState | None  # for the next chunk of time, if one was passed in
+
+
+class Readout(nn.Module):
+    """y = gain/sqrt(n) V s with fixed random V in {-1, +1}: from spikes to class logits or real outputs."""
+
+    V: Tensor  # (outputs, n)
+    scale: Tensor  # gain/sqrt(n), ()
+
+    def __init__(self, n: int, outputs: int, gain: float, generator: torch.Generator, dtype: torch.dtype):
+        super().__init__()
+        self.register_buffer("V", sign(torch.randn(outputs, n, generator=generator, dtype=torch.float64)).to(dtype))
+        self.register_buffer("scale", torch.tensor(gain / math.sqrt(n), dtype=torch.float64).to(dtype))
+
+    def forward(self, s: Tensor) -> Tensor:
+        """(T, B, ...) -> (T, B, outputs): an exact integer where s is 0 or 1, times `scale`."""
+        return F.linear(s.flatten(2), self.V) * self.scale
+
+    def extra_repr(self) -> str:
+        return f"{self.V.shape[1]}, {self.V.shape[0]}, scale={float(self.scale):.4g}"
+
+
+class Network(nn.Module):
+    """Layers of SRM neurons in a row, with fixed random readouts.
+
+    Args:
+        *layers: `Linear`, `Conv2d`, `Recurrent`.
+        readout: outputs of each readout (classes, or regression targets); None for a network without readouts, whose last
+            layer's spikes are the output.
+        neuron: the SRM of every layer that names none of its own.
+        weights: "binary" (parameters are the latents w^r; call it inside a realisation) or "real" (full precision).
+        gradient: "local" (each layer learns from its own readout, nothing passes between layers or through time) or "bptt".
+        readout_after: "every" layer (DECOLLE) or the "last" only.
+        readout_gain: factor on the readouts' scale 1/sqrt(n).
+        input_shape: axes of the input after (T, B); needed if the first layer is a Conv2d.
+        init: latents start at +-init.
+        generator: seed or torch.Generator for initial weights and readouts.
+        dtype: float32, or float64 for checks. Constants are computed in float64 and rounded once to it.
+
+    >>> net = Network(Linear(20, 256), Linear(256, 256), readout=2)
+    >>> spikes = torch.zeros(100, 8, 20)  # (T, B, N)
+    >>> with map_weights(net):
+    ...     net(spikes).readouts[-1].shape
+    torch.Size([100, 8, 2])
+    """
+
+    def __init__(
+        self,
+        *layers: Layer,
+        readout: int | None,
+        neuron: SRM | None = None,
+        weights: str = "binary",
+        gradient: str = "local",
+        readout_after: str = "every",
+        readout_gain: float = 1.0,
+        input_shape: Sequence[int] | None = None,
+        init: float = 0.5,
+        generator: int | torch.Generator = 0,
+        dtype: torch.dtype = torch.float32,
+    ):
+        super().__init__()
+        choice("weights", weights, ("binary", "real"))
+        choice("gradient", gradient, ("local", "bptt"))
+        choice("readout_after", readout_after, ("every", "last"))
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"dtype: must be torch.float32 or torch.float64; got {dtype}")
+        number("init", init, least=0)
+        number("readout_gain", readout_gain, above=0)
+        if gradient == "local" and len(layers) > 1 and readout is not None and readout_after == "last":
+            raise ValueError(
+                "readout_after: local learning needs a readout after every layer, or the layers below the last never learn; "
+                'got "last"; use "every", or gradient="bptt"'
+            )
+        self.weights, self.gradient = weights, gradient
+        self.input_shape = shape = _input_shape(layers, input_shape)
+        generator = as_generator(generator)
+        self.layers: Sequence[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
+        self.readouts = nn.ModuleList()
+        for i, layer in enumerate(layers):
+            layer.build(shape, neuron or SRM(), weights == "binary", init, generator, dtype)
+            shape = layer.output_shape
+            has_readout = readout is not None and (readout_after == "every" or i == len(layers) - 1)
+            self.readouts.append(
+                Readout(math.prod(shape), positive_int("readout", readout), readout_gain, generator, dtype)
+                if has_readout and readout is not None
+                else nn.Identity()
+            )
+
+    def forward(self, x: Tensor, state: NetworkState | None = None) -> Output:
+        """Run the network over x, (T, B, *input_shape), floating or 0/1 as bool or uint8.
+
+        With a state (from `initial_state`, then from the previous output) a recording can come in chunks, down to single time
+        steps: the same bits forward, and in local mode the same gradient, as in one piece.
+        """
+        x = self._check(x, state)
+        spikes, potentials, readouts, states = [], [], [], []
+        for i, (layer, readout) in enumerate(zip(self.layers, self.readouts, strict=True)):
+            x, u, after = layer(x, None if state is None else state[i], self.gradient == "bptt")
+            spikes.append(x)
+            potentials.append(u)
+            readouts.append(readout(x) if isinstance(readout, Readout) else None)
+            states.append(after)
+        return Output(tuple(spikes), tuple(potentials), tuple(readouts), None if state is None else tuple(states))
+
+    def initial_state(self, batch_size: int) -> NetworkState:
+        """The state before the first time step: all zero."""
+        return tuple(layer.initial_state(positive_int("batch_size", batch_size)) for layer in self.layers)
+
+    def extra_repr(self) -> str:
+        return f"weights={self.weights}, gradient={self.gradient}, neuron={self.layers[0].neuron}"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.layers[0].kappa.dtype
+
+    def _check(self, x: Tensor, state: NetworkState | None) -> Tensor:
+        axes = "(T, B, " + ", ".join(map(str, self.input_shape)) + ")"
+        if not isinstance(x, Tensor) or tuple(x.shape[2:]) != self.input_shape or x.ndim < 2:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x: must be a tensor {axes}; got {got}; time comes first, then the batch")
+        if x.shape[0] == 0 or x.shape[1] == 0:
+            raise ValueError(f"x: needs at least one time step and one recording, T >= 1 and B >= 1; got shape {tuple(x.shape)}")
+        if x.dtype in (torch.bool, torch.uint8):
+            x = x.to(self.dtype)
+        if x.dtype != self.dtype:
+            raise ValueError(
+                f"x: must have the network's dtype {self.dtype}, or be bool or uint8; got {x.dtype}; use x.to({self.dtype})"
+            )
+        if state is not None and (len(state) != len(self.layers) or state[0].P.shape[0] != x.shape[1]):
+            raise ValueError(
+                f"state: must come from this network and this batch of {x.shape[1]} recordings; got another; start from "
+                "net.initial_state(B)"
+            )
+        return x
+
+
+def pad(recordings: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """A batch from recordings of different length: x (T, B, ...), zero-padded, and the mask (T, B), True where it is real.
+
+    Pass the mask on to the loss and to `predict`: the network is causal, so padding behind a recording's end changes nothing
+    before it.
+
+    >>> x, mask = pad([torch.ones(3, 5), torch.ones(2, 5)])
+    >>> x.shape, mask.int().tolist()
+    (torch.Size([3, 2, 5]), [[1, 1], [1, 1], [1, 0]])
+    """
+    if not recordings or any(len(r) == 0 for r in recordings):
+        raise ValueError(f"recordings: needs at least one, each with T >= 1; got lengths {[len(r) for r in recordings]}")
+    lengths = torch.tensor([len(r) for r in recordings], device=recordings[0].device)
+    mask = torch.arange(int(lengths.max()), device=lengths.device)[:, None] < lengths
+    return nn.utils.rnn.pad_sequence(list(recordings)), mask
+
+
+def _input_shape(layers: Sequence[Layer], input_shape: Sequence[int] | None) -> tuple[int, ...]:
+    if not layers or not all(isinstance(layer, Layer) for layer in layers):
+        raise ValueError(f"layers: must be one or more of Linear, Conv2d, Recurrent; got {[type(x).__name__ for x in layers]}")
+    if input_shape is not None:
+        return tuple(positive_int("input_shape", n) for n in input_shape)
+    first = layers[0]
+    if isinstance(first, (Linear, Recurrent)):
+        return (first.n_in,)
+    assert isinstance(first, Conv2d)
+    raise ValueError(f"input_shape: needed because the first layer is a Conv2d, as ({first.channels_in}, H, W); got None")

@@ -1,0 +1,123 @@
+"""Predictors: the MAP weights, or an ensemble of members drawn from the posterior, and how sure they are.
+
+The predicted distribution is the mean, over time after the burn-in and over the members, of the softmax of the last readout.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from bisnn import weights
+from bisnn.checks import as_generator, choice, positive_int
+from bisnn.losses import time_weights
+from bisnn.network import Network
+
+TOGETHER = 1 << 22  # neuron-steps up to which members run in one pass; beyond, one pass a member is as fast and leaner
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Class probabilities. Leading axes "...": (B,), or (T, B) if asked for every time step. Entropies in nats."""
+
+    mean: Tensor  # (..., C) the ensemble's distribution
+    members: Tensor  # (K, ..., C) each member's
+    entropy: Tensor  # (...) of the mean: the whole uncertainty
+    expected_entropy: Tensor  # (...) mean entropy of the members: what more data would not remove
+    mutual_information: Tensor  # (...) the difference, >= 0: disagreement of the members, what more data would remove
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Real outputs. Leading axes "...": (B,), or (T, B) if asked for every time step."""
+
+    mean: Tensor  # (..., C)
+    members: Tensor  # (K, ..., C)
+    std: Tensor  # (..., C) standard deviation over the members (divided by K), on the same input spikes
+
+
+@torch.no_grad()
+def predict(
+    net: Network,
+    x: Tensor,
+    samples: int | None = None,
+    *,
+    task: str = "classification",
+    over_time: str = "mean",
+    burn_in: int = 0,
+    mask: Tensor | None = None,
+    generator: int | torch.Generator = 0,
+) -> Classification | Regression:
+    """Predict from recordings x, (T, B, ...).
+
+    Args:
+        net: a network with a readout after its last layer. Its parameters are left as they are.
+        x: input, finite.
+        samples: None for one prediction with the MAP weights sign(w^r) (or a full-precision network's own), else K members
+            drawn from Bern(sigma(2 w^r)).
+        task: "classification" (softmax of the readout) or "regression" (the readout itself).
+        over_time: "mean" over the time steps that count; "running", that mean up to each time step; "step", each by itself.
+        burn_in: number of first time steps that do not count ("running" and "step" then return the T - burn_in others).
+        mask: (T, B), True where a recording is real; see `bisnn.pad`.
+        generator: seed or torch.Generator of the draws.
+
+    >>> from bisnn import Linear
+    >>> net = Network(Linear(20, 64), readout=2)
+    >>> x = torch.zeros(10, 3, 20)
+    >>> predict(net, x, samples=5).members.shape  # (K, B, C)
+    torch.Size([5, 3, 2])
+    """
+    choice("task", task, ("classification", "regression"))
+    choice("over_time", over_time, ("mean", "running", "step"))
+    if net.readouts is None or not hasattr(net.readouts[-1], "V"):
+        raise ValueError("net: predict needs a readout after the last layer; got readout=None; give the network one")
+    if samples is not None:
+        positive_int("samples", samples)
+        if net.weights == "real":
+            raise ValueError(f"samples: a full-precision network has no posterior to draw from; got {samples}; leave it out")
+    if x.is_floating_point() and not torch.isfinite(x).all():
+        raise ValueError(f"x: must be finite; got {int((~torch.isfinite(x)).sum())} NaN or infinite values")
+    y = _readouts(net, x, samples, as_generator(generator, x.device))  # (K, T, B, C)
+    y = y.softmax(-1) if task == "classification" else y
+    members = _over_time(y, over_time, burn_in, mask)
+    mean = members.mean(0)
+    if task == "regression":
+        return Regression(mean, members, members.std(0, correction=0))
+    entropy, expected = _entropy(mean), _entropy(members).mean(0)
+    return Classification(mean, members, entropy, expected, (entropy - expected).clamp(min=0))
+
+
+def _readouts(net: Network, x: Tensor, samples: int | None, generator: torch.Generator) -> Tensor:
+    """The last readout of each member, (K, T, B, C)."""
+    if samples is None:
+        with weights.map_weights(net):
+            return net(x).readouts[-1][None]
+    latents = {name: p for name, p in net.named_parameters() if any(p is q for q in weights.binary_parameters(net))}
+    members = [{name: weights.sample(p, generator) for name, p in latents.items()} for _ in range(samples)]
+    run = lambda member: functional_call(net, member, (x,)).readouts[-1]  # noqa: E731
+    width = max(math.prod(layer.current_shape) for layer in net.layers)
+    together = min(samples, max(1, TOGETHER // (x.shape[0] * x.shape[1] * width)))
+    if together == 1:
+        return torch.stack([run(member) for member in members])
+    groups = [members[i : i + together] for i in range(0, samples, together)]
+    return torch.cat([vmap(run)({name: torch.stack([m[name] for m in group]) for name in latents}) for group in groups])
+
+
+def _over_time(y: Tensor, over_time: str, burn_in: int, mask: Tensor | None) -> Tensor:
+    """(K, T, B, C) -> (K, B, C), or (K, T - burn_in, B, C) for one prediction a time step."""
+    T, B = y.shape[1:3]
+    count = time_weights(T, B, burn_in, mask, y)[burn_in:, :, None]  # (T', B, 1)
+    y = y[:, burn_in:]
+    if over_time == "step":
+        return y
+    if over_time == "running":
+        return (y * count).cumsum(1) / count.cumsum(0).clamp(min=1)
+    return (y * count).sum(1) / count.sum(0)
+
+
+def _entropy(p: Tensor) -> Tensor:
+    return torch.special.entr(p).sum(-1)

@@ -1,0 +1,148 @@
+r"""From latent w^r to weight w: sign, Bernoulli, relaxed Bernoulli; mean parameters, KL divergence, free energy.
+
+The posterior over a binary weight is q(w = +1) = p = sigma(2 w^r), eq. (bernoulli-param): w^r is half the log-odds, mu =
+tanh(w^r) the mean. A binary layer's parameter *is* w^r; a *realisation* writes weights into it for a while (`held`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bisnn.checks import number
+
+EPS_MIN = 2.0**-24  # epsilon of the Gumbel-softmax draw is kept in [2^-24, 1 - 2^-24]: the logistic noise stays finite
+MAX_EXPONENT = 20.0  # bound on 2 (logcosh w^r - logcosh z); 2 logcosh 10 = 18.6, so it never acts for |w^r| <= 10
+
+
+def sign(w_r: Tensor) -> Tensor:
+    """sign(w^r) with sign(0) = +1, eq. (st-binarize); also the MAP weight of the Bernoulli posterior.
+
+    >>> sign(torch.tensor([-0.3, 0.0, 2.0])).tolist()
+    [-1.0, 1.0, 1.0]
+    """
+    return torch.where(w_r >= 0, 1.0, -1.0).to(w_r.dtype)
+
+
+def probability(w_r: Tensor) -> Tensor:
+    """p = sigma(2 w^r), the probability that the weight is +1."""
+    return torch.sigmoid(2 * w_r)
+
+
+def mean(w_r: Tensor) -> Tensor:
+    """mu = 2 p - 1 = tanh(w^r), the mean of the weight."""
+    return torch.tanh(w_r)
+
+
+def sample(w_r: Tensor, generator: torch.Generator) -> Tensor:
+    """Hard weights w ~ Bern(w | sigma(2 w^r)) in {-1, +1}."""
+    return torch.where(torch.rand_like(w_r, generator=generator) < probability(w_r), 1.0, -1.0).to(w_r.dtype)
+
+
+def logistic_noise(w_r: Tensor, generator: torch.Generator) -> Tensor:
+    """delta = 1/2 log(eps / (1 - eps)) with eps ~ U(0, 1), one for each element of `w_r`.
+
+    The paper calls delta Gumbel; it is logistic, the difference of two Gumbel variables, halved.
+    """
+    eps = torch.rand_like(w_r, generator=generator).clamp_(EPS_MIN, 1 - EPS_MIN)
+    return 0.5 * torch.logit(eps)
+
+
+def relax(w_r: Tensor, delta: Tensor, tau: float) -> Tensor:
+    """Relaxed weight w = tanh((w^r + delta) / tau), eq. (GS-trick)."""
+    return torch.tanh((w_r + delta) / tau)
+
+
+def logcosh(x: Tensor) -> Tensor:
+    """log(cosh(x)) without overflow."""
+    return x.abs() + F.softplus(-2 * x.abs()) - math.log(2)
+
+
+def mean_gradient_factor(w_r: Tensor, delta: Tensor, tau: float) -> Tensor:
+    """dw/dmu = (1 - w^2) / (tau (1 - tanh^2 w^r)) of eq. (bayes-RP-grad), for w = relax(w_r, delta, tau).
+
+    Since 1 - tanh^2 x = cosh^-2 x, it is exp(2 (logcosh w^r - logcosh z)) / tau with z = (w^r + delta) / tau: exact where
+    the quotient would be 0/0. It is heavy-tailed; the exponent is bounded at MAX_EXPONENT, which never acts for
+    |w^r| <= 10, nor for any w^r at tau = 1.
+    """
+    exponent = 2 * (logcosh(w_r) - logcosh((w_r + delta) / tau))
+    return torch.exp(exponent.clamp(max=MAX_EXPONENT)) / tau
+
+
+def kl_divergence(w_r: Tensor | Iterable[Tensor], prior: float | Tensor = 0.0) -> Tensor:
+    """KL(q || p) in nats, summed over all weights; `prior` holds the prior's logits w^r_0 (0: both signs equally likely).
+
+    >>> float(kl_divergence(torch.zeros(5)))
+    0.0
+    >>> round(float(kl_divergence(torch.full((10,), 20.0)) / math.log(2)), 3)  # ten certain weights are ten bits
+    10.0
+    """
+    if not isinstance(w_r, Tensor):
+        return torch.stack([kl_divergence(w, prior) for w in w_r]).sum()
+    l, l_0 = 2 * w_r, 2 * torch.as_tensor(prior, dtype=w_r.dtype, device=w_r.device)
+    up = torch.sigmoid(l) * (F.softplus(-l_0) - F.softplus(-l))
+    down = torch.sigmoid(-l) * (F.softplus(l_0) - F.softplus(l))
+    return (up + down).sum()
+
+
+def free_energy(
+    expected_loss: Tensor | float, w_r: Tensor | Iterable[Tensor], temperature: float, prior: float | Tensor = 0.0
+) -> Tensor:
+    """E_q[L_D(w)] + rho KL(q || p), eq. (bayes-opt). `expected_loss` is the first term, usually a mean over samples."""
+    return expected_loss + number("temperature", temperature, least=0) * kl_divergence(w_r, prior)
+
+
+def is_realised(parameter: nn.Parameter) -> bool:
+    """Whether the parameter holds a realisation w at the moment, not its latent w^r."""
+    return getattr(parameter, "_bisnn_realised", False)
+
+
+@contextmanager
+def held(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> Iterator[None]:
+    """Let `parameters` hold `values` inside the block; the latents come back on leaving, whatever happened inside.
+
+    Written in place under no_grad, so that autograd notices a backward pass that comes too late.
+    """
+    if any(is_realised(p) for p in parameters):
+        raise RuntimeError("these parameters hold a realisation already: realisations do not nest")
+    latents = [p.detach().clone() for p in parameters]
+    try:
+        _write(parameters, values, True)
+        yield
+    finally:
+        _write(parameters, latents, False)
+
+
+@torch.no_grad()
+def _write(parameters: Sequence[nn.Parameter], values: Sequence[Tensor], realised: bool) -> None:
+    for p, value in zip(parameters, values, strict=True):
+        p.copy_(value)
+        p._bisnn_realised = realised  # type: ignore[attr-defined]
+
+
+def binary_parameters(of: nn.Module | Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """The latents of a network's binary layers; an iterable of parameters is taken as it is."""
+    if isinstance(of, nn.Module):
+        return [m.weight for m in of.modules() if getattr(m, "binary", False)]  # type: ignore[misc]
+    return list(of)
+
+
+@contextmanager
+def map_weights(of: nn.Module | Iterable[nn.Parameter]) -> Iterator[None]:
+    """Inside the block the binary parameters hold the MAP weights sign(w^r)."""
+    parameters = binary_parameters(of)
+    with held(parameters, [sign(p.detach()) for p in parameters]):
+        yield
+
+
+@contextmanager
+def sample_weights(of: nn.Module | Iterable[nn.Parameter], generator: torch.Generator) -> Iterator[None]:
+    """Inside the block the binary parameters hold one sample from the posterior Bern(sigma(2 w^r))."""
+    parameters = binary_parameters(of)
+    with held(parameters, [sample(p.detach(), generator) for p in parameters]):
+        yield
