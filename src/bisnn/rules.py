@@ -87,6 +87,7 @@ class Rule(Optimizer):
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]):
         self._inside = False
         self._blocks = 0  # sampled() blocks since the last step
+        self._guarded: set[Tensor] = set()  # parameters with a guard against a late backward pass
         params = list(params)
         if not params:
             raise ValueError("params: needs at least one parameter; got an empty parameter group; pass net.parameters()")
@@ -100,8 +101,6 @@ class Rule(Optimizer):
             raise ValueError("params: needs at least one parameter; got an empty parameter group; leave the group out")
         self._check_group({**self.defaults, **group})
         super().add_param_group(group)
-        for p in group["params"] if self.param_groups[-1]["binary"] else ():
-            p.register_post_accumulate_grad_hook(_late_backward_guard(weakref.ref(self)))
 
     # What a rule provides
 
@@ -135,6 +134,9 @@ class Rule(Optimizer):
         earlier = [p.grad for p, _ in binary]
         for p, _ in binary:
             p.grad = None
+            if p.requires_grad and p not in self._guarded:
+                p.register_post_accumulate_grad_hook(_late_backward_guard(weakref.ref(self)))
+                self._guarded.add(p)
         done = False
         try:
             with weights.held([p for p, _ in binary], [w for w, _ in realised]):

@@ -26,6 +26,7 @@ BLOCK = 2048  # neurons whose traces (4 bytes each, four arrays) stay in L1 whil
 SERIAL = 1 << 17  # element-steps below which a second thread costs more than it saves
 _f = np.float32
 _FLUSH = _f(FLUSH)
+_FLUSH_GRADIENT = _f(2.0**-100)  # adjoint traces: small gradients are legitimate, denormal ones only slow
 _ZERO, _ONE, _HALF = _f(0), _f(1), _f(0.5)
 
 
@@ -102,8 +103,8 @@ def _adjoint(lo, hi, g_s, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refra
                 p_i, q_i = a_m * p[i], a_s * q[i]
                 g_I_t[i] = p_i + q_i
                 p_i, q_i = p_i + k[i] * g[i], q_i - k[i] * g[i]
-                p[i] = _ZERO if abs(p_i) <= _FLUSH else p_i
-                q[i] = _ZERO if abs(q_i) <= _FLUSH else q_i
+                p[i] = _ZERO if abs(p_i) <= _FLUSH_GRADIENT else p_i
+                q[i] = _ZERO if abs(q_i) <= _FLUSH_GRADIENT else q_i
             if refractory:
                 for i in range(n):
                     r[i] = r[i] - g[i]

@@ -25,11 +25,13 @@ def potential(P: Tensor, Q: Tensor, R: Tensor, kappa: Tensor) -> Tensor:
 def advance(I: Tensor, s: Tensor, P: Tensor, Q: Tensor, R: Tensor, constants: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The traces of the next time step: P' = a_m (P + I), Q' = a_s (Q + I), R' = a_r (R + s)."""
     a_m, a_s, a_r, _ = constants.unbind()
-    return (
-        F.hardshrink(a_m * (P + I), FLUSH),
-        F.hardshrink(a_s * (Q + I), FLUSH),
-        F.hardshrink(a_r * (R + s), FLUSH),
-    )
+    return _flush(a_m * (P + I)), _flush(a_s * (Q + I)), _flush(a_r * (R + s))
+
+
+def _flush(x: Tensor) -> Tensor:
+    """x, or 0 where |x| <= FLUSH; for autograd the identity, because a trace at rest still passes gradients on."""
+    flushed = F.hardshrink(x.detach(), FLUSH)
+    return x + (flushed - x.detach()) if x.requires_grad else flushed
 
 
 def pseudo_derivative(v: Tensor, surrogate: str, slope: float) -> Tensor:
@@ -38,8 +40,7 @@ def pseudo_derivative(v: Tensor, surrogate: str, slope: float) -> Tensor:
     sigmoid: d/dv sigma(k v) = k sigma(k v) (1 - sigma(k v)); box: d/dv clip(k v + 1/2, 0, 1) = k where |k v| < 1/2.
     """
     if surrogate == "sigmoid":
-        y = torch.sigmoid(slope * v)
-        return slope * y * (1 - y)
+        return slope * torch.sigmoid(slope * v) * torch.sigmoid(-slope * v)  # 1 - sigma(x) = sigma(-x), without cancellation
     return slope * ((slope * v).abs() < 0.5).to(v.dtype)
 
 

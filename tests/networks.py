@@ -1,0 +1,39 @@
+"""Small networks of every kind, for tests that hold each of them to the same law."""
+
+from __future__ import annotations
+
+import torch
+
+from bisnn import SRM, Conv2d, Linear, Network, Recurrent
+from conftest import seeded
+
+NEURON = SRM(tau_mem=5.0, tau_syn=3.0, tau_ref=2.0, threshold=0.05, slope=2.0)
+KINDS = ("dense", "deep", "conv", "conv stride", "pooled", "recurrent", "masked", "mixed")
+
+
+def mask(n: int, n_in: int, seed: int, density: float = 0.5) -> torch.Tensor:
+    m = torch.rand(n, n_in + n, generator=seeded(seed)) < density
+    m[torch.arange(n), torch.randint(0, n_in, (n,), generator=seeded(seed + 1))] = True  # nobody without parents
+    return m
+
+
+def build(kind: str, seed: int = 0, **options) -> Network:
+    options = {"neuron": NEURON, "readout": 3, "generator": seed, "dtype": torch.float64, **options}
+    if kind == "dense":
+        return Network(Linear(6, 7), **options)
+    if kind == "deep":
+        return Network(Linear(6, 9), Linear(9, 8), Linear(8, 5), **options)
+    if kind == "conv":
+        return Network(Conv2d(2, 3, 3, padding=1), input_shape=(2, 5, 6), **options)
+    if kind == "conv stride":
+        return Network(Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(2, 0)), input_shape=(2, 6, 5), **options)
+    if kind == "pooled":
+        return Network(Conv2d(2, 3, 3, padding=2, pool=2), Conv2d(3, 4, 2, pool=2), input_shape=(2, 5, 6), **options)
+    if kind == "recurrent":
+        return Network(Recurrent(6, 7), **options)
+    if kind == "masked":
+        return Network(Recurrent(6, 8, mask=mask(8, 6, seed), outputs=[7, 0, 3]), **options)
+    if kind == "mixed":
+        layers = (Conv2d(2, 3, 3, pool=2), Recurrent(12, 6, mask=mask(6, 12, seed)), Linear(6, 5))
+        return Network(*layers, input_shape=(2, 6, 6), **options)
+    raise AssertionError(kind)

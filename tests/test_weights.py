@@ -1,0 +1,114 @@
+"""Posterior over the weights against torch.distributions and closed forms."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from bisnn import free_energy, kl_divergence, map_weights, sample_weights, weights
+from conftest import seeded
+from networks import build
+
+LOGITS = st.lists(st.floats(-50, 50), min_size=1, max_size=8)
+
+
+def test_sign_of_zero_is_plus_one():
+    assert weights.sign(torch.tensor([0.0, -0.0, 1e-30, -1e-30])).tolist() == [1, 1, 1, -1]
+
+
+@given(LOGITS, st.floats(-10, 10))
+def test_kl_is_that_of_torch_distributions(logits, prior):
+    w_r = torch.tensor(logits, dtype=torch.float64)
+    q = torch.distributions.Bernoulli(logits=2 * w_r)
+    p = torch.distributions.Bernoulli(logits=torch.full_like(w_r, 2 * prior))
+    expected = torch.distributions.kl_divergence(q, p).sum()
+    torch.testing.assert_close(kl_divergence(w_r, prior), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(kl_divergence([w_r[:1], w_r[1:]], prior), expected, rtol=1e-9, atol=1e-9)
+    single = kl_divergence(w_r.float(), prior)
+    assert torch.isfinite(single)
+    assert single >= -1e-5
+    torch.testing.assert_close(single.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@given(LOGITS)
+def test_parameters_of_the_bernoulli_agree(logits):
+    """Eq. (bernoulli-param): w^r = 1/2 log(p/(1-p)) = 1/2 log((1+mu)/(1-mu)), where float64 can tell them apart."""
+    w_r = torch.tensor(logits, dtype=torch.float64).clamp(-8, 8)
+    p, mu = weights.probability(w_r), weights.mean(w_r)
+    torch.testing.assert_close(0.5 * torch.log(p / (1 - p)), w_r, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(2 * p - 1, mu, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("w_r", [-50.0, -1.0, -0.1, 0.0, 0.3, 2.0, 50.0])
+def test_frequencies_of_samples(w_r):
+    n = 100_000
+    w = weights.sample(torch.full((n,), w_r), seeded(1))
+    assert set(w.tolist()) <= {-1.0, 1.0}
+    p = 1 / (1 + math.exp(-2 * w_r)) if w_r > -50 else math.exp(2 * w_r)
+    assert stats.binomtest(int((w > 0).sum()), n, p).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("w_r", [-1.0, 0.0, 0.5])
+@pytest.mark.parametrize("tau", [0.01, 1.0])
+def test_signs_of_relaxed_samples_have_the_posteriors_frequencies(w_r, tau):
+    """sign(tanh((w^r + delta)/tau)) is an exact sample, for every tau; and delta is logistic."""
+    n = 100_000
+    latent = torch.full((n,), w_r, dtype=torch.float64)
+    delta = weights.logistic_noise(latent, seeded(2))
+    w = weights.relax(latent, delta, tau)
+    assert stats.binomtest(int((w > 0).sum()), n, float(weights.probability(latent[0]))).pvalue > 1e-4
+    assert stats.kstest(delta.numpy(), stats.logistic(scale=0.5).cdf).pvalue > 1e-4
+
+
+def test_noise_is_guarded():
+    """epsilon stays in [2^-24, 1 - 2^-24], so |delta| <= 1/2 log(2^24 - 1) = 8.32."""
+    delta = weights.logistic_noise(torch.zeros(2_000_000), seeded(0))
+    assert torch.isfinite(delta).all()
+    assert delta.abs().max() <= 0.5 * math.log(2**24)
+    torch.testing.assert_close(0.5 * torch.logit(torch.tensor([weights.EPS_MIN])), torch.tensor([-0.5 * math.log(2**24 - 1)]))
+
+
+@given(st.floats(-10, 10), st.floats(2**-24, 1 - 2**-24), st.sampled_from([0.01, 0.1, 0.5, 1.0]))
+def test_gradient_factor_is_dw_dmu(w_r, eps, tau):
+    """Against autograd through mu -> w^r = atanh(mu) -> w, and never bounded in this range."""
+    w_r = torch.tensor(w_r, dtype=torch.float64)
+    delta = 0.5 * torch.logit(torch.tensor(eps, dtype=torch.float64))
+    factor = weights.mean_gradient_factor(w_r, delta, tau)
+    z = (w_r + delta) / tau
+    exact = (torch.cosh(w_r) / torch.cosh(z)).square() / tau  # 1 - tanh^2 = cosh^-2
+    torch.testing.assert_close(factor, exact, rtol=1e-9, atol=1e-300)
+    if abs(w_r) < 3:
+        mu = torch.tanh(w_r).requires_grad_()
+        (autograd,) = torch.autograd.grad(weights.relax(torch.atanh(mu), delta, tau), mu)
+        torch.testing.assert_close(factor, autograd, rtol=1e-6, atol=1e-12)
+
+
+def test_gradient_factor_is_bounded_where_stated():
+    """At tau > 1 and large |w^r| the exponent would overflow; it stops at MAX_EXPONENT."""
+    factor = weights.mean_gradient_factor(torch.tensor(80.0), torch.tensor(0.0), 4.0)
+    assert factor == pytest.approx(math.exp(weights.MAX_EXPONENT) / 4, rel=1e-6)
+
+
+def test_free_energy():
+    w_r = torch.tensor([0.5, -2.0])
+    expected = 3.0 + 0.1 * float(kl_divergence(w_r, 0.2))
+    assert float(free_energy(3.0, w_r, 0.1, prior=0.2)) == pytest.approx(expected)
+    with pytest.raises(ValueError, match="temperature: must be a finite number >= 0; got -1"):
+        free_energy(3.0, w_r, -1)
+
+
+def test_realisations_come_back_whatever_happens():
+    net = build("deep")
+    before = [p.detach().clone() for p in net.parameters()]
+    with map_weights(net):
+        assert all(set(p.flatten().tolist()) == {-1.0, 1.0} for p in net.parameters())
+    with pytest.raises(KeyError), sample_weights(net, seeded(0)):
+        raise KeyError
+    with map_weights(net), pytest.raises(RuntimeError, match="do not nest"), map_weights(net):
+        pass
+    assert all(torch.equal(p, b) for p, b in zip(net.parameters(), before, strict=True))
