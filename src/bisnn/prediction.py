@@ -111,6 +111,11 @@ def _over_time(y: Tensor, over_time: str, burn_in: int, mask: Tensor | None) -> 
     """(K, T, B, C) -> (K, B, C), or (K, T - burn_in, B, C) for one prediction a time step."""
     T, B = y.shape[1:3]
     count = time_weights(T, B, burn_in, mask, y)[burn_in:, :, None]  # (T', B, 1)
+    empty = (count.sum(0) == 0).flatten().nonzero()
+    if len(empty):
+        raise ValueError(
+            f"mask: recording {int(empty[0])} has no time step that counts after burn_in={burn_in}; drop it or lower burn_in"
+        )
     y = y[:, burn_in:]
     if over_time == "step":
         return y

@@ -1,0 +1,148 @@
+"""Predictors: members, uncertainty, time; each way of computing them against the plain one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import bisnn.prediction
+from bisnn import Classification, Network, Recurrent, Regression, map_weights, predict, sample_weights
+from bisnn.weights import sample
+from conftest import seeded, spikes
+from networks import KINDS, build
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("together", [0, 1 << 30], ids=["one by one", "together"])
+def test_members_are_the_networks_at_posterior_samples(kind, together, monkeypatch):
+    monkeypatch.setattr(bisnn.prediction, "TOGETHER", together)
+    net = build(kind, 1, dtype=torch.float32, init=0.4)
+    x = spikes(15, 3, *net.input_shape, seed=2)
+    members = predict(net, x, samples=4, generator=7).members
+    generator = seeded(7)
+    for k in range(4):
+        with sample_weights(net, generator):
+            alone = net(x).readouts[-1].softmax(-1).mean(0)
+        assert torch.equal(members[k], alone)
+    assert members.std(0).max() > 0
+
+
+def test_map_is_the_sign():
+    net = build("deep", 1)
+    x = spikes(15, 3, 6, dtype=torch.float64)
+    with map_weights(net):
+        expected = net(x).readouts[-1].softmax(-1).mean(0)
+    result = predict(net, x)
+    assert torch.equal(result.mean, expected)
+    assert torch.equal(result.members[0], expected)
+    assert torch.equal(result.mutual_information, torch.zeros(3, dtype=torch.float64))
+
+
+def test_predict_changes_nothing():
+    net = build("deep", 1)
+    before = {name: t.clone() for name, t in net.state_dict().items()}
+    state = torch.random.get_rng_state()
+    predict(net, spikes(5, 2, 6, dtype=torch.float64), samples=3)
+    assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_uncertainty_splits_into_entropy_and_mutual_information():
+    net = build("deep", 1, init=0.2)
+    result = predict(net, spikes(15, 3, 6, dtype=torch.float64), samples=6)
+    assert isinstance(result, Classification)
+    for b in range(3):
+        entropy = lambda p: -sum(v * math.log(v) for v in p.tolist() if v > 0)  # noqa: E731
+        mean = sum(result.members[k, b] for k in range(6)) / 6
+        torch.testing.assert_close(result.mean[b], mean)
+        expected = sum(entropy(result.members[k, b]) for k in range(6)) / 6
+        assert float(result.entropy[b]) == pytest.approx(entropy(mean))
+        assert float(result.expected_entropy[b]) == pytest.approx(expected)
+        assert float(result.mutual_information[b]) == pytest.approx(entropy(mean) - expected)
+        assert 0 < result.mutual_information[b] <= result.entropy[b] <= math.log(3)
+
+
+def test_regression_mean_and_deviation():
+    net = build("deep", 1, init=0.2)
+    x = spikes(15, 3, 6, dtype=torch.float64)
+    result = predict(net, x, samples=6, task="regression", burn_in=5)
+    assert isinstance(result, Regression)
+    generator, values = seeded(0), []
+    for _ in range(6):
+        with sample_weights(net, generator):
+            values.append(net(x).readouts[-1][5:].mean(0))
+    torch.testing.assert_close(result.mean, torch.stack(values).mean(0))
+    torch.testing.assert_close(result.std, torch.stack(values).std(0, correction=0))
+
+
+def test_over_time():
+    """Each step, the running mean, the whole mean: with a mask they use the steps that are real."""
+    net = build("deep", 1)
+    x = spikes(10, 2, 6, dtype=torch.float64)
+    mask = torch.arange(10)[:, None] < torch.tensor([10, 6])
+    options = {"burn_in": 3, "mask": mask, "task": "regression"}
+    each = predict(net, x, over_time="step", **options).mean
+    running = predict(net, x, over_time="running", **options).mean
+    whole = predict(net, x, **options).mean
+    assert each.shape == running.shape == (7, 2, 3)
+    for b, length in ((0, 10), (1, 6)):
+        for t in range(7):
+            torch.testing.assert_close(running[t, b], each[: min(t + 1, length - 3), b].mean(0))
+        torch.testing.assert_close(whole[b], each[: length - 3, b].mean(0))
+
+
+def test_full_precision():
+    net = build("deep", weights="real")
+    x = spikes(10, 2, 6, dtype=torch.float64)
+    torch.testing.assert_close(predict(net, x).mean, net(x).readouts[-1].softmax(-1).mean(0).detach())
+    with pytest.raises(ValueError, match="samples: a full-precision network has no posterior to draw from; got 3"):
+        predict(net, x, samples=3)
+
+
+def test_samples_follow_the_latents():
+    """Certain latents give one and the same network; a seed gives the same members again."""
+    net = build("deep", init=30.0, dtype=torch.float32)
+    x = spikes(15, 3, 6)
+    assert torch.equal(predict(net, x, samples=3).members, predict(net, x).members.expand(3, -1, -1))
+    net = build("deep", init=0.1, dtype=torch.float32)
+    again = [predict(net, x, samples=3, generator=g).members for g in (1, 1, 2)]
+    assert torch.equal(again[0], again[1])
+    assert not torch.equal(again[0], again[2])
+    assert sample(torch.zeros(1000), seeded(0)).mean().abs() < 0.2
+
+
+X = spikes(10, 2, 6, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"samples": 0}, "samples: must be a positive whole number; got 0"),
+        ({"samples": 2.0}, "samples: must be"),
+        ({"task": "ranking"}, "task: must be one of classification, regression; got 'ranking'"),
+        ({"over_time": "last"}, "over_time: must be one of mean, running, step"),
+        ({"burn_in": 10}, "burn_in: must be a whole number from 0 to T - 1 = 9"),
+        ({"x": X.clone().fill_(math.nan)}, "x: must be finite; got 120 NaN or infinite values"),
+        ({"x": X[:0]}, "x: needs at least one time step"),
+        ({"x": X[..., :5]}, "x: must be a tensor"),
+        ({"mask": torch.ones(3, 2, dtype=torch.bool)}, "mask: must be a bool tensor"),
+        (
+            {"mask": torch.arange(10)[:, None] < torch.tensor([10, 2]), "burn_in": 2},
+            "mask: recording 1 has no time step that counts",
+        ),
+        ({"generator": "a"}, "generator: must be a seed"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    net = build("deep")
+    with pytest.raises(ValueError, match=message):
+        predict(net, **{"x": X, **arguments})
+
+
+def test_a_network_without_a_readout():
+    net = Network(Recurrent(6, 4), readout=None)
+    with pytest.raises(ValueError, match="net: predict needs a readout after the last layer"):
+        predict(net, spikes(5, 1, 6))
