@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from bisnn.checks import positive_int
 from bisnn.kernels.reference import advance, potential
 from bisnn.neuron import SRM, spike, srm_scan
+from bisnn.product import spike_linear
 from bisnn.weights import is_realised, sign
 
 
@@ -210,7 +211,8 @@ class Linear(Layer):
         return torch.tensor(self.n_in, dtype=torch.float64)
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(x.flatten(-len(self.input_shape)), weight)
+        rows = x.reshape(-1, self.n_in)
+        return spike_linear(rows, weight).reshape(*x.shape[: x.ndim - len(self.input_shape)], self.n_out)
 
     def extra_repr(self) -> str:
         return f"{self.n_in}, {self.n_out}"

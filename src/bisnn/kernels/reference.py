@@ -88,3 +88,13 @@ def adjoint(
         if refractory:
             G_R = G_R - g
     return g_I, G_P, G_Q, G_R
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """The currents of a dense layer: x (R, n_in) times weight (n_out, n_in)."""
+    return x @ weight.t()
+
+
+def linear_weight_gradient(g: Tensor, x: Tensor) -> Tensor:
+    """Its weight gradient g^T x, (n_out, n_in), for g (R, n_out)."""
+    return g.t() @ x
