@@ -5,7 +5,8 @@ Timed is forward, gradient and update of a network 20-256-256 with a 2-class rea
 
 Every peer gets the structure that ours has: two layers of leaky integrate-and-fire neurons, then a linear readout; no bias. Each
 linear layer takes all time steps at once; surrogate gradients pass through all of time; cross entropy of the mean output; SGD.
-"ReLU" is a plain network on the T B rows, to show what little more than the matrix products costs.
+"ReLU" is a plain network on the T B rows, to show what little more than the matrix products costs. "dense" is ours without its
+event-driven products, as it would run if more than an eighth of the neurons fired at a time.
 
 Each contestant lives in a process of its own; they take turns, a few iterations a round, so that changes in the machine's load
 meet all of them. Peak memory is the process's highest resident size during its iterations, less the size with all libraries
@@ -55,17 +56,20 @@ def batch() -> tuple[Tensor, Tensor]:
     return x, torch.randint(SIZES[-1], (B,), generator=generator)
 
 
-def ours(rule: str, bptt: bool = False, **options: Any) -> Build:
+def ours(rule: str, bptt: bool = False, sparse: bool = True, **options: Any) -> Build:
     import bisnn
 
     loss = bisnn.global_loss if bptt else bisnn.local_loss
-    bisnn.kernels.choose(torch.empty(0))  # imports the kernel that will run
+    kernel = bisnn.kernels.choose(torch.empty(0))  # imports the kernels that will run
+    if not sparse:
+        vars(kernel)["SPARSE"] = -1.0  # no input is sparse: dense products
 
     def build() -> Built:
         x, y = batch()
         layers = [bisnn.Linear(n, m) for n, m in pairwise(SIZES[:-1])]
         gradient, after = ("bptt", "last") if bptt else ("local", "every")
-        net = bisnn.Network(*layers, readout=SIZES[-1], gradient=gradient, readout_after=after)
+        neuron = bisnn.SRM(threshold=0.1)  # about 7 and 11 % of the neurons fire at a time, before learning
+        net = bisnn.Network(*layers, readout=SIZES[-1], gradient=gradient, readout_after=after, neuron=neuron)
         learner = getattr(bisnn, rule)(net.parameters(), lr=0.01, **options)
 
         def iteration() -> None:
@@ -152,6 +156,7 @@ def sinabs() -> Build:
 ST, BAYES = {"rule": "STBiSNN"}, {"rule": "BayesBiSNN", "temperature": 1e-3, "tau": 1.0}
 CONTESTANTS: dict[str, tuple[str, Callable[..., Build], dict[str, Any]]] = {  # package, its function, arguments
     "bisnn: ST, local": ("bisnn", ours, ST),
+    "bisnn: ST, local, dense": ("bisnn", ours, ST | {"sparse": False}),
     "bisnn: Bayes, local, relaxed": ("bisnn", ours, BAYES),
     "bisnn: Bayes, local, hard": ("bisnn", ours, BAYES | {"straight_through": True}),
     "bisnn: ST, bptt": ("bisnn", ours, ST | {"bptt": True}),

@@ -18,6 +18,7 @@ from networks import KINDS, build
 @pytest.mark.parametrize("together", [0, 1 << 30], ids=["one by one", "together"])
 def test_members_are_the_networks_at_posterior_samples(kind, together, monkeypatch):
     monkeypatch.setattr(bisnn.prediction, "TOGETHER", together)
+    monkeypatch.setattr(bisnn.prediction, "TOGETHER_STEPPING", together)
     net = build(kind, 1, dtype=torch.float32, init=0.4)
     x = spikes(15, 3, *net.input_shape, seed=2)
     members = predict(net, x, samples=4, generator=7).members

@@ -14,10 +14,13 @@ from torch.func import functional_call, vmap
 
 from bisnn import weights
 from bisnn.checks import as_generator, choice, positive_int
+from bisnn.layers import Recurrent
 from bisnn.losses import time_weights
 from bisnn.network import Network
 
-TOGETHER = 1 << 22  # neuron-steps up to which members run in one pass; beyond, one pass a member is as fast and leaner
+# Neuron-steps up to which members run in one pass, as measured: layers that step through time share the steps' overhead and gain
+# at all sizes (the bound is memory); the others gain only while a pass is so short that calls outweigh arithmetic.
+TOGETHER_STEPPING, TOGETHER = 1 << 26, 1 << 17
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,8 @@ def _readouts(net: Network, x: Tensor, samples: int | None, generator: torch.Gen
     members = [{name: weights.sample(p, generator) for name, p in latents.items()} for _ in range(samples)]
     run = lambda member: functional_call(net, member, (x,)).readouts[-1]  # noqa: E731
     width = max(math.prod(layer.current_shape) for layer in net.layers)
-    together = min(samples, max(1, TOGETHER // (x.shape[0] * x.shape[1] * width)))
+    limit = TOGETHER_STEPPING if any(isinstance(layer, Recurrent) for layer in net.layers) else TOGETHER
+    together = min(samples, max(1, limit // (x.shape[0] * x.shape[1] * width)))
     if together == 1:
         return torch.stack([run(member) for member in members])
     groups = [members[i : i + together] for i in range(0, samples, together)]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +32,15 @@ _FLUSH_GRADIENT = _f(2.0**-100)  # adjoint traces: small gradients are legitimat
 _ZERO, _ONE, _HALF = _f(0), _f(1), _f(0.5)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+# Each kernel has one signature and is compiled when this module is imported (from numba's cache on disk, after the first time).
+_V, _M = "float32[::1]", "float32[:, ::1]"  # vector, matrix
+
+
+def _kernel(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return njit(signature, nogil=True, cache=True, error_model="numpy")
+
+
+@_kernel(f"void(int64, int64, {_M}, {_V}, {_V}, {_V}, {_V}, {_V}, {_M}, {_M})")
 def _scan(lo, hi, I, P, Q, R, kappa, c, s, u):
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
     for first in range(lo, hi, BLOCK):
@@ -71,7 +80,7 @@ def _sigmoid_derivative(x):
     return e / (d * d)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_kernel(f"void(int64, int64, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, float32, boolean, {_M})")
 def _adjoint(lo, hi, g_s, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory, g_I):
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
     has_s, has_u = g_s.shape[0] > 0, g_u.shape[0] > 0
@@ -180,7 +189,7 @@ SPARSE = 0.12  # density of spikes up to which it does (one core, AVX-512; cross
 COLUMNS = 16  # neurons a thread gets at least: a cache line of float32
 
 
-@njit(nogil=True, cache=True)
+@_kernel(f"boolean({_M}, uint32[::1], int64[::1])")
 def _events(x, index, start):
     """Columns of the nonzeros of each row; returns whether all of them are 1. No branch: spikes are unpredictable."""
     k = 0
@@ -195,7 +204,7 @@ def _events(x, index, start):
     return ones
 
 
-@njit(nogil=True, cache=True)
+@_kernel(f"void(int64, int64, uint32[::1], int64[::1], {_M}, {_M})")
 def _add_rows(lo, hi, index, start, w, out):
     """out[r] = sum of w[j] over the active j of row r; w is (n_in, n_out)."""
     total = np.empty(hi - lo, np.float32)
@@ -208,7 +217,7 @@ def _add_rows(lo, hi, index, start, w, out):
         out[r, lo:hi] = total
 
 
-@njit(nogil=True, cache=True)
+@_kernel(f"void(int64, int64, uint32[::1], int64[::1], {_M}, {_M})")
 def _scatter_rows(lo, hi, index, start, g, g_w):
     """g_w[j] += g[r] for every active j of row r; g_w is (n_in, n_out)."""
     for r in range(g.shape[0]):
@@ -224,7 +233,7 @@ def _sparse_rows(x: Tensor) -> tuple[np.ndarray, np.ndarray] | None:
     sampled = x[:: max(1, len(x) // 256)]  # the density of some rows decides
     if int(sampled.count_nonzero()) > SPARSE * sampled.numel():
         return None
-    index = np.empty(x.numel() + 1, np.uint16 if x.shape[1] <= 1 << 16 else np.int64)
+    index = np.empty(x.numel() + 1, np.uint32)
     start = np.empty(len(x) + 1, np.int64)
     return (index, start) if _events(x.detach().numpy(), index, start) else None
 
