@@ -2,6 +2,7 @@
 
     python examples/two_moons.py                      one seed, table and picture in out/
     python examples/two_moons.py --seeds 0 1 2        the figures of docs/RESULTS.md (adds a results.json)
+    python examples/two_moons.py --seeds 0 1 2 --options    the plain rules and what each option changes; no picture
 
 The paper's network (20 inputs, two layers of 256 neurons, T = 100) and data (200 points a class, noise 0.1), trained for 40 epochs
 with Adam-scaled updates. Settings were chosen on 100 of the training points; the test points (1000 a class) are read once.
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -44,16 +47,38 @@ def network(seed: int) -> bisnn.Network:
     )
 
 
-def st_rule(net: bisnn.Network, seed: int) -> bisnn.STBiSNN:
-    return bisnn.STBiSNN(net.parameters(), lr=0.02, precondition="adam")
+Make = Callable[[list[torch.nn.Parameter], int], bisnn.STBiSNN | bisnn.BayesBiSNN | bisnn.Bop]
 
 
-def bayes_rule(net: bisnn.Network, seed: int) -> bisnn.BayesBiSNN:
-    return bisnn.BayesBiSNN(net.parameters(), lr=0.05, temperature=5e-4, tau=0.3, precondition="adam", generator=seed)
+def bayes(lr: float, tau: float, **options: Any) -> Make:
+    return lambda params, seed: bisnn.BayesBiSNN(params, lr, temperature=5e-4, tau=tau, generator=seed, **options)
+
+
+def st(lr: float, **options: Any) -> Make:
+    return lambda params, seed: bisnn.STBiSNN(params, lr, **options)
+
+
+RULES: dict[str, Make] = {
+    "ST-BiSNN": st(0.02, precondition="adam"),
+    "Bayes-BiSNN": bayes(0.05, 0.3, precondition="adam"),
+}
+OPTIONS: dict[str, Make] = {  # the plain rules and what each option changes; learning rates from a coarse grid
+    "ST, plain": st(3.0),
+    "ST, clip 1": st(3.0, clip=1.0),
+    "ST, momentum": st(0.1, precondition="momentum"),
+    "ST, Adam": st(0.02, precondition="adam"),
+    "Bop": lambda params, seed: bisnn.Bop(params, lr=0.01, threshold=1e-3),
+    "Bayes, plain, tau 1": bayes(0.5, 1.0),
+    "Bayes, momentum, tau 1": bayes(0.1, 1.0, precondition="momentum"),
+    "Bayes, Adam, tau 1": bayes(0.05, 1.0, precondition="adam"),
+    "Bayes, Adam, tau 0.3": bayes(0.05, 0.3, precondition="adam"),
+    "Bayes, Adam, tau 1 to 0.2": bayes(0.05, 1.0, precondition="adam", tau_end=0.2, anneal_steps=300),
+    "Bayes, Adam, tau 1, hard": bayes(0.05, 1.0, precondition="adam", straight_through=True),
+}
 
 
 def train(
-    net: bisnn.Network, rule: bisnn.STBiSNN | bisnn.BayesBiSNN, data: Split, seed: int, progress: Progress, name: str
+    net: bisnn.Network, rule: bisnn.STBiSNN | bisnn.BayesBiSNN | bisnn.Bop, data: Split, seed: int, progress: Progress, name: str
 ) -> float:
     """EPOCHS passes over the data; returns the seconds they took."""
     draw = torch.Generator().manual_seed(seed)
@@ -85,17 +110,17 @@ def probabilities(
     return torch.cat(parts)
 
 
-def run(seed: int, grid: torch.Tensor | None, progress: Progress) -> tuple[list[dict], list[torch.Tensor]]:
+def run(rules: dict[str, Make], seed: int, grid: torch.Tensor | None, progress: Progress) -> tuple[list[dict], list[torch.Tensor]]:
     """Rows of the table and, if a grid is given, the confidence on it, for each predictor."""
     data, test = two_moons(seed=seed)
     rows, maps = [], []
-    methods: list[tuple[str, Callable, dict[str, int | None]]] = [
-        ("ST-BiSNN", st_rule, {"sign": None}),
-        ("Bayes-BiSNN", bayes_rule, {"MAP": None, f"ensemble of {SAMPLES}": SAMPLES}),
-    ]
-    for name, make, predictors in methods:
+    for name, make in rules.items():
         net = network(seed)
-        seconds = train(net, make(net, seed), data, seed, progress, f"seed {seed}: train {name}")
+        rule = make(list(net.parameters()), seed)
+        seconds = train(net, rule, data, seed, progress, f"seed {seed}: train {name}")
+        predictors: dict[str, int | None] = {"sign": None}
+        if isinstance(rule, bisnn.BayesBiSNN):
+            predictors = {"MAP": None, f"ensemble of {SAMPLES}": SAMPLES}
         for predictor, samples in predictors.items():
             label = f"seed {seed}: {name}, {predictor}"
             probs = probabilities(net, test.x, samples, seed, progress, label)
@@ -129,6 +154,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the picture (and results.json)")
+    parser.add_argument("--options", action="store_true", help="compare the rules' options instead")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     axis = torch.linspace(-0.02, 1.02, 40)
@@ -137,8 +163,9 @@ def main() -> None:
     console = Console(width=140)
     with Progress(console=console, transient=True) as progress:
         for seed in options.seeds:
-            grid = torch.stack([x.flatten(), y.flatten()], 1) if seed == options.seeds[0] else None
-            new, maps = run(seed, grid, progress)
+            picture = seed == options.seeds[0] and not options.options
+            grid = torch.stack([x.flatten(), y.flatten()], 1) if picture else None
+            new, maps = run(OPTIONS if options.options else RULES, seed, grid, progress)
             rows += new
             if grid is not None:
                 draw(new, maps, axis, two_moons(seed=seed)[0], options.out / "two_moons.png")
@@ -150,10 +177,11 @@ def main() -> None:
         cells = (f"{row[m]['value']:.4f} [{row[m]['low']:.3f}, {row[m]['high']:.3f}]" for m in ("accuracy", "nll", "ece"))
         table.add_row(str(row["seed"]), row["rule"], row["predictor"], *cells, f"{row['training_seconds']} s")
     console.print(table)
-    console.print(f"picture: {options.out / 'two_moons.png'}")
+    if not options.options:
+        console.print(f"picture: {options.out / 'two_moons.png'}")
     if len(options.seeds) > 1:
         settings = {
-            "command": f"python examples/two_moons.py --seeds {' '.join(map(str, options.seeds))}",
+            "command": " ".join(["python", *sys.argv]),
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
         }

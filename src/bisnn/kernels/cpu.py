@@ -169,7 +169,7 @@ def adjoint(
     refractory: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `reference.adjoint`, to float32 accuracy."""
-    T = u.shape[0]
+    T, u = u.shape[0], u.contiguous()
     empty = np.empty((0, 0), np.float32)
     e_s, e_u = (empty if g is None else _flat(g.contiguous(), T) for g in (g_s, g_u))
     G_P, G_Q, G_R = (torch.zeros(u.shape[1:]) if g is None else g.clone(memory_format=torch.contiguous_format) for g in g_state)

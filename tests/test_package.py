@@ -1,0 +1,66 @@
+"""The package as a whole: its public names, what importing it costs, the README's code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bisnn
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_public_name_is_there():
+    assert len(bisnn.__all__) > 20
+    for name in bisnn.__all__:
+        assert getattr(bisnn, name) is not None
+        assert name in dir(bisnn)
+    with pytest.raises(AttributeError, match="module 'bisnn' has no attribute 'Lineer'"):
+        bisnn.Lineer  # noqa: B018
+    assert callable(bisnn.predict)  # again: a module of that name would hide it by now
+
+
+def test_importing_loads_nothing_heavy():
+    code = "import sys, bisnn; assert not {'torch', 'numba', 'numpy', 'sklearn', 'matplotlib'} & set(sys.modules), sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_building_a_network_loads_no_compiler():
+    """numba and scikit-learn come when they are first used."""
+    code = "import sys, bisnn; bisnn.Network(bisnn.Linear(2, 3), readout=2); assert not {'numba', 'sklearn', 'torchmetrics'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_readmes_python_runs():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    names: dict = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    assert bisnn.metrics.accuracy(names["result"].mean, names["test"].y[:200]) > 0.9
+
+
+def test_documents_name_files_functions_and_tests_that_exist():
+    """docs/EQUATIONS.md maps equations to functions and tests: every `module.name` and `test_name` in it is real."""
+    text = (ROOT / "docs" / "EQUATIONS.md").read_text()
+    tests = {name for file in (ROOT / "tests").glob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())}
+    named = set(re.findall(r"`(test_\w+)`", text))
+    assert len(named) > 15
+    assert named <= tests
+    functions = re.findall(r"`(kernels\.\w+|\w+)\.(\w+)`", text)
+    assert len(functions) > 15
+    modules = {path.stem for path in (ROOT / "src" / "bisnn").glob("*.py")} | {"kernels.reference", "kernels.cpu"}
+    for module, name in functions:
+        if module in modules:
+            source = (ROOT / "src" / "bisnn" / (module.replace(".", "/") + ".py")).read_text()
+            assert re.search(rf"\b{name}\b", source), f"{module}.{name}"
+
+
+def test_links_in_the_documents_lead_somewhere():
+    for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
