@@ -3,21 +3,12 @@ from __future__ import annotations
 import os
 
 import hypothesis
-import pytest
 import torch
-
-import bisnn
 
 torch.set_num_threads(1)  # two test processes share the machine
 hypothesis.settings.register_profile("default", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
-
-
-@pytest.fixture(autouse=True)
-def doctest_names(doctest_namespace):
-    """What the docstrings' examples use without importing it."""
-    doctest_namespace.update(torch=torch, map_weights=bisnn.map_weights)
 
 
 def seeded(seed: int) -> torch.Generator:

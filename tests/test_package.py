@@ -25,13 +25,16 @@ def test_every_public_name_is_there():
 
 
 def test_importing_loads_nothing_heavy():
-    code = "import sys, bisnn; assert not {'torch', 'numba', 'numpy', 'sklearn', 'matplotlib'} & set(sys.modules), sys.modules.keys()"
+    code = (
+        "import sys, bisnn; assert not {'torch', 'numba', 'numpy', 'sklearn', 'matplotlib'} & set(sys.modules), sys.modules.keys()"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_building_a_network_loads_no_compiler():
     """numba and scikit-learn come when they are first used."""
-    code = "import sys, bisnn; bisnn.Network(bisnn.Linear(2, 3), readout=2); assert not {'numba', 'sklearn', 'torchmetrics'} & set(sys.modules)"
+    code = "import sys, bisnn; bisnn.Network(bisnn.Linear(2, 3), readout=2); "
+    code += "assert not {'numba', 'sklearn', 'torchmetrics'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

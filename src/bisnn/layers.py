@@ -231,6 +231,12 @@ class Conv2d(Layer):
         stride, padding: as in torch.nn.Conv2d; an int or a pair.
         pool: edge of the max-pooling window and its stride; 1 means none.
         neuron: this layer's own SRM; by default the network's.
+
+    >>> import bisnn
+    >>> net = bisnn.Network(Conv2d(2, 16, 7, padding=3, pool=2), readout=10, input_shape=(2, 26, 26))
+    >>> with bisnn.map_weights(net):
+    ...     net(torch.zeros(5, 1, 2, 26, 26)).spikes[0].shape
+    torch.Size([5, 1, 16, 13, 13])
     """
 
     def __init__(
@@ -306,6 +312,12 @@ class Recurrent(Layer):
         neuron: this layer's own SRM; by default the network's.
 
     The parameter holds the synapses that exist and no others: (n, n_in + n) without a mask, a vector in row order with one.
+
+    >>> import bisnn
+    >>> mask = torch.tensor([[1, 0, 0, 1], [0, 1, 1, 0]], dtype=torch.bool)  # two neurons: an input and each other as parents
+    >>> net = bisnn.Network(Recurrent(2, 2, mask=mask, outputs=[1]), readout=None)
+    >>> net.layers[0].weight.shape, net.layers[0].output_shape
+    (torch.Size([4]), (1,))
     """
 
     mask: Tensor | None

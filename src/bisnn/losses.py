@@ -55,6 +55,11 @@ def local_loss(
         over_time: "sum" as in eq. (loss-real), or "mean" over each recording's time steps that count.
         burn_in: number of first time steps that do not count.
         mask: (T, B), True where a time step counts; for recordings of different length, see `bisnn.pad`.
+
+    >>> y = torch.zeros(100, 8, 2)  # a readout that has no opinion on two classes
+    >>> output = Output((), (), (y,), None)
+    >>> round(local_loss(output, torch.zeros(8, dtype=torch.int64), burn_in=10).item(), 3)  # 90 log 2
+    62.383
     """
     readouts = [y for y in output.readouts if y is not None]
     if not readouts:

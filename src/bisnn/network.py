@@ -63,9 +63,10 @@ class Network(nn.Module):
         generator: seed or torch.Generator for initial weights and readouts.
         dtype: float32, or float64 for checks. Constants are computed in float64 and rounded once to it.
 
-    >>> net = Network(Linear(20, 256), Linear(256, 256), readout=2)
+    >>> import bisnn
+    >>> net = bisnn.Network(bisnn.Linear(20, 256), bisnn.Linear(256, 256), readout=2)
     >>> spikes = torch.zeros(100, 8, 20)  # (T, B, N)
-    >>> with map_weights(net):
+    >>> with bisnn.map_weights(net):
     ...     net(spikes).readouts[-1].shape
     torch.Size([100, 8, 2])
     """

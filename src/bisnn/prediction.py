@@ -68,11 +68,12 @@ def predict(
         mask: (T, B), True where a recording is real; see `bisnn.pad`.
         generator: seed or torch.Generator of the draws.
 
-    >>> from bisnn import Linear
-    >>> net = Network(Linear(20, 64), readout=2)
+    >>> import bisnn
+    >>> net = bisnn.Network(bisnn.Linear(20, 64), readout=2)
     >>> x = torch.zeros(10, 3, 20)
-    >>> predict(net, x, samples=5).members.shape  # (K, B, C)
-    torch.Size([5, 3, 2])
+    >>> result = bisnn.predict(net, x, samples=5)
+    >>> result.members.shape, result.mean.tolist()  # (K, B, C); no input, no spikes: no opinion
+    (torch.Size([5, 3, 2]), [[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]])
     """
     choice("task", task, ("classification", "regression"))
     choice("over_time", over_time, ("mean", "running", "step"))

@@ -303,6 +303,15 @@ class BayesBiSNN(_Preconditioned):
             included, so that its fixed points stay where they are.
         betas: the preconditioner's decay rates; momentum uses the first.
         tau_end, temperature_end, anneal_steps: move tau and rho geometrically to these values over so many steps.
+
+    >>> w_r = torch.nn.Parameter(torch.zeros(1000))  # both signs equally likely
+    >>> rule = BayesBiSNN([w_r], lr=0.1, temperature=0.5)
+    >>> for _ in range(200):
+    ...     with rule.sampled():
+    ...         w_r.sum().backward()  # the loss sum_i w_i: E_q[w] + rho KL is least at w^r = -1/rho = -2
+    ...     rule.step()
+    >>> bool((weights.mean(w_r) < -0.9).all())
+    True
     """
 
     def __init__(
@@ -404,6 +413,14 @@ class Bop(Rule):
         params: parameters or parameter groups; a group with `"binary": False` holds real ones.
         lr: the adaptivity rate eta in (0, 1] of m <- (1 - eta) m + eta g.
         threshold: a weight flips where |m| exceeds it and m has the weight's sign.
+
+    >>> w = torch.nn.Parameter(torch.tensor([1.0, -1.0]))
+    >>> rule = Bop([w], lr=0.1, threshold=0.05)
+    >>> with rule.sampled():
+    ...     w.sum().backward()  # the gradient is 1: only the first weight has its sign
+    >>> rule.step()
+    >>> w.tolist()
+    [-1.0, -1.0]
     """
 
     def __init__(self, params: Iterable[Any], lr: float, threshold: float):
