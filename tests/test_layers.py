@@ -298,7 +298,7 @@ def test_state_dict_has_no_neuron_state_and_travels():
 
 
 def test_loading_another_neuron_is_refused():
-    with pytest.raises(ValueError, match=r"state_dict: layers.0.constants belongs to a network with another neuron"):
+    with pytest.raises(ValueError, match=r"state_dict: layers.0.constants must be that of this network's neuron; got 0.904"):
         build("dense", neuron=SRM(tau_mem=20)).load_state_dict(build("dense", neuron=SRM()).state_dict())
 
 

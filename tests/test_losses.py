@@ -9,12 +9,13 @@ import torch
 
 from bisnn import SRM, Linear, Network, Output, Recurrent, STBiSNN, activity_loss, global_loss, local_loss, map_weights, spike_loss
 from conftest import seeded, spikes
-from networks import NEURON
+from networks import NEURON, build
 
 T, B, C = 7, 4, 3
 Y = torch.randn(T, B, C, generator=seeded(0), dtype=torch.float64)
 OUT = Output((spikes(T, B, 5, dtype=torch.float64),), (torch.zeros(T, B, 5),), (Y,), None)
 LABELS = torch.tensor([0, 2, 1, 1])
+NET = Network(Linear(3, 5), readout=3)
 REAL = torch.randn(B, C, generator=seeded(1), dtype=torch.float64) * 2
 MASK = torch.arange(T)[:, None] < torch.tensor([7, 5, 4, 6])
 
@@ -80,34 +81,49 @@ def test_spike_loss_teaches_a_graph_its_target_trains():
     assert min(losses) < 0.6 * losses[0]
 
 
-def test_activity_loss():
-    """Zero inside the band; the stated squares outside, and a gradient that wakes the silent and calms the loud."""
-    s = torch.zeros(10, 2, 3, dtype=torch.float64)
-    s[:, :, 1], s[:3, :, 2] = 1.0, 1.0
-    s.requires_grad_()
-    out = Output((s,), (s,), (None,), None)
-    loss = activity_loss(out, 0.1, 0.5)
-    assert loss.item() == pytest.approx((0.1**2 + 0.5**2) / 3)
-    loss.backward()
-    assert (s.grad[..., 0] < 0).all()
-    assert (s.grad[..., 1] > 0).all()
-    assert (s.grad[..., 2] == 0).all()
-    mask = torch.arange(10)[:, None].expand(10, 2) < 3
-    assert activity_loss(out, 0.1, 0.5, mask=mask).item() == pytest.approx((0.1**2 + 0.5**2 + 0.5**2) / 3)
+@pytest.mark.parametrize("kind", ["dense", "pooled", "masked"])
+def test_activity_loss_by_loops(kind):
+    """All neurons count: those behind a pooling and those that are no outputs too."""
+    net = build(kind, 2)
+    x = spikes(30, 4, *net.input_shape, seed=1, dtype=torch.float64)
+    valid = torch.arange(30)[:, None] < torch.tensor([30, 20, 25, 9])
+    for mask in (None, valid):
+        rule = STBiSNN(net.parameters(), lr=1.0)
+        with rule.sampled():
+            out = net(x)
+            loss = activity_loss(net, out, 0.1, 0.2, mask=mask)
+            loss.backward()
+        expected = 0.0
+        for u in out.potentials:
+            fired = (u > NEURON.threshold).double().flatten(2)
+            chosen = fired[valid] if mask is not None else fired.flatten(0, 1)
+            parts = [max(0.1 - rate, 0) ** 2 + max(rate - 0.2, 0) ** 2 for rate in chosen.mean(0).tolist()]
+            expected += sum(parts) / len(parts)
+        assert loss.item() == pytest.approx(expected)
+        assert all(p.grad.abs().max() > 0 for p in net.parameters())
 
 
 def test_activity_loss_wakes_a_silent_network():
     net = Network(Linear(6, 20), readout=2, neuron=SRM(threshold=0.8, slope=2.0))
     x = spikes(40, 4, 6, density=0.3)
     rule = STBiSNN(net.parameters(), lr=200.0)
-    rates = []
+    silent = []
     for _ in range(60):
         with rule.sampled():
             out = net(x)
-            activity_loss(out, low=0.02).backward()
+            activity_loss(net, out, low=0.02).backward()
         rule.step()
-        rates.append((out.spikes[0].mean((0, 1)) == 0).sum().item())
-    assert rates[-1] < 0.5 * rates[0]
+        silent.append((out.spikes[0].mean((0, 1)) == 0).sum().item())
+    assert silent[-1] < 0.5 * silent[0]
+
+
+def test_what_does_not_count_may_be_anything():
+    """NaN targets and labels like -100 under the mask leave no trace."""
+    real, labels = REAL.expand(T, B, C).clone(), LABELS.expand(T, B).clone()
+    good = local_loss(OUT, real, "squared", mask=MASK), local_loss(OUT, labels, mask=MASK)
+    real[~MASK], labels[~MASK] = math.nan, -100
+    assert torch.equal(local_loss(OUT, real, "squared", mask=MASK), good[0])
+    assert torch.equal(local_loss(OUT, labels, mask=MASK), good[1])
 
 
 @pytest.mark.parametrize(
@@ -129,8 +145,10 @@ def test_activity_loss_wakes_a_silent_network():
         (lambda: local_loss(OUT._replace(readouts=(None,)), LABELS), "output: the network has no readout"),
         (lambda: global_loss(OUT._replace(readouts=(None,)), LABELS), "output: the network has no readout"),
         (lambda: spike_loss(OUT, torch.zeros(T, B, 4)), r"target: must have the shape of the last layer's spikes, \(7, 4, 5\)"),
-        (lambda: activity_loss(OUT, low=-0.1), "low: must be a finite number >= 0"),
-        (lambda: activity_loss(OUT, low=0.5, high=0.4), "high: must lie above low=0.5"),
+        (lambda: activity_loss(NET, OUT, low=-0.1), "low: must be a finite number >= 0"),
+        (lambda: activity_loss(NET, OUT, low=0.5, high=0.4), "high: must lie above low=0.5"),
+        (lambda: activity_loss(NET, OUT, mask=~MASK & MASK), "mask: must be True somewhere"),
+        (lambda: local_loss(OUT, LABELS.numpy()), "target: must be a torch.Tensor; got ndarray; use torch.as_tensor"),
     ],
 )
 def test_bad_arguments(call, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -39,6 +40,24 @@ def test_map_is_the_sign():
     assert torch.equal(result.mean, expected)
     assert torch.equal(result.members[0], expected)
     assert torch.equal(result.mutual_information, torch.zeros(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("samples", [None, 2])
+def test_predict_inside_a_realisation(samples):
+    net = build("dense")
+    with map_weights(net), pytest.raises(RuntimeError, match=r"predict\(\): the parameters hold a realisation"):
+        predict(net, spikes(5, 2, 6, dtype=torch.float64), samples=samples)
+
+
+def test_predict_from_several_threads():
+    """It writes nothing into the network, so threads do not meet."""
+    net = build("deep", 1, dtype=torch.float32)
+    x = spikes(20, 2, 6)
+    expected, before = predict(net, x).mean, net.layers[0].weight.detach().clone()
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: predict(net, x).mean, range(40)))
+    assert all(torch.equal(r, expected) for r in results)
+    assert torch.equal(net.layers[0].weight, before)
 
 
 def test_predict_changes_nothing():
@@ -95,6 +114,14 @@ def test_over_time():
         torch.testing.assert_close(whole[b], each[: length - 3, b].mean(0))
 
 
+def test_running_before_the_first_step_that_counts_is_no_prediction():
+    mask = torch.arange(10)[:, None] >= torch.tensor([0, 4])
+    mean = predict(build("deep"), X, over_time="running", mask=mask).mean
+    assert torch.isnan(mean[:4, 1]).all()
+    assert torch.isfinite(mean[4:, 1]).all()
+    assert torch.isfinite(mean[:, 0]).all()
+
+
 def test_full_precision():
     net = build("deep", weights="real")
     x = spikes(10, 2, 6, dtype=torch.float64)
@@ -128,11 +155,15 @@ X = spikes(10, 2, 6, dtype=torch.float64)
         ({"burn_in": 10}, "burn_in: must be a whole number from 0 to T - 1 = 9"),
         ({"x": X.clone().fill_(math.nan)}, "x: must be finite; got 120 NaN or infinite values"),
         ({"x": X[:0]}, "x: needs at least one time step"),
+        ({"x": X[:0], "samples": 2}, "x: needs at least one time step"),
+        ({"x": X[:, :0], "samples": 2}, "x: needs at least one time step and one recording"),
+        ({"x": X.numpy()}, "x: must be a tensor.*ndarray"),
+        ({"x": X[0, 0], "samples": 2}, "x: must be a tensor"),
         ({"x": X[..., :5]}, "x: must be a tensor"),
         ({"mask": torch.ones(3, 2, dtype=torch.bool)}, "mask: must be a bool tensor"),
         (
             {"mask": torch.arange(10)[:, None] < torch.tensor([10, 2]), "burn_in": 2},
-            "mask: recording 1 has no time step that counts",
+            "mask: every recording needs a time step that counts; got none for recording 1",
         ),
         ({"generator": "a"}, "generator: must be a seed"),
     ],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import itertools
 import math
+import pickle
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from bisnn import BayesBiSNN, Bop, Linear, Network, STBiSNN, local_loss
 from bisnn.rules import anneal
 from bisnn.weights import MAX_EXPONENT, mean_gradient_factor
 from conftest import seeded, spikes
-from networks import NEURON
+from networks import KINDS, NEURON, build
 
 GRID = [0.0, 10.0, -10.0, 50.0, -50.0, 0.3, -1.0]
 
@@ -161,7 +163,7 @@ def test_blocks_before_a_step_are_averaged():
         deltas.append(w_r.detach() - torch.tensor(C, dtype=torch.float64))
     rule = BayesBiSNN([joint], 1.0, 0.0)
     for seed in range(3):
-        rule._generators["cpu"] = seeded(seed)
+        rule._generator = seeded(seed)
         with rule.sampled():
             (0.5 * joint.square()).sum().backward()
     rule.step()
@@ -312,6 +314,108 @@ def test_a_backward_pass_after_the_block_raises(make, problem):
         value.backward()
 
 
+def test_a_backward_pass_in_the_next_block_raises():
+    """The forward pass of one realisation never meets the factor of another, in any kind of layer."""
+    for kind in KINDS:
+        net = build(kind)
+        x, labels = spikes(9, 2, *net.input_shape, dtype=torch.float64), torch.tensor([0, 1])
+        rule = BayesBiSNN(net.parameters(), lr=0.1, temperature=0.0)
+        with rule.sampled():
+            value = local_loss(net(x), labels)
+        with rule.sampled(), pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            value.backward()
+
+
+def test_a_late_backward_pass_spoils_nothing_silently():
+    """What was collected before it is dropped, so that step() cannot use half of it."""
+    module, loss = spiking_network()
+    rule = STBiSNN(module.parameters(), lr=0.1)
+    with rule.sampled():
+        loss().backward()
+    w_r = next(module.parameters())
+    with pytest.raises(RuntimeError, match="reached a binary parameter"):
+        (2 * w_r).sum().backward()
+    with pytest.raises(RuntimeError, match=r"no sampled\(\) block"):
+        rule.step()
+    assert torch.autograd.grad((2 * w_r).sum(), w_r)[0].mean() == 2  # a gradient with respect to w^r itself
+
+
+def test_zero_grad_of_the_module_forgets_the_blocks():
+    w_r = latent([0.5], torch.float32)
+    rule = STBiSNN([w_r], lr=1.0)
+    for _ in range(3):
+        with rule.sampled():
+            w_r.sum().backward()
+        w_r.grad = None
+    one_step(rule, w_r, 1.0)
+    assert w_r.item() == pytest.approx(-0.5)
+
+
+def test_an_aborted_block_leaves_no_gradient_on_real_parameters():
+    real, binary = latent([0.0], torch.float32), latent([1.0], torch.float32)
+    rule = STBiSNN([{"params": [binary]}, {"params": [real], "binary": False}], lr=1.0)
+
+    def block(scale, fail):
+        with rule.sampled():
+            (scale * real + binary).sum().backward()
+            if fail:
+                raise KeyError
+
+    block(1.0, False)
+    with pytest.raises(KeyError):
+        block(100.0, True)
+    rule.step()
+    assert real.item() == -1.0
+
+
+def test_adam_counts_each_parameters_own_steps():
+    early, late = latent([0.0], torch.float64), latent([0.0], torch.float64)
+    rule = STBiSNN([early, late], lr=0.1, precondition="adam")
+    for step in range(50):
+        late.requires_grad_(step == 49)
+        with rule.sampled():
+            (early + late).sum().backward()
+        rule.step()
+    assert late.item() == pytest.approx(-0.1, rel=1e-6)
+
+
+@every_rule
+def test_copies_and_pickles_go_on_like_the_original(make):
+    module, loss = spiking_network()
+    rule = make(module.parameters())
+    with rule.sampled():
+        loss().backward()
+    rule.step()
+    for duplicate in (copy.deepcopy(rule), pickle.loads(pickle.dumps(rule))):
+        mine = duplicate.param_groups[0]["params"]
+        assert all(torch.equal(a, b) for a, b in zip(mine, module.parameters(), strict=True))
+        with duplicate.sampled():
+            sum(p.sum() for p in mine).backward()
+            drawn = [p.detach().clone() for p in mine]
+        duplicate.step()
+    with rule.sampled():
+        assert all(torch.equal(a, b) for a, b in zip(drawn, module.parameters(), strict=True))
+
+
+def test_the_generator_is_saved_from_the_start():
+    """Also before the first draw; loading rewinds; a checkpoint of another device says that draws will differ."""
+
+    def draws(rule):
+        with rule.sampled():
+            return rule.param_groups[0]["params"][0].detach().clone()
+
+    first = BayesBiSNN([latent(C, torch.float32)], 0.1, 0.0, generator=1)
+    state = first.state_dict()
+    expected = draws(first)
+    other = BayesBiSNN([latent(C, torch.float32)], 0.1, 0.0, generator=2)
+    draws(other)
+    other.load_state_dict(state)
+    assert torch.equal(draws(other), expected)
+    state["rng"]["device"] = "cuda"
+    with pytest.warns(UserWarning, match="the saved generator lives on cuda, this one on cpu"):
+        other.load_state_dict(state)
+
+
 @every_rule
 def test_order_of_calls(make):
     module, loss = spiking_network()
@@ -435,7 +539,13 @@ P = [nn.Parameter(torch.zeros(2))]
         (lambda: BayesBiSNN(P, 0.1, 1e-3, generator=None), "generator: must be a seed"),
         (lambda: Bop(P, lr=1.5, threshold=0.1), r"lr: Bop's adaptivity rate must lie in \(0, 1\]; got 1.5"),
         (lambda: Bop(P, lr=0.5, threshold=0.0), "threshold: must be a finite number > 0"),
-        (lambda: STBiSNN(P, lr=0.1).load_state_dict({"state": {}, "param_groups": []}), "state_dict: must come from a rule's"),
+        (lambda: STBiSNN(P, lr=0.1).load_state_dict({"state": {}, "param_groups": []}), "got one without pending"),
+        (lambda: STBiSNN(P, lr=0.1).load_state_dict(BayesBiSNN(P, 0.1, 0.0).state_dict()), "a STBiSNN; got one without clip"),
+        (lambda: BayesBiSNN(P, 0.1, 0.0).load_state_dict(STBiSNN(P, lr=0.1).state_dict()), "got one without rng"),
+        (lambda: BayesBiSNN(P, 0.1, 0.0, straight_through="no"), "straight_through: must be True or False; got 'no'"),
+        (lambda: BayesBiSNN(P, 0.1, 0.0, prior=torch.tensor([math.nan, 0.0])), "prior: must be finite"),
+        (lambda: STBiSNN([torch.zeros(2, dtype=torch.int64)], lr=0.1), "params: must be floating point; got torch.int64"),
+        (lambda: STBiSNN(P, lr=0.1, betas=None), "betas: must be two numbers"),
     ],
 )
 def test_bad_settings(make, message):

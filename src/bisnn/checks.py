@@ -1,36 +1,62 @@
-"""Checks of arguments at the public boundary. Each message has the argument, the rule, the value and, if not plain, the fix."""
+"""Checks of arguments at the public boundary. Each message has the argument, the rule, the value and the fix."""
 
 from __future__ import annotations
 
-import math
+import difflib
+from collections.abc import Sequence
+from numbers import Integral, Real
 
 import torch
+from torch import Tensor
 
 
 def positive_int(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}: must be a positive whole number; got {value!r}")
-    return value
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name}: must be a positive whole number; got {value!r}; give 1 or more")
+    return int(value)
 
 
 def number(name: str, value: object, *, above: float | None = None, least: float | None = None) -> float:
     """A finite number, > `above` or >= `least`."""
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    good = isinstance(value, Real) and not isinstance(value, bool) and abs(float(value)) < float("inf")
     if good and (above is None or value > above) and (least is None or value >= least):  # type: ignore[operator]
-        return value  # type: ignore[return-value]
+        return float(value)  # type: ignore[arg-type]
     rule = f" > {above:g}" if above is not None else f" >= {least:g}" if least is not None else ""
-    raise ValueError(f"{name}: must be a finite number{rule}; got {value!r}")
+    raise ValueError(f"{name}: must be a finite number{rule}; got {value!r}; give a number{rule or ', not a special value'}")
 
 
-def choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+def choice(name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise ValueError(f"{name}: must be one of {', '.join(choices)}; got {value!r}")
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        fix = f"did you mean {near[0]!r}?" if near else f"the usual one is {choices[0]!r}"
+        raise ValueError(f"{name}: must be one of {', '.join(choices)}; got {value!r}; {fix}")
+
+
+def flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: must be True or False; got {value!r}; give one of the two")
+
+
+def tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name}: must be a torch.Tensor; got {type(value).__name__}; use torch.as_tensor")
+
+
+def finite(name: str, value: Tensor) -> None:
+    bad = int((~torch.isfinite(value)).sum()) if value.is_floating_point() else 0
+    if bad:
+        raise ValueError(f"{name}: must be finite; got {bad} NaN or infinite values; remove or replace them")
 
 
 def as_generator(generator: int | torch.Generator, device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch.Generator on `device` from a seed; a generator is passed through."""
+    """A torch.Generator on `device` from a seed; a generator that lives there is passed through."""
     if isinstance(generator, torch.Generator):
+        if generator.device.type != torch.device(device).type:
+            raise ValueError(
+                f"generator: must live where its draws are used, on {device}; got one on {generator.device}; pass a seed, or a "
+                f"torch.Generator({str(device)!r})"
+            )
         return generator
-    if isinstance(generator, bool) or not isinstance(generator, int):
-        raise ValueError(f"generator: must be a seed (int) or a torch.Generator; got {generator!r}")
-    return torch.Generator(device).manual_seed(generator)
+    if isinstance(generator, bool) or not isinstance(generator, Integral):
+        raise ValueError(f"generator: must be a seed (int) or a torch.Generator; got {generator!r}; pass a seed such as 0")
+    return torch.Generator(device).manual_seed(int(generator))

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from bisnn.checks import as_generator, number, positive_int
+from bisnn.checks import as_generator, finite, number, positive_int, tensor
 
 
 def population_rates(x: Tensor, neurons: int, width: float) -> Tensor:
@@ -26,10 +26,10 @@ def population_rates(x: Tensor, neurons: int, width: float) -> Tensor:
     >>> population_rates(torch.tensor([[0.5]]), neurons=3, width=1.0).tolist()
     [[0.0, 1.0, 0.0]]
     """
-    _check_values(x)
+    _check_values("x", x)
     number("width", width, above=0)
     if positive_int("neurons", neurons) < 2:
-        raise ValueError(f"neurons: needs at least 2 centres to span [0, 1]; got {neurons}")
+        raise ValueError(f"neurons: needs at least 2 centres to span [0, 1]; got {neurons}; give e.g. 10")
     centres = torch.linspace(0, 1, neurons, dtype=x.dtype, device=x.device)
     D = width / (neurons - 1)
     phase = (math.pi * (x[..., None] - centres) / D).clamp(-math.pi, math.pi)
@@ -41,7 +41,7 @@ def bernoulli(rates: Tensor, T: int, generator: int | torch.Generator) -> Tensor
 
     Rate coding of values in [0, 1] is this function applied to the values themselves.
     """
-    _check_values(rates)
+    _check_values("rates", rates)
     if rates.min() < 0 or rates.max() > 1:
         raise ValueError(
             f"rates: must lie in [0, 1], spikes per time step; got {float(rates.min()):g}..{float(rates.max()):g}; rescale first"
@@ -60,8 +60,10 @@ def population(x: Tensor, T: int, *, neurons: int, width: float, generator: int 
     return bernoulli(population_rates(x, neurons, width), T, generator)
 
 
-def _check_values(x: Tensor) -> None:
+def _check_values(name: str, x: Tensor) -> None:
+    tensor(name, x)
     if not x.is_floating_point() or x.ndim < 2 or x.numel() == 0:
-        raise ValueError(f"x: must be a non-empty floating-point tensor (B, d); got {x.dtype} of {tuple(x.shape)}")
-    if not torch.isfinite(x).all():
-        raise ValueError(f"x: must be finite; got {int((~torch.isfinite(x)).sum())} NaN or infinite values")
+        raise ValueError(
+            f"{name}: must be a non-empty floating-point tensor (B, d); got {x.dtype} of {tuple(x.shape)}; use x.float(), x[None]"
+        )
+    finite(name, x)

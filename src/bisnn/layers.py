@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from bisnn.checks import positive_int
 from bisnn.kernels.reference import advance, potential
 from bisnn.neuron import SRM, spike, srm_scan
 from bisnn.product import spike_linear
-from bisnn.weights import is_realised, sign
+from bisnn.weights import is_realised, pinned, sign
 
 
 class LayerState(NamedTuple):
@@ -100,25 +101,26 @@ class Layer(nn.Module):
         self.register_buffer("kappa", self._parents().rsqrt().to(dtype))
         self.register_buffer("constants", self.neuron.constants(dtype))
 
+    def state_shapes(self, batch_size: int) -> list[tuple[int, ...]]:
+        """Shapes of a state's P, Q, R, X_m, X_s."""
+        return [(batch_size, *self.current_shape)] * 3 + [(batch_size, *self._trace_shape())] * 2
+
     def initial_state(self, batch_size: int) -> LayerState:
-        zeros = self.kappa.new_zeros
-        return LayerState(
-            *(zeros(batch_size, *self.current_shape) for _ in range(3)),
-            *(zeros(batch_size, *self._trace_shape()) for _ in range(2)),
-        )
+        return LayerState(*(self.kappa.new_zeros(shape) for shape in self.state_shapes(batch_size)))
 
     def _trace_shape(self) -> tuple[int, ...]:
         return self.input_shape
 
     # The way of the data
 
-    def forward(self, x: Tensor, state: LayerState | None = None, bptt: bool = False) -> LayerOutput:
+    def forward(self, x: Tensor, state: LayerState | None = None, bptt: bool = False, weight: Tensor | None = None) -> LayerOutput:
         """Spikes and potentials of all time steps of x, (T, B, *input_shape).
 
         With `bptt` gradients travel to the layer below, through the refractory feedback and through the state; without
-        (local learning), they reach this layer's weights only, through eq. (der-general).
+        (local learning), they reach this layer's weights only, through eq. (der-general). `weight` stands in for the parameter.
         """
-        weight = self._realisation()
+        if weight is None:
+            weight = self._realisation()
         if not bptt:
             x = x.detach()
         return self._run(x, weight, state, bptt)
@@ -128,8 +130,9 @@ class Layer(nn.Module):
         return LayerOutput(spikes, potentials, self._next_state(x, state, after, bptt))
 
     def _realisation(self) -> Tensor:
-        # A plain tensor in the parameter's place (torch.func.functional_call) is the caller's own realisation.
-        if self.binary and isinstance(self.weight, nn.Parameter) and not is_realised(self.weight):
+        if not self.input_shape:
+            raise RuntimeError("a layer has weights only as part of a network: bisnn.Network(layer, ...) builds it")
+        if self.binary and not is_realised(self.weight):
             raise RuntimeError(
                 "a network of binary weights was called while its parameters hold the latents w^r: to train, call it inside "
                 "`with rule.sampled():`; to infer, use `bisnn.predict(net, x)` or `with bisnn.map_weights(net):`; for real "
@@ -169,21 +172,24 @@ class Layer(nn.Module):
     # Files
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
-        if is_realised(self.weight):
+        if self.input_shape and is_realised(self.weight):
             raise RuntimeError(
                 "state_dict() inside a realisation would save w in place of the latents w^r; call it outside the block"
             )
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
+        if is_realised(self.weight):
+            raise RuntimeError("load_state_dict() inside a realisation would be undone on leaving it; call it outside the block")
         for name in ("constants", "kappa"):
             own, other = getattr(self, name), state_dict.get(prefix + name)
-            if other is not None and not (
-                own.shape == other.shape and torch.allclose(own.double().cpu(), other.double().cpu(), rtol=1e-6, atol=0)
-            ):
+            if other is None or own.is_meta or own.shape != other.shape:
+                continue  # torch reports what is missing or of another shape
+            if not torch.allclose(own.double().cpu(), other.double().cpu(), rtol=1e-6, atol=0):
+                i = int((own.cpu() - other.cpu()).abs().argmax())
                 raise ValueError(
-                    f"state_dict: {prefix}{name} belongs to a network with another neuron or other sizes: {other.tolist()} in the "
-                    f"file, {own.tolist()} here; build the network with the SRM it was saved with"
+                    f"state_dict: {prefix}{name} must be that of this network's neuron; got {other.flatten()[i].item():.6g} "
+                    f"in the file against {own.flatten()[i].item():.6g} here; build the network with the SRM it was saved with"
                 )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -308,7 +314,8 @@ class Recurrent(Layer):
         n_in, n: number of exogenous inputs and of neurons.
         mask: (n, n_in + n), True where the synapse exists: first the columns of the inputs, then those of the neurons.
             Every neuron needs a parent. Without a mask all synapses exist, each neuron's onto itself too.
-        outputs: indices of the read-out neurons, whose spikes leave the layer; by default all.
+        outputs: indices of the read-out neurons, whose spikes leave the layer; by default all. In local mode the others get no
+            error signal and stay as they were drawn, a reservoir; gradient="bptt" trains them.
         neuron: this layer's own SRM; by default the network's.
 
     The parameter holds the synapses that exist and no others: (n, n_in + n) without a mask, a vector in row order with one.
@@ -338,7 +345,7 @@ class Recurrent(Layer):
             if mask.shape != (n, n_in + n) or mask.dtype != torch.bool:
                 raise ValueError(
                     f"mask: must be a bool tensor of shape (n, n_in + n) = ({n}, {n_in + n}); got {mask.dtype} of "
-                    f"{tuple(mask.shape)}"
+                    f"{tuple(mask.shape)}; inputs come first, then the neurons"
                 )
             if not mask.any(1).all():
                 orphan = int((~mask.any(1)).nonzero()[0])
@@ -347,10 +354,12 @@ class Recurrent(Layer):
                 )
         self.register_buffer("mask", mask)
         if outputs is not None:
-            outputs = [int(i) for i in outputs]
-            if not outputs or min(outputs) < 0 or max(outputs) >= n or len(set(outputs)) < len(outputs):
-                raise ValueError(f"outputs: must be distinct neuron indices from 0 to {n - 1}, at least one; got {outputs}")
-        self.outputs = outputs
+            whole = all(isinstance(i, Integral) for i in outputs)
+            if not whole or len(outputs) == 0 or min(outputs) < 0 or max(outputs) >= n or len(set(outputs)) < len(outputs):
+                raise ValueError(
+                    f"outputs: must be distinct neuron indices from 0 to {n - 1}, at least one; got {outputs}; leave it out for all"
+                )
+        self.outputs = None if outputs is None else [int(i) for i in outputs]
 
     def _shapes(self, input_shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         _check_size(self.n_in, input_shape)
@@ -367,6 +376,7 @@ class Recurrent(Layer):
 
     def matrix(self, weight: Tensor) -> Tensor:
         """The synapses as a matrix (n, n_in + n), zero where there is none."""
+        weight = pinned(weight)
         if self.mask is None:
             return weight
         return weight.new_zeros(self.mask.shape).index_put(self.mask.nonzero(as_tuple=True), weight)
@@ -396,7 +406,8 @@ class Recurrent(Layer):
         """The equations of the scan, one step at a time: currents, spikes, potentials (T, B, n), state."""
         W_in, W_rec = self.matrix(weight).split([self.n_in, self.n], dim=-1)
         I_in = F.linear(x, W_in)
-        P, Q, R = (I_in.new_zeros(I_in.shape[1:]),) * 3 if state is None else state[:3]
+        # Zero, but part of the graph: a first time step has a gradient, which is zero, as in the other layers.
+        P, Q, R = (I_in[0] - I_in[0],) * 3 if state is None else state[:3]
         steps = []
         for I_t in I_in:
             u_t = potential(P, Q, R, self.kappa)
@@ -413,12 +424,13 @@ class Recurrent(Layer):
 
 
 def _pair(name: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:
-    pair = (value, value) if isinstance(value, int) else tuple(value)
+    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(pair) != 2 or any(isinstance(v, bool) or not isinstance(v, int) or v < least for v in pair):
-        raise ValueError(f"{name}: must be a whole number >= {least} or a pair of them; got {value!r}")
+        raise ValueError(f"{name}: must be a whole number >= {least} or a pair of them; got {value!r}; give e.g. {max(least, 1)}")
     return pair
 
 
 def _check_size(n_in: int, input_shape: tuple[int, ...]) -> None:
-    if math.prod(input_shape) != n_in:
-        raise ValueError(f"n_in: must equal the size of what comes in, {math.prod(input_shape)} (shape {input_shape}); got {n_in}")
+    size = math.prod(input_shape)
+    if size != n_in:
+        raise ValueError(f"n_in: must equal the size of what comes in, {size} (shape {input_shape}); got {n_in}; use {size}")

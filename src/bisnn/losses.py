@@ -7,31 +7,38 @@ with target spike trains. `activity_loss` is a regulariser to add to any of them
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bisnn.checks import choice, number
-from bisnn.network import Output
+from bisnn.checks import choice, number, tensor
+from bisnn.network import Network, Output
+from bisnn.neuron import spike
 
 LOSSES = ("logistic", "squared", "smooth_l1")
 
 
-def step_losses(y: Tensor, target: Tensor, loss: str) -> Tensor:
+def step_losses(y: Tensor, target: Tensor, loss: str, count: Tensor | None = None) -> Tensor:
     """l_t of every time step and recording, (T, B), for readouts y (T, B, C).
 
     logistic: -log softmax(y)[r]; squared: sum_c (y_c - r_c)^2; smooth_l1: sum_c of Huber's loss with corner 1. The target is
-    one for the whole recording, (B,) or (B, C), or one a time step, (T, B) or (T, B, C).
+    one for the whole recording, (B,) or (B, C), or one a time step, (T, B) or (T, B, C). Where `count` (T, B) is 0, labels may
+    be anything.
     """
     choice("loss", loss, LOSSES)
+    tensor("target", target)
     T, B, C = y.shape
     if loss == "logistic":
-        labels = _check_labels(target, T, B, C)
+        labels = _check_labels(target, T, B, C, count)
         return F.cross_entropy(y.flatten(0, 1), labels.reshape(-1), reduction="none").reshape(T, B)
     if not target.is_floating_point():
         raise ValueError(f"target: the {loss} loss takes real values; got {target.dtype}; use target.float()")
     if target.shape not in ((B, C), (T, B, C)):
-        raise ValueError(f"target: must have shape (B, C) = ({B}, {C}) or (T, B, C) = ({T}, {B}, {C}); got {tuple(target.shape)}")
+        raise ValueError(
+            f"target: must have shape (B, C) = ({B}, {C}) or (T, B, C) = ({T}, {B}, {C}); got {tuple(target.shape)}; reshape it"
+        )
     target = target.to(y.dtype).expand(T, B, C)
     pairwise = F.mse_loss if loss == "squared" else F.smooth_l1_loss
     return pairwise(y, target, reduction="none").sum(-1)
@@ -53,7 +60,7 @@ def local_loss(
         target: labels (B,) or (T, B), or real targets (B, C) or (T, B, C).
         loss: "logistic", "squared" or "smooth_l1".
         over_time: "sum" as in eq. (loss-real), or "mean" over each recording's time steps that count.
-        burn_in: number of first time steps that do not count.
+        burn_in: number of first time steps that do not count (of this output: for a recording in chunks use the mask).
         mask: (T, B), True where a time step counts; for recordings of different length, see `bisnn.pad`.
 
     >>> y = torch.zeros(100, 8, 2)  # a readout that has no opinion on two classes
@@ -61,11 +68,7 @@ def local_loss(
     >>> round(local_loss(output, torch.zeros(8, dtype=torch.int64), burn_in=10).item(), 3)  # 90 log 2
     62.383
     """
-    readouts = [y for y in output.readouts if y is not None]
-    if not readouts:
-        raise ValueError("output: the network has no readout; got readout=None; give it one, or use spike_loss")
-    losses = [_reduce(step_losses(y, target, loss), over_time, burn_in, mask) for y in readouts]
-    return torch.stack(losses).sum()
+    return _readout_loss(output.readouts, target, loss, over_time, burn_in, mask)
 
 
 def global_loss(
@@ -78,8 +81,18 @@ def global_loss(
     mask: Tensor | None = None,
 ) -> Tensor:
     """The loss of the last readout alone; arguments as for `local_loss`."""
-    last = Output(output.spikes, output.potentials, output.readouts[-1:], output.state)
-    return local_loss(last, target, loss, over_time=over_time, burn_in=burn_in, mask=mask)
+    return _readout_loss(output.readouts[-1:], target, loss, over_time, burn_in, mask)
+
+
+def _readout_loss(
+    readouts: Sequence[Tensor | None], target: Tensor, loss: str, over_time: str, burn_in: int, mask: Tensor | None
+) -> Tensor:
+    given = [y for y in readouts if y is not None]
+    if not given:
+        raise ValueError("output: the network has no readout; got readout=None; give it one, or use spike_loss")
+    T, B = given[0].shape[:2]
+    count = time_weights(T, B, burn_in, mask, given[0])
+    return torch.stack([_reduce(step_losses(y, target, loss, count), over_time, count) for y in given]).sum()
 
 
 def spike_loss(
@@ -100,64 +113,78 @@ def spike_loss(
         over_time, burn_in, mask: as for `local_loss`.
     """
     s = output.spikes[-1]
+    tensor("target", target)
     if target.shape != s.shape:
-        raise ValueError(f"target: must have the shape of the last layer's spikes, {tuple(s.shape)}; got {tuple(target.shape)}")
+        raise ValueError(
+            f"target: must have the shape of the last layer's spikes, {tuple(s.shape)}; got {tuple(target.shape)}; reshape it"
+        )
     per_step = (s - target.to(s.dtype)).square().flatten(2).sum(-1)
-    return _reduce(per_step, over_time, burn_in, mask)
+    T, B = per_step.shape
+    return _reduce(per_step, over_time, time_weights(T, B, burn_in, mask, s))
 
 
-def activity_loss(output: Output, low: float = 0.01, high: float = 0.5, *, mask: Tensor | None = None) -> Tensor:
+def activity_loss(net: Network, output: Output, low: float = 0.01, high: float = 0.5, *, mask: Tensor | None = None) -> Tensor:
     """Keeps neurons neither silent nor saturated: 0 while every firing rate lies in [low, high], in spikes per time step.
 
-    Sum over layers of the mean over neurons of max(low - rate, 0)^2 + max(rate - high, 0)^2; a neuron's rate is taken over all
-    time steps and recordings that count. Add it to a loss with a factor of your own.
+    Sum over layers of the mean over neurons of max(low - rate, 0)^2 + max(rate - high, 0)^2. All neurons count, also those behind
+    a pooling or that are no outputs; a neuron's rate is taken over all time steps and recordings that count. Add it to a loss
+    with a factor of your own.
     """
     number("low", low, least=0)
-    if not low < high <= 1:
-        raise ValueError(f"high: must lie above low={low!r} and be at most 1; got {high!r}")
-    total = torch.zeros((), dtype=output.spikes[0].dtype, device=output.spikes[0].device)
-    for s in output.spikes:
-        T, B = s.shape[:2]
-        weight = time_weights(T, B, 0, mask, s)
-        rate = torch.einsum("tb,tbn->n", weight, s.flatten(2)) / weight.sum()
+    if not low < number("high", high) <= 1:
+        raise ValueError(f"high: must lie above low={low!r} and be at most 1; got {high!r}; give e.g. 0.5")
+    total = output.potentials[0].new_zeros(())
+    for layer, u in zip(net.layers, output.potentials, strict=True):
+        s = spike(u, layer.constants[3], layer.neuron.surrogate, layer.neuron.slope).flatten(2)
+        count = time_weights(s.shape[0], s.shape[1], 0, mask, s)
+        if not torch.compiler.is_compiling() and not count.any():
+            raise ValueError("mask: must be True somewhere; got all False; check the recordings' lengths")
+        rate = torch.einsum("tb,tbn->n", count, s) / count.sum()
         total = total + (F.relu(low - rate).square() + F.relu(rate - high).square()).mean()
     return total
 
 
-def _check_labels(target: Tensor, T: int, B: int, C: int) -> Tensor:
+def _check_labels(target: Tensor, T: int, B: int, C: int, count: Tensor | None) -> Tensor:
     if target.dtype not in (torch.int64, torch.int32, torch.uint8):
         raise ValueError(f"target: the logistic loss takes class labels as int64; got {target.dtype}; use target.long()")
     if target.shape not in ((B,), (T, B)):
-        raise ValueError(f"target: labels must have shape (B,) = ({B},) or (T, B) = ({T}, {B}); got {tuple(target.shape)}")
+        raise ValueError(
+            f"target: labels must have shape (B,) = ({B},) or (T, B) = ({T}, {B}); got {tuple(target.shape)}; reshape them"
+        )
+    target = target.long().expand(T, B)
+    if count is not None:
+        target = torch.where(count > 0, target, 0)
     if not torch.compiler.is_compiling():  # values are not known there
         low, high = int(target.min()), int(target.max())
         if low < 0 or high >= C:
             raise ValueError(
                 f"target: labels must lie in 0..{C - 1} for {C} outputs; got {low if low < 0 else high}; check readout="
             )
-    return target.long().expand(T, B)
+    return target
 
 
 def time_weights(T: int, B: int, burn_in: int, mask: Tensor | None, like: Tensor) -> Tensor:
     """1 where a time step counts, else 0: (T, B)."""
     if isinstance(burn_in, bool) or not isinstance(burn_in, int) or not 0 <= burn_in < T:
-        raise ValueError(f"burn_in: must be a whole number from 0 to T - 1 = {T - 1}, or no time step is left; got {burn_in!r}")
+        raise ValueError(
+            f"burn_in: must be a whole number from 0 to T - 1 = {T - 1}, or no time step is left; got {burn_in!r}; lower it"
+        )
     if mask is None:
-        weight = like.new_ones(T, B)
+        count = like.new_ones(T, B)
     else:
+        tensor("mask", mask)
         if mask.shape != (T, B) or mask.dtype != torch.bool:
-            raise ValueError(f"mask: must be a bool tensor (T, B) = ({T}, {B}); got {mask.dtype} of {tuple(mask.shape)}")
-        weight = mask.to(like.dtype)
-    return torch.cat([torch.zeros_like(weight[:burn_in]), weight[burn_in:]])
+            raise ValueError(
+                f"mask: must be a bool tensor (T, B) = ({T}, {B}); got {mask.dtype} of {tuple(mask.shape)}; bisnn.pad makes one"
+            )
+        count = mask.to(like.dtype)
+    return torch.cat([torch.zeros_like(count[:burn_in]), count[burn_in:]])
 
 
-def _reduce(per_step: Tensor, over_time: str, burn_in: int, mask: Tensor | None) -> Tensor:
+def _reduce(per_step: Tensor, over_time: str, count: Tensor) -> Tensor:
     """Sum or mean over the time steps that count, then the mean over the batch."""
     choice("over_time", over_time, ("sum", "mean"))
-    T, B = per_step.shape
-    weight = time_weights(T, B, burn_in, mask, per_step)
-    total = (weight * per_step).sum(0)  # (B,)
+    total = torch.where(count > 0, per_step, 0).sum(0)  # (B,); whatever stands where nothing counts, NaN too, stays out
     if over_time == "mean":
-        steps = weight.sum(0)
-        total = total / steps.clamp(min=1)  # a recording that ends within the burn-in counts as zero
+        total = total / count.sum(0).clamp(min=1)  # a recording that ends within the burn-in counts as zero
     return total.mean()

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bisnn.checks import number, positive_int
+from bisnn.checks import number, positive_int, tensor
 
 BINS = 15
 
@@ -93,7 +93,7 @@ def bootstrap(
 
     _check(probs, labels)
     if not number("level", level, above=0) < 1:
-        raise ValueError(f"level: must lie in (0, 1); got {level!r}")
+        raise ValueError(f"level: must lie in (0, 1); got {level!r}; give e.g. 0.95")
     value = metric(probs, labels)
     if len(labels) == 1:
         return Interval(value, value, value)
@@ -115,12 +115,20 @@ def bootstrap(
 
 
 def _check(probs: Tensor, labels: Tensor) -> None:
+    tensor("probs", probs)
+    tensor("labels", labels)
     if probs.ndim != 2 or labels.shape != probs.shape[:1] or len(labels) == 0:
-        raise ValueError(f"probs, labels: must be (N, C) and (N,) with N >= 1; got {tuple(probs.shape)} and {tuple(labels.shape)}")
+        raise ValueError(
+            f"probs, labels: must be (N, C) and (N,) with N >= 1; got {tuple(probs.shape)} and {tuple(labels.shape)}; reshape them"
+        )
     if not probs.is_floating_point() or labels.dtype != torch.int64:
-        raise ValueError(f"probs, labels: must be floating point and int64; got {probs.dtype} and {labels.dtype}")
+        raise ValueError(
+            f"probs, labels: must be floating point and int64; got {probs.dtype} and {labels.dtype}; use .float(), .long()"
+        )
     sums = probs.sum(-1)
     if not (torch.isfinite(probs).all() and (probs >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)):
         raise ValueError("probs: rows must be probabilities, >= 0 and summing to 1; got others; apply softmax to logits first")
     if labels.min() < 0 or labels.max() >= probs.shape[-1]:
-        raise ValueError(f"labels: must lie in 0..{probs.shape[-1] - 1}; got {int(labels.min())}..{int(labels.max())}")
+        raise ValueError(
+            f"labels: must lie in 0..{probs.shape[-1] - 1}; got {int(labels.min())}..{int(labels.max())}; check the classes"
+        )

@@ -90,7 +90,9 @@ class Network(nn.Module):
         choice("gradient", gradient, ("local", "bptt"))
         choice("readout_after", readout_after, ("every", "last"))
         if dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"dtype: must be torch.float32 or torch.float64; got {dtype}")
+            raise ValueError(f"dtype: must be torch.float32 or torch.float64; got {dtype}; leave it out for float32")
+        if neuron is not None and not isinstance(neuron, SRM):
+            raise ValueError(f"neuron: must be a bisnn.SRM; got {neuron!r}; leave it out for the usual one")
         number("init", init, least=0)
         number("readout_gain", readout_gain, above=0)
         if gradient == "local" and len(layers) > 1 and readout is not None and readout_after == "last":
@@ -106,23 +108,35 @@ class Network(nn.Module):
         for i, layer in enumerate(layers):
             layer.build(shape, neuron or SRM(), weights == "binary", init, generator, dtype)
             shape = layer.output_shape
-            has_readout = readout is not None and (readout_after == "every" or i == len(layers) - 1)
-            self.readouts.append(
-                Readout(math.prod(shape), positive_int("readout", readout), readout_gain, generator, dtype)
-                if has_readout and readout is not None
-                else nn.Identity()
-            )
+            if readout is None or (readout_after == "last" and i < len(layers) - 1):
+                self.readouts.append(nn.Identity())  # stands for none
+            else:
+                self.readouts.append(Readout(math.prod(shape), positive_int("readout", readout), readout_gain, generator, dtype))
 
-    def forward(self, x: Tensor, state: NetworkState | None = None) -> Output:
+    def forward(self, x: Tensor, state: NetworkState | None = None, *, weights: Sequence[Tensor] | None = None) -> Output:
         """Run the network over x, (T, B, *input_shape), floating or 0/1 as bool or uint8.
 
         With a state (from `initial_state`, then from the previous output) a recording can come in chunks, down to single time
-        steps: the same bits forward, and in local mode the same gradient, as in one piece.
+        steps: with hard weights and spikes the same bits forward as in one piece (else the same to rounding), and in local mode
+        the same gradient. With `weights`, one tensor a layer, these stand in for the parameters. Runs in the network's own
+        precision, also under autocast: currents must stay exact.
         """
-        x = self._check(x, state)
+        x = self.checked(x, state)
+        if weights is not None and [w.shape for w in weights] != [layer.weight.shape for layer in self.layers]:
+            raise ValueError(
+                f"weights: must have the layers' shapes {[tuple(layer.weight.shape) for layer in self.layers]}; got "
+                f"{[tuple(w.shape) for w in weights]}; give one tensor a layer"
+            )
+        if torch.amp.is_autocast_available(x.device.type):
+            with torch.autocast(x.device.type, enabled=False):
+                return self._forward(x, state, weights)
+        return self._forward(x, state, weights)
+
+    def _forward(self, x: Tensor, state: NetworkState | None, weights: Sequence[Tensor] | None) -> Output:
         spikes, potentials, readouts, states = [], [], [], []
         for i, (layer, readout) in enumerate(zip(self.layers, self.readouts, strict=True)):
-            x, u, after = layer(x, None if state is None else state[i], self.gradient == "bptt")
+            before, weight = None if state is None else state[i], None if weights is None else weights[i]
+            x, u, after = layer(x, before, self.gradient == "bptt", weight)
             spikes.append(x)
             potentials.append(u)
             readouts.append(readout(x) if isinstance(readout, Readout) else None)
@@ -140,7 +154,10 @@ class Network(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.layers[0].kappa.dtype
 
-    def _check(self, x: Tensor, state: NetworkState | None) -> Tensor:
+    def checked(self, x: Tensor, state: NetworkState | None = None) -> Tensor:
+        """The input in the network's dtype, or a ValueError that says what is wrong with it."""
+        if self.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"net: must be float32 or float64, or its currents are not exact; got {self.dtype}; use net.float()")
         axes = "(T, B, " + ", ".join(map(str, self.input_shape)) + ")"
         if not isinstance(x, Tensor) or tuple(x.shape[2:]) != self.input_shape or x.ndim < 2:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -153,11 +170,13 @@ class Network(nn.Module):
             raise ValueError(
                 f"x: must have the network's dtype {self.dtype}, or be bool or uint8; got {x.dtype}; use x.to({self.dtype})"
             )
-        if state is not None and (len(state) != len(self.layers) or state[0].P.shape[0] != x.shape[1]):
-            raise ValueError(
-                f"state: must come from this network and this batch of {x.shape[1]} recordings; got another; start from "
-                "net.initial_state(B)"
-            )
+        if state is not None:
+            wanted = [shape for layer in self.layers for shape in layer.state_shapes(x.shape[1])]
+            if not all(isinstance(z, LayerState) for z in state) or [tuple(z.shape) for layer in state for z in layer] != wanted:
+                raise ValueError(
+                    f"state: must come from this network and this batch of {x.shape[1]} recordings; got another; start from "
+                    "net.initial_state(B)"
+                )
         return x
 
 
@@ -172,7 +191,12 @@ def pad(recordings: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     (torch.Size([3, 2, 5]), [[1, 1], [1, 1], [1, 0]])
     """
     if not recordings or any(len(r) == 0 for r in recordings):
-        raise ValueError(f"recordings: needs at least one, each with T >= 1; got lengths {[len(r) for r in recordings]}")
+        raise ValueError(
+            f"recordings: needs at least one, each with T >= 1; got lengths {[len(r) for r in recordings]}; drop empty ones"
+        )
+    shapes = {tuple(r.shape[1:]) for r in recordings}
+    if len(shapes) > 1:
+        raise ValueError(f"recordings: must agree in all axes but the first, time; got {sorted(shapes)}; crop or reshape them")
     lengths = torch.tensor([len(r) for r in recordings], device=recordings[0].device)
     mask = torch.arange(int(lengths.max()), device=lengths.device)[:, None] < lengths
     return nn.utils.rnn.pad_sequence(list(recordings)), mask
@@ -182,6 +206,8 @@ def _input_shape(layers: Sequence[Layer], input_shape: Sequence[int] | None) -> 
     if not layers or not all(isinstance(layer, Layer) for layer in layers):
         raise ValueError(f"layers: must be one or more of Linear, Conv2d, Recurrent; got {[type(x).__name__ for x in layers]}")
     if input_shape is not None:
+        if not isinstance(input_shape, Sequence):
+            raise ValueError(f"input_shape: must be the sizes of the axes after (T, B); got {input_shape!r}; give e.g. (2, 26, 26)")
         return tuple(positive_int("input_shape", n) for n in input_shape)
     first = layers[0]
     if isinstance(first, (Linear, Recurrent)):

@@ -55,7 +55,8 @@ class SRM:
     def __post_init__(self) -> None:
         for name in ("tau_mem", "tau_syn", "tau_ref", "threshold", "slope"):
             number(name, getattr(self, name), above=0)
-        if self.tau_syn >= self.tau_mem:
+        a_m, a_s, *_ = self.constants(torch.float32)
+        if a_s >= a_m:
             raise ValueError(
                 "tau_syn: must be below tau_mem, or the synaptic kernel exp(-t/tau_mem) - exp(-t/tau_syn) vanishes or "
                 f"turns negative; got tau_syn={self.tau_syn!r}, tau_mem={self.tau_mem!r}; swap them or lower tau_syn"

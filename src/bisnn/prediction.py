@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from bisnn import weights
-from bisnn.checks import as_generator, choice, positive_int
+from bisnn.checks import as_generator, choice, finite, positive_int
 from bisnn.layers import Recurrent
 from bisnn.losses import time_weights
-from bisnn.network import Network
+from bisnn.network import Network, Readout
 
 # Neuron-steps up to which members run in one pass, as measured: layers that step through time share the steps' overhead and gain
 # at all sizes (the bound is memory); the others gain only while a pass is so short that calls outweigh arithmetic.
@@ -77,14 +77,16 @@ def predict(
     """
     choice("task", task, ("classification", "regression"))
     choice("over_time", over_time, ("mean", "running", "step"))
-    if net.readouts is None or not hasattr(net.readouts[-1], "V"):
+    if not isinstance(net.readouts[-1], Readout):
         raise ValueError("net: predict needs a readout after the last layer; got readout=None; give the network one")
     if samples is not None:
         positive_int("samples", samples)
         if net.weights == "real":
             raise ValueError(f"samples: a full-precision network has no posterior to draw from; got {samples}; leave it out")
-    if x.is_floating_point() and not torch.isfinite(x).all():
-        raise ValueError(f"x: must be finite; got {int((~torch.isfinite(x)).sum())} NaN or infinite values")
+    if any(weights.is_realised(p) for p in net.parameters()):
+        raise RuntimeError("predict(): the parameters hold a realisation w and not the latents w^r; call it outside the block")
+    x = net.checked(x)
+    finite("x", x)
     y = _readouts(net, x, samples, as_generator(generator, x.device))  # (K, T, B, C)
     y = y.softmax(-1) if task == "classification" else y
     members = _over_time(y, over_time, burn_in, mask)
@@ -97,19 +99,18 @@ def predict(
 
 def _readouts(net: Network, x: Tensor, samples: int | None, generator: torch.Generator) -> Tensor:
     """The last readout of each member, (K, T, B, C)."""
+    latents = [layer.weight for layer in net.layers]
+    run = lambda member: net(x, weights=member).readouts[-1]  # noqa: E731
     if samples is None:
-        with weights.map_weights(net):
-            return net(x).readouts[-1][None]
-    latents = {name: p for name, p in net.named_parameters() if any(p is q for q in weights.binary_parameters(net))}
-    members = [{name: weights.sample(p, generator) for name, p in latents.items()} for _ in range(samples)]
-    run = lambda member: functional_call(net, member, (x,)).readouts[-1]  # noqa: E731
+        return run([weights.sign(p) for p in latents] if net.weights == "binary" else latents)[None]
+    members = [[weights.sample(p, generator) for p in latents] for _ in range(samples)]
     width = max(math.prod(layer.current_shape) for layer in net.layers)
     limit = TOGETHER_STEPPING if any(isinstance(layer, Recurrent) for layer in net.layers) else TOGETHER
     together = min(samples, max(1, limit // (x.shape[0] * x.shape[1] * width)))
     if together == 1:
         return torch.stack([run(member) for member in members])
     groups = [members[i : i + together] for i in range(0, samples, together)]
-    return torch.cat([vmap(run)({name: torch.stack([m[name] for m in group]) for name in latents}) for group in groups])
+    return torch.cat([vmap(run)([torch.stack(layer) for layer in zip(*group, strict=True)]) for group in groups])
 
 
 def _over_time(y: Tensor, over_time: str, burn_in: int, mask: Tensor | None) -> Tensor:
@@ -119,13 +120,14 @@ def _over_time(y: Tensor, over_time: str, burn_in: int, mask: Tensor | None) -> 
     empty = (count.sum(0) == 0).flatten().nonzero()
     if len(empty):
         raise ValueError(
-            f"mask: recording {int(empty[0])} has no time step that counts after burn_in={burn_in}; drop it or lower burn_in"
+            f"mask: every recording needs a time step that counts; got none for recording {int(empty[0])} after burn_in={burn_in}; "
+            "drop it or lower burn_in"
         )
     y = y[:, burn_in:]
     if over_time == "step":
         return y
     if over_time == "running":
-        return (y * count).cumsum(1) / count.cumsum(0).clamp(min=1)
+        return (y * count).cumsum(1) / count.cumsum(0)  # NaN before a recording's first time step that counts
     return (y * count).sum(1) / count.sum(0)
 
 

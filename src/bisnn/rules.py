@@ -7,12 +7,14 @@ The parameters are the latents w^r. A training step of every rule reads
     rule.step()                          # the paper's update of w^r
 
 On leaving the block the latents are back and each binary parameter's `.grad` has been multiplied by the rule's own factor.
-Several blocks before one `step()` are averaged (more samples, gradient accumulation, chunks of time). The update equations
-are the pure functions below; the classes store and loop. Rules work on any torch.nn module, not only on bisnn's.
+Several blocks before one `step()` are averaged (more samples, gradient accumulation); chunks of one recording, whose losses add
+up, belong into one block. The update equations are the pure functions below; the classes store and loop. Rules work on any torch.nn
+module, not only on bisnn's.
 """
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,7 +25,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bisnn import weights
-from bisnn.checks import as_generator, choice, number, positive_int
+from bisnn.checks import as_generator, choice, finite, flag, number, positive_int
 
 PRECONDITIONERS = ("none", "momentum", "adam")
 
@@ -87,6 +89,7 @@ class Rule(Optimizer):
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]):
         self._inside = False
         self._blocks = 0  # sampled() blocks since the last step
+        self._earlier: list[Tensor | None] = []  # gradients from the blocks before the present one
         self._guarded: set[Tensor] = set()  # parameters with a guard against a late backward pass
         params = list(params)
         if not params:
@@ -99,25 +102,27 @@ class Rule(Optimizer):
         group = {**param_group, "params": [params] if isinstance(params, Tensor) else list(params)}
         if not group["params"]:
             raise ValueError("params: needs at least one parameter; got an empty parameter group; leave the group out")
+        for p in group["params"]:
+            if isinstance(p, Tensor) and not p.is_floating_point():
+                raise ValueError(f"params: must be floating point; got {p.dtype}; use .float()")
         self._check_group({**self.defaults, **group})
         super().add_param_group(group)
 
     # What a rule provides
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        if not isinstance(group["binary"], bool):
-            raise ValueError(f"binary: must be True or False; got {group['binary']!r}")
+        flag("binary", group["binary"])
         number("lr", group["lr"], above=0)
 
     def _realise(self, w_r: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         """A realisation w of the latent, and the factor on the gradient taken there (None for 1)."""
         return weights.sign(w_r), None
 
-    def _update(self, w_r: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Tensor]) -> Tensor:
+    def _update(self, w_r: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         """The new latent of a binary parameter, from the mean gradient over the blocks."""
         raise NotImplementedError
 
-    def _update_real(self, w: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Tensor]) -> Tensor:
+    def _update_real(self, w: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         return descend(w, g, group["lr"])
 
     # The two halves of a training step
@@ -129,28 +134,34 @@ class Rule(Optimizer):
             raise RuntimeError(
                 "sampled(): this rule is inside a sampled() block already; blocks follow each other, they do not nest"
             )
-        binary = [(p, group) for group in self.param_groups if group["binary"] for p in group["params"]]
-        realised = [self._realise(p.detach(), group) for p, group in binary]
-        earlier = [p.grad for p, _ in binary]
-        for p, _ in binary:
+        params = [(p, group) for group in self.param_groups for p in group["params"]]
+        if all(p.grad is None for p, _ in params):
+            self._blocks = 0  # somebody called module.zero_grad()
+        binary = [p for p, group in params if group["binary"]]
+        realised = {p: self._realise(p.detach(), group) for p, group in params if group["binary"]}
+        # Before the first block a real parameter may have a gradient of its own (of a regulariser); a binary one's is a left-over.
+        self._earlier = [p.grad if self._blocks or not group["binary"] else None for p, group in params]
+        for p, _ in params:
             p.grad = None
+        for p in binary:
             if p.requires_grad and p not in self._guarded:
                 p.register_post_accumulate_grad_hook(_late_backward_guard(weakref.ref(self)))
                 self._guarded.add(p)
         done = False
         try:
-            with weights.held([p for p, _ in binary], [w for w, _ in realised]):
+            with weights.held(binary, [realised[p][0] for p in binary]):
                 self._inside = True
                 yield
             done = True
         finally:
             self._inside = False
-            for (p, _), (_, factor), before in zip(binary, realised, earlier, strict=True):
-                before = before if self._blocks else None  # zero_grad() inside the block forgets them
+            for (p, _), before in zip(params, self._earlier, strict=True):
+                factor = realised[p][1] if p in realised else None
                 g = p.grad if done else None
                 if g is not None and factor is not None:
                     g = g * factor
                 p.grad = before if g is None else g if before is None else before + g
+            self._earlier = []
             self._blocks += done
 
     @torch.no_grad()
@@ -183,6 +194,7 @@ class Rule(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, and with them the `sampled()` blocks so far; `step()` does it by itself."""
         super().zero_grad(set_to_none)
+        self._earlier = [None] * len(self._earlier)
         self._blocks = 0
 
     # All that the next step depends on
@@ -197,14 +209,24 @@ class Rule(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         missing = {"state", "param_groups", "pending"} - state_dict.keys()
+        missing |= {
+            key for group in state_dict.get("param_groups", ()) for key in self.defaults.keys() - group.keys() - {"differentiable"}
+        }
         if missing:
-            raise ValueError(f"state_dict: must come from a rule's state_dict(); it lacks {', '.join(sorted(missing))}")
+            raise ValueError(
+                f"state_dict: must come from the state_dict() of a {type(self).__name__}; got one without "
+                f"{', '.join(sorted(missing))}; load it into the rule it was saved from"
+            )
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         params = [p for group in self.param_groups for p in group["params"]]
         self._blocks = state_dict["pending"]["blocks"]
         for i, p in enumerate(params):
             g = state_dict["pending"]["grads"].get(i)
             p.grad = None if g is None else g.to(p.device, p.dtype, copy=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: a copy is outside any block, and its parameters have no gradients yet."""
+        return {**super().__getstate__(), "_inside": False, "_blocks": 0, "_earlier": [], "_guarded": set()}
 
 
 def _late_backward_guard(rule: weakref.ref[Rule]) -> Callable[[Tensor], None]:
@@ -214,11 +236,12 @@ def _late_backward_guard(rule: weakref.ref[Rule]) -> Callable[[Tensor], None]:
     """
 
     def guard(p: Tensor) -> None:
-        if rule() is not None and not weights.is_realised(p):  # type: ignore[arg-type]
-            p.grad = None
+        owner = rule()
+        if owner is not None and not weights.is_realised(p):  # type: ignore[arg-type]
+            owner.zero_grad()  # what was collected is spoilt
             raise RuntimeError(
-                "backward() after the sampled() block: the parameters hold the latents w^r again, the gradient would be wrong; "
-                "call backward() inside `with rule.sampled():`"
+                "backward() outside a sampled() block reached a binary parameter, which holds the latent w^r and not the weight w; "
+                "call it inside `with rule.sampled():`; for a gradient with respect to w^r itself use torch.autograd.grad"
             )
 
     return guard
@@ -230,19 +253,25 @@ class _Preconditioned(Rule):
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
         choice("precondition", group["precondition"], PRECONDITIONERS)
-        if len(group["betas"]) != 2 or not all(0 <= b < 1 for b in group["betas"]):
-            raise ValueError(f"betas: must be two numbers in [0, 1); got {group['betas']!r}")
+        betas = group["betas"]
+        if (
+            not isinstance(betas, (tuple, list))
+            or len(betas) != 2
+            or not all(isinstance(b, (int, float)) and 0 <= b < 1 for b in betas)
+        ):
+            raise ValueError(f"betas: must be two numbers in [0, 1); got {betas!r}; the usual ones are (0.9, 0.999)")
 
-    def _precondition(self, g: Tensor, group: dict[str, Any], state: dict[str, Tensor]) -> Tensor:
+    def _precondition(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         beta1, beta2 = group["betas"]
         if group["precondition"] == "momentum":
             g, state["m"] = momentum(g, state.get("m", torch.zeros_like(g)), beta1)
         elif group["precondition"] == "adam":
             m, v = state.get("m", torch.zeros_like(g)), state.get("v", torch.zeros_like(g))
-            g, state["m"], state["v"] = adam(g, m, v, group["steps"] + 1, beta1, beta2)
+            state["step"] = state.get("step", 0) + 1
+            g, state["m"], state["v"] = adam(g, m, v, state["step"], beta1, beta2)
         return g
 
-    def _update_real(self, w: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Tensor]) -> Tensor:
+    def _update_real(self, w: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         return descend(w, self._precondition(g, group, state), group["lr"])
 
 
@@ -281,7 +310,7 @@ class STBiSNN(_Preconditioned):
         if group["clip"] is not None:
             number("clip", group["clip"], above=0)
 
-    def _update(self, w_r: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Tensor]) -> Tensor:
+    def _update(self, w_r: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         w_r = descend(w_r, self._precondition(g, group, state), group["lr"])
         return w_r if group["clip"] is None else w_r.clamp(-group["clip"], group["clip"])
 
@@ -330,9 +359,6 @@ class BayesBiSNN(_Preconditioned):
         temperature_end: float | None = None,
         anneal_steps: int | None = None,
     ):
-        as_generator(generator)  # checked now, used when the parameters' device is known
-        self._seed = generator
-        self._generators: dict[str, torch.Generator] = {}
         defaults = {
             "lr": lr,
             "temperature": temperature,
@@ -346,15 +372,19 @@ class BayesBiSNN(_Preconditioned):
             "anneal_steps": anneal_steps,
         }
         super().__init__(params, defaults)
+        self._generator = as_generator(generator, self.param_groups[0]["params"][0].device)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
+        flag("straight_through", group["straight_through"])
         number("temperature", group["temperature"], least=0)
         number("tau", group["tau"], above=0)
         prior = group["prior"]
         if not isinstance(prior, Tensor):
             number("prior", prior)
-        elif prior.ndim and any(prior.shape != p.shape for p in group["params"]):
+        else:
+            finite("prior", prior)
+        if isinstance(prior, Tensor) and prior.ndim and any(prior.shape != p.shape for p in group["params"]):
             shapes = [tuple(p.shape) for p in group["params"]]
             raise ValueError(
                 f"prior: must be a number or have the shape of every parameter in its group, {shapes}; got {tuple(prior.shape)}; "
@@ -377,31 +407,36 @@ class BayesBiSNN(_Preconditioned):
         """The present value of "tau" or "temperature" in a parameter group."""
         return anneal(group[name], group[name + "_end"], group["steps"], group["anneal_steps"])
 
-    def _generator(self, device: torch.device) -> torch.Generator:
-        key = str(device)
-        if key not in self._generators:
-            self._generators[key] = as_generator(self._seed, device)
-        return self._generators[key]
-
     def _realise(self, w_r: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         tau = self.annealed("tau", group)
-        delta = weights.logistic_noise(w_r, self._generator(w_r.device))
+        delta = weights.logistic_noise(w_r, self._generator)
         w = weights.sign(w_r + delta) if group["straight_through"] else weights.relax(w_r, delta, tau)
         return w, weights.mean_gradient_factor(w_r, delta, tau)
 
-    def _update(self, w_r: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Tensor]) -> Tensor:
-        g = natural_gradient(w_r, g, self.annealed("temperature", group), group["prior"])
+    def _update(self, w_r: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+        prior = group["prior"].to(w_r) if isinstance(group["prior"], Tensor) else group["prior"]
+        g = natural_gradient(w_r, g, self.annealed("temperature", group), prior)
         return descend(w_r, self._precondition(g, group, state), group["lr"])
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "rng": {key: g.get_state() for key, g in self._generators.items()}}
+        rng = {"device": self._generator.device.type, "state": self._generator.get_state()}
+        return {**super().state_dict(), "rng": rng}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if "rng" not in state_dict:
-            raise ValueError("state_dict: must come from a BayesBiSNN's state_dict(); it lacks rng")
+            raise ValueError(
+                "state_dict: must come from the state_dict() of a BayesBiSNN; got one without rng; load it where it was saved"
+            )
         super().load_state_dict(state_dict)
-        for key, rng in state_dict["rng"].items():
-            self._generator(torch.device(key)).set_state(rng.cpu())
+        saved, device = state_dict["rng"], self._generator.device.type
+        if saved["device"] == device:
+            self._generator.set_state(saved["state"].cpu())
+        else:
+            message = f"the saved generator lives on {saved['device']}, this one on {device}: training goes on with other draws"
+            warnings.warn(message, stacklevel=2)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_generator": self._generator}
 
 
 class Bop(Rule):
@@ -430,9 +465,9 @@ class Bop(Rule):
         super()._check_group(group)
         number("threshold", group["threshold"], above=0)
         if group["binary"] and group["lr"] > 1:
-            raise ValueError(f"lr: Bop's adaptivity rate must lie in (0, 1]; got {group['lr']!r}")
+            raise ValueError(f"lr: Bop's adaptivity rate must lie in (0, 1]; got {group['lr']!r}; give e.g. 0.01")
 
-    def _update(self, w_r: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Tensor]) -> Tensor:
+    def _update(self, w_r: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         m = state.get("m", torch.zeros_like(g))
         w, state["m"] = bop_update(weights.sign(w_r), m, g, group["lr"], group["threshold"])
         return w

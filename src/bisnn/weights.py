@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bisnn.checks import number
+from bisnn.checks import as_generator, number
 
 EPS_MIN = 2.0**-24  # epsilon of the Gumbel-softmax draw is kept in [2^-24, 1 - 2^-24]: the logistic noise stays finite
 MAX_EXPONENT = 20.0  # bound on 2 (logcosh w^r - logcosh z); 2 logcosh 10 = 18.6, so it never acts for |w^r| <= 10
@@ -83,8 +84,13 @@ def kl_divergence(w_r: Tensor | Iterable[Tensor], prior: float | Tensor = 0.0) -
     10.0
     """
     if not isinstance(w_r, Tensor):
-        return torch.stack([kl_divergence(w, prior) for w in w_r]).sum()
+        parts = [kl_divergence(w, prior) for w in w_r]
+        if not parts:
+            raise ValueError("w_r: needs at least one tensor of latents; got none; pass net.parameters()")
+        return torch.stack(parts).sum()
     l, l_0 = 2 * w_r, 2 * torch.as_tensor(prior, dtype=w_r.dtype, device=w_r.device)
+    if l_0.ndim and l_0.shape != l.shape:
+        raise ValueError(f"prior: must be a number or have the latents' shape {tuple(l.shape)}; got {tuple(l_0.shape)}; reshape it")
     up = torch.sigmoid(l) * (F.softplus(-l_0) - F.softplus(-l))
     down = torch.sigmoid(-l) * (F.softplus(l_0) - F.softplus(l))
     return (up + down).sum()
@@ -95,6 +101,33 @@ def free_energy(
 ) -> Tensor:
     """E_q[L_D(w)] + rho KL(q || p), eq. (bayes-opt). `expected_loss` is the first term, usually a mean over samples."""
     return expected_loss + number("temperature", temperature, least=0) * kl_divergence(w_r, prior)
+
+
+class _Pin(torch.autograd.Function):
+    """A copy, whose backward pass insists that the weight is still the one the forward pass saw."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(w: Tensor) -> Tensor:
+        return w.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        _ = ctx.saved_tensors  # autograd compares versions here
+        return g
+
+
+def pinned(w: Tensor) -> Tensor:
+    """`w`, for use within one realisation: a backward pass after it, or in the next one, raises.
+
+    For operations whose own backward pass needs no weight, and which would not notice.
+    """
+    return _Pin.apply(w) if w.requires_grad and torch.is_grad_enabled() else w
 
 
 def is_realised(parameter: nn.Parameter) -> bool:
@@ -127,9 +160,14 @@ def _write(parameters: Sequence[nn.Parameter], values: Sequence[Tensor], realise
 
 def binary_parameters(of: nn.Module | Iterable[nn.Parameter]) -> list[nn.Parameter]:
     """The latents of a network's binary layers; an iterable of parameters is taken as it is."""
-    if isinstance(of, nn.Module):
-        return [m.weight for m in of.modules() if getattr(m, "binary", False)]  # type: ignore[misc]
-    return list(of)
+    if not isinstance(of, nn.Module):
+        return list(of)
+    layers = [m for m in of.modules() if hasattr(m, "binary")]
+    if not layers:
+        raise ValueError(
+            f"of: a {type(of).__name__} does not say which of its parameters are binary; pass those parameters themselves"
+        )
+    return [layer.weight for layer in layers if layer.binary]  # type: ignore[misc]
 
 
 @contextmanager
@@ -141,8 +179,9 @@ def map_weights(of: nn.Module | Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 @contextmanager
-def sample_weights(of: nn.Module | Iterable[nn.Parameter], generator: torch.Generator) -> Iterator[None]:
+def sample_weights(of: nn.Module | Iterable[nn.Parameter], generator: int | torch.Generator) -> Iterator[None]:
     """Inside the block the binary parameters hold one sample from the posterior Bern(sigma(2 w^r))."""
     parameters = binary_parameters(of)
+    generator = as_generator(generator, parameters[0].device if parameters else "cpu")
     with held(parameters, [sample(p.detach(), generator) for p in parameters]):
         yield

@@ -49,12 +49,12 @@ def scan(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Spikes s and potentials u of all time steps, and the state after the last: (s, u, P, Q, R)."""
     theta = constants[3]
-    s, u = torch.empty_like(I), torch.empty_like(I)
+    s, u = (torch.empty_like(I, memory_format=torch.contiguous_format) for _ in range(2))
     for t in range(I.shape[0]):
         u[t] = potential(P, Q, R, kappa)
         s[t] = (u[t] > theta).to(I.dtype)  # equality does not fire
         P, Q, R = advance(I[t], s[t], P, Q, R, constants)
-    return s, u, P, Q, R
+    return s, u, P.contiguous(), Q.contiguous(), R.contiguous()
 
 
 def adjoint(
@@ -76,7 +76,7 @@ def adjoint(
     G_P, G_Q, G_R = (torch.zeros_like(u[0]) if g is None else g for g in g_state)
     if not refractory:
         G_R = torch.zeros_like(u[0])
-    g_I = torch.empty_like(u)
+    g_I = torch.empty_like(u, memory_format=torch.contiguous_format)
     for t in range(u.shape[0] - 1, -1, -1):
         G_P, G_Q, G_R = a_m * G_P, a_s * G_Q, a_r * G_R  # adjoints of P_{t+1}, ... carried through their decay
         g_I[t] = G_P + G_Q
@@ -87,7 +87,7 @@ def adjoint(
         G_P, G_Q = G_P + kappa * g, G_Q - kappa * g
         if refractory:
             G_R = G_R - g
-    return g_I, G_P, G_Q, G_R
+    return g_I, G_P.contiguous(), G_Q.contiguous(), G_R.contiguous()
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
