@@ -1,7 +1,8 @@
-"""The paper's equations as slow, direct code in float64: no recursion, no shared code with the package.
+"""The paper's equations as slow, direct code in float64.
 
-Potentials are convolution sums over all past time steps, gradients explicit loops over t, i, j, and the BPTT reference is a
-step-by-step network differentiated by autograd.
+Potentials are convolution sums over all past time steps, not recursions; local gradients are explicit loops over t, i, j; the BPTT
+reference is a network stepped through time, each synapse with its own trace, and differentiated by autograd. A network's sizes,
+masks and fixed readouts are read from the network under test.
 """
 
 from __future__ import annotations

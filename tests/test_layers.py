@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import reference
@@ -198,17 +198,19 @@ def test_chunks_same_bits_and_same_local_gradient(kind, chunks, seed):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_step_by_step_in_float32_gives_the_same_bits(kind):
+@given(chunks=st.lists(st.integers(1, 9), min_size=3, max_size=12), density=st.sampled_from([0.05, 0.3]))
+@example(chunks=[1] * 25, density=0.3)
+def test_any_chunks_in_float32_give_the_same_bits(kind, chunks, density):
     net = build(kind, 2, dtype=torch.float32)
-    x = spikes(25, 3, *net.input_shape, seed=3)
-    with map_weights(net):
-        whole, state = net(x), net.initial_state(3)
-        for t in range(25):
-            out = net(x[t : t + 1], state)
-            state = out.state
-            assert all(torch.equal(a[0], b[t]) for a, b in zip(out.spikes, whole.spikes, strict=True))
-            assert all(torch.equal(a[0], b[t]) for a, b in zip(out.readouts, whole.readouts, strict=True))
-    assert whole.spikes[-1].mean() > 0
+    x = spikes(sum(chunks), 3, *net.input_shape, seed=3, density=density)
+    with torch.no_grad(), map_weights(net):
+        whole, state, pieces = net(x), net.initial_state(3), []
+        for piece in x.split(chunks):
+            pieces.append(net(piece, state))
+            state = pieces[-1].state
+    for name in ("spikes", "potentials", "readouts"):
+        for i, expected in enumerate(getattr(whole, name)):
+            assert torch.equal(torch.cat([getattr(p, name)[i] for p in pieces]), expected)
 
 
 def test_bptt_in_chunks():
@@ -285,16 +287,28 @@ def test_recordings_of_different_length():
 
 
 def test_state_dict_has_no_neuron_state_and_travels():
-    net, other = build("mixed", 1), build("mixed", 2)
-    names = set(net.state_dict())
-    assert {n.split(".")[-1] for n in names} == {"weight", "kappa", "constants", "mask", "V", "scale"}
-    x = spikes(10, 2, *net.input_shape, dtype=torch.float64)
-    with pytest.raises(AssertionError):
-        assert torch.equal(run(net, x)[1].potentials[0], run(other, x)[1].potentials[0])
-    other.layers[1].mask.copy_(net.layers[1].mask)
-    if other.layers[1].weight.shape == net.layers[1].weight.shape:
-        other.load_state_dict(net.state_dict())
-        assert all(torch.equal(a, b) for a, b in zip(run(net, x)[1].potentials, run(other, x)[1].potentials, strict=True))
+    m = mask(6, 12, 0)
+    make = lambda seed: Network(  # noqa: E731
+        Conv2d(2, 3, 3, pool=2),
+        Recurrent(12, 6, mask=m),
+        Linear(6, 5),
+        readout=3,
+        input_shape=(2, 6, 6),
+        neuron=NEURON,
+        generator=seed,
+    )
+    net, other = make(1), make(2)
+    assert {name.split(".")[-1] for name in net.state_dict()} == {"weight", "kappa", "constants", "mask", "V", "scale"}
+    x = spikes(20, 2, 2, 6, 6)
+    expected, before = run(net, x)[1], run(other, x)[1]
+    assert not torch.equal(expected.readouts[-1], before.readouts[-1])
+    other.load_state_dict(net.state_dict())
+    after = run(other, x)[1]
+    for name in ("spikes", "potentials", "readouts"):
+        assert all(torch.equal(a, b) for a, b in zip(getattr(after, name), getattr(expected, name), strict=True))
+    on_meta = make(3).to("meta")
+    on_meta.load_state_dict(net.state_dict(), assign=True)
+    assert torch.equal(run(on_meta, x)[1].readouts[-1], expected.readouts[-1])
 
 
 def test_loading_another_neuron_is_refused():
@@ -327,6 +341,8 @@ def test_a_binary_network_outside_a_realisation():
         net(x)
         with pytest.raises(RuntimeError, match=r"state_dict\(\) inside a realisation"):
             net.state_dict()
+        with pytest.raises(RuntimeError, match=r"load_state_dict\(\) inside a realisation would be undone"):
+            net.load_state_dict(build("dense").state_dict())
     with pytest.raises(RuntimeError, match="latents"):
         net(x)
     build("dense", weights="real")(x)
@@ -385,6 +401,7 @@ def network(*layers, **options):
     [
         (lambda: Linear(0, 3), "n_in: must be a positive whole number; got 0"),
         (lambda: Linear(3, 2.5), "n_out: must be a positive whole number; got 2.5"),
+        (lambda: Conv2d(1, 2, 3.0), "kernel_size: must be a whole number >= 1 or a pair of them; got 3.0; give e.g. 1"),
         (lambda: Conv2d(1, 2, 0), "kernel_size: must be a whole number >= 1 or a pair"),
         (lambda: Conv2d(1, 2, 3, padding=-1), "padding: must be a whole number >= 0"),
         (lambda: Conv2d(1, 2, 3, stride=(1, 2, 3)), "stride: must be"),
@@ -400,6 +417,10 @@ def network(*layers, **options):
         ),
         (lambda: Recurrent(2, 3, outputs=[]), "outputs: must be distinct neuron indices from 0 to 2"),
         (lambda: Recurrent(2, 3, outputs=[3]), "outputs: must be distinct"),
+        (lambda: Recurrent(2, 3, outputs=[1.7]), "outputs: must be distinct"),
+        (lambda: network(neuron="srm"), "neuron: must be a bisnn.SRM; got 'srm'"),
+        (lambda: network(input_shape=5), "input_shape: must be the sizes of the axes"),
+        (lambda: pad([torch.zeros(3, 2), torch.zeros(3, 4)]), "recordings: must agree in all axes but the first"),
         (lambda: Network(readout=2), "layers: must be one or more of"),
         (lambda: network(torch.nn.Linear(2, 3)), "layers: must be one or more of"),
         (lambda: network(Conv2d(2, 4, 3)), r"input_shape: needed because the first layer is a Conv2d, as \(2, H, W\)"),
@@ -451,10 +472,62 @@ def test_bad_input(x, message):
         net(x)
 
 
-def test_a_state_of_another_batch():
+@pytest.mark.parametrize(
+    "state", [lambda net: net.initial_state(3), lambda net: build("deep").initial_state(2), lambda net: [torch.zeros(2, 7)]]
+)
+def test_a_state_of_another_batch_or_network(state):
     net = build("dense", dtype=torch.float32)
     with map_weights(net), pytest.raises(ValueError, match="state: must come from this network and this batch of 2"):
-        net(spikes(5, 2, 6), net.initial_state(3))
+        net(spikes(5, 2, 6), state(net))
+
+
+def test_weights_as_an_argument():
+    """A realisation of the caller's own; nothing is written into the network."""
+    net = build("deep")
+    x = spikes(9, 2, 6, dtype=torch.float64)
+    weights, expected = run(net, x)
+    assert torch.equal(net(x, weights=weights).readouts[-1], expected.readouts[-1])
+    with pytest.raises(ValueError, match=r"weights: must have the layers' shapes \[\(9, 6\), .*; give one tensor a layer"):
+        net(x, weights=weights[:2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_leaves_the_currents_exact(kind):
+    net = build(kind, dtype=torch.float32)
+    x = spikes(20, 2, *net.input_shape)
+    _, expected = run(net, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, out = run(net, x)
+    assert all(torch.equal(a, b) for a, b in zip(out.potentials, expected.potentials, strict=True))
+
+
+@pytest.mark.parametrize("gradient", ["local", "bptt"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_single_time_step_has_a_zero_gradient(kind, gradient):
+    """Strictly causal: the first step does not depend on the weights."""
+    net = build(kind, gradient=gradient)
+    grads = gradients(net, spikes(1, 2, *net.input_shape, dtype=torch.float64), torch.tensor([0, 1]), local_loss)
+    assert all((g == 0).all() for g in grads)
+
+
+def test_neurons_that_are_no_outputs_are_a_reservoir_in_local_mode():
+    x, labels = spikes(20, 3, 6, dtype=torch.float64), torch.tensor([0, 2, 1])
+    for gradient, learns in (("local", False), ("bptt", True)):
+        net = Network(Recurrent(6, 8, outputs=[7, 0, 3]), readout=3, neuron=NEURON, gradient=gradient, dtype=torch.float64)
+        (g,) = gradients(net, x, labels, local_loss)
+        assert (g[[7, 0, 3]].abs().sum(1) > 0).any()
+        assert bool(g[[1, 2, 4, 5, 6]].any()) is learns
+
+
+def test_half_precision_is_refused():
+    net = build("dense", dtype=torch.float32).half()
+    with map_weights(net), pytest.raises(ValueError, match="net: must be float32 or float64, or its currents are not exact"):
+        net(spikes(5, 2, 6))
+
+
+def test_a_layer_by_itself():
+    with pytest.raises(RuntimeError, match="a layer has weights only as part of a network"):
+        Linear(2, 3)(torch.zeros(4, 1, 2))
 
 
 def test_masks_count_each_neurons_own_parents():

@@ -198,10 +198,12 @@ def test_any_chunks_give_the_same_bits(seed, chunks):
     assert all(torch.equal(a, b) for a, b in zip(state, whole[2:], strict=True))
 
 
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_operation_is_registered_properly(dtype):
+def test_the_operation_is_registered_properly(dtype, transposed):
     """Schema, autograd, fake tensors and ahead-of-time dispatch, by PyTorch's own checks."""
-    I = integers(5, 2, 3, dtype=dtype).requires_grad_()
+    I = integers(5, 2, 3, dtype=dtype) if not transposed else integers(5, 3, 2, dtype=dtype).transpose(1, 2)
+    I.requires_grad_()
     state = [torch.zeros(2, 3, dtype=dtype, requires_grad=True) for _ in range(3)]
     torch.library.opcheck(srm_scan, (I, *state, torch.tensor(0.5, dtype=dtype), SRM().constants(dtype), "sigmoid", 2.0, True))
 
@@ -227,15 +229,20 @@ def test_constants_are_rounded_once():
         ({"tau_mem": math.inf}, "tau_mem: must be"),
         ({"tau_mem": 6, "tau_syn": 6}, "tau_syn: must be below tau_mem.*got tau_syn=6, tau_mem=6"),
         ({"tau_mem": 5, "tau_syn": 6}, "tau_syn: must be below tau_mem"),
+        ({"tau_mem": 6.0000001, "tau_syn": 6}, "tau_syn: must be below tau_mem, or the synaptic kernel .* vanishes"),
         ({"threshold": 0}, "threshold: must be a finite number > 0; got 0"),
         ({"slope": -1}, "slope: must be"),
-        ({"surrogate": "sigmiod"}, "surrogate: must be one of sigmoid, box; got 'sigmiod'"),
+        ({"surrogate": "sigmiod"}, r"surrogate: must be one of sigmoid, box; got 'sigmiod'; did you mean 'sigmoid'\?"),
         ({"tau_mem": "10"}, "tau_mem: must be.*got '10'"),
     ],
 )
 def test_bad_neurons(arguments, message):
     with pytest.raises(ValueError, match=message):
         SRM(**arguments)
+
+
+def test_numpy_numbers_are_numbers():
+    assert torch.equal(SRM(np.float32(10), np.int64(6), 2, 0.5).constants(), SRM(10, 6, 2, 0.5).constants())
 
 
 def test_unknown_kernel():

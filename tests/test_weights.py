@@ -112,3 +112,22 @@ def test_realisations_come_back_whatever_happens():
     with map_weights(net), pytest.raises(RuntimeError, match="do not nest"), map_weights(net):
         pass
     assert all(torch.equal(p, b) for p, b in zip(net.parameters(), before, strict=True))
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="of: a Linear does not say which of its parameters are binary; pass those parameters"):
+        map_weights(torch.nn.Linear(2, 3)).__enter__()
+    with pytest.raises(ValueError, match="w_r: needs at least one tensor of latents"):
+        kl_divergence([])
+    with pytest.raises(ValueError, match=r"prior: must be a number or have the latents' shape \(3,\); got \(4, 3\)"):
+        kl_divergence(torch.zeros(3), torch.zeros(4, 3))
+    with pytest.raises(ValueError, match="generator: must be a seed"), sample_weights(build("dense"), "0"):
+        pass
+
+
+def test_a_seed_is_a_generator():
+    net = build("dense")
+    with sample_weights(net, 3):
+        first = net.layers[0].weight.detach().clone()
+    with sample_weights(net, seeded(3)):
+        assert torch.equal(net.layers[0].weight, first)
