@@ -127,10 +127,8 @@ class Network(nn.Module):
                 f"weights: must have the layers' shapes {[tuple(layer.weight.shape) for layer in self.layers]}; got "
                 f"{[tuple(w.shape) for w in weights]}; give one tensor a layer"
             )
-        if torch.amp.is_autocast_available(x.device.type):
-            with torch.autocast(x.device.type, enabled=False):
-                return self._forward(x, state, weights)
-        return self._forward(x, state, weights)
+        with torch.autocast(x.device.type, enabled=False):
+            return self._forward(x, state, weights)
 
     def _forward(self, x: Tensor, state: NetworkState | None, weights: Sequence[Tensor] | None) -> Output:
         spikes, potentials, readouts, states = [], [], [], []
