@@ -1,13 +1,15 @@
 """What the CPU kernels cost by themselves: scan and adjoint, products by spike density, members together or one by one.
 
-`python benchmarks/kernels.py` prints a table and writes benchmarks/results/kernels.json: medians in milliseconds, one thread. The
-constants SPARSE (kernels/cpu.py) and TOGETHER, TOGETHER_STEPPING (prediction.py) are set from it.
+`python benchmarks/kernels.py [FILE]` prints tables and writes FILE (or benchmarks/results/kernels.json): medians in milliseconds,
+one thread. The constant SPARSE (kernels/cpu.py) and the choice in prediction.members_in_one_pass are set from it. Where there is a
+CUDA device, the ensembles run on it too.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
 import timeit
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +24,6 @@ from bisnn import prediction
 from bisnn.kernels import cpu, reference
 
 T, B, N = 100, 64, 256
-OUT = Path(__file__).parent / "results" / "kernels.json"
 
 
 def ms(function: Callable[..., object], *arguments: Any, repeat: int = 21, **options: Any) -> float:
@@ -52,7 +53,12 @@ def products() -> list[dict[str, Any]]:
     usual, cpu.SPARSE = cpu.SPARSE, 1.0  # event-driven at any density
     for density in (0.01, 0.05, 0.1, 0.15, 0.2, 0.3):
         x = (torch.rand(T * B, N, generator=generator) < density).float()
-        row = {"density": density, "forward, dense": ms(reference.linear, x, w), "forward, events": ms(cpu.linear, x, w)}
+        row = {
+            "density": density,
+            "events": ms(cpu._sparse_rows, x),
+            "forward, dense": ms(reference.linear, x, w),
+            "forward, events": ms(cpu.linear, x, w),
+        }
         row["gradient, dense"] = ms(reference.linear_weight_gradient, g, x)
         row["gradient, events"] = ms(cpu.linear_weight_gradient, g, x)
         rows.append(row)
@@ -60,40 +66,48 @@ def products() -> list[dict[str, Any]]:
     return rows
 
 
-def ensembles() -> list[dict[str, Any]]:
+def ensembles(device: str) -> list[dict[str, Any]]:
     """Ten members of two layers of N neurons, by length and batch."""
     rows = []
     cases = [
         ("layers", 10, 1),
-        ("layers", 50, 1),
+        ("layers", 100, 1),
         ("layers", 100, 8),
         ("layers", 100, 64),
         ("stepping", 100, 1),
         ("stepping", 100, 64),
     ]
-    usual = prediction.TOGETHER, prediction.TOGETHER_STEPPING
+    usual = prediction.members_in_one_pass
     for kind, steps, batch in cases:
         hidden = bisnn.Linear(N, N) if kind == "layers" else bisnn.Recurrent(N, N)
-        net = bisnn.Network(bisnn.Linear(20, N), hidden, readout=2, neuron=bisnn.SRM(threshold=0.1))
-        x = (torch.rand(steps, batch, 20, generator=torch.Generator().manual_seed(0)) < 0.05).float()
-        row = {"network": kind, "T": steps, "B": batch, "one member": ms(bisnn.predict, net, x, samples=1, repeat=5)}
-        for name, limit in (("ten, one by one", 0), ("ten, together", 1 << 40)):
-            prediction.TOGETHER = prediction.TOGETHER_STEPPING = limit
-            row[name] = ms(bisnn.predict, net, x, samples=10, repeat=5)
+        net = bisnn.Network(bisnn.Linear(20, N), hidden, readout=2, neuron=bisnn.SRM(threshold=0.1)).to(device)
+        x = (torch.rand(steps, batch, 20, generator=torch.Generator().manual_seed(0)) < 0.05).float().to(device)
+        row = {"network": kind, "T": steps, "B": batch, "one member": ms(members, net, x, 1, repeat=5)}
+        for name, together in (("ten, one by one", 1), ("ten, together", 10)):
+            vars(prediction)["members_in_one_pass"] = lambda *_, n=together: n
+            row[name] = ms(members, net, x, 10, repeat=5)
         rows.append(row)
-    prediction.TOGETHER, prediction.TOGETHER_STEPPING = usual
+    vars(prediction)["members_in_one_pass"] = usual
     return rows
+
+
+def members(net: bisnn.Network, x: torch.Tensor, samples: int) -> float:
+    return bisnn.predict(net, x, samples).mean.sum().item()  # .item() waits for the device
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    tables = {"scans": [scans()], "products": products(), "ensembles": ensembles()}
-    for rows in tables.values():
+    tables = {"scans": [scans()], "products": products(), "ensembles": ensembles("cpu")}
+    if torch.cuda.is_available():
+        tables["ensembles on " + torch.cuda.get_device_name()] = ensembles("cuda")
+    for name, rows in tables.items():
+        print(name)
         print("  ".join(f"{key:>22}" for key in rows[0]))
         for row in rows:
             print("  ".join(f"{value!s:>22}" for value in row.values()))
     report = {"machine": machine(), "sizes": {"T": T, "B": B, "N": N}, "milliseconds": tables}
-    OUT.write_text(json.dumps(report, indent=1) + "\n")
+    out = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results" / "kernels.json"
+    out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

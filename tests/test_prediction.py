@@ -16,10 +16,9 @@ from networks import KINDS, build
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("together", [0, 1 << 30], ids=["one by one", "together"])
+@pytest.mark.parametrize("together", [1, 3, 4], ids=["one by one", "three and one", "together"])
 def test_members_are_the_networks_at_posterior_samples(kind, together, monkeypatch):
-    monkeypatch.setattr(bisnn.prediction, "TOGETHER", together)
-    monkeypatch.setattr(bisnn.prediction, "TOGETHER_STEPPING", together)
+    monkeypatch.setattr(bisnn.prediction, "members_in_one_pass", lambda *_: together)
     net = build(kind, 1, dtype=torch.float32, init=0.4)
     x = spikes(15, 3, *net.input_shape, seed=2)
     members = predict(net, x, samples=4, generator=7).members
@@ -29,6 +28,14 @@ def test_members_are_the_networks_at_posterior_samples(kind, together, monkeypat
             alone = net(x).readouts[-1].softmax(-1).mean(0)
         assert torch.equal(members[k], alone)
     assert members.std(0).max() > 0
+
+
+def test_how_many_run_together():
+    net, x = build("dense"), torch.zeros(10, 2, 6, device="meta")  # any device but the CPU
+    assert bisnn.prediction.members_in_one_pass(net, x, 8) == 8
+    assert bisnn.prediction.members_in_one_pass(net, torch.zeros(1 << 20, 2, 6, device="meta"), 8) == 4  # 7 neurons, 2^26 in all
+    assert bisnn.prediction.members_in_one_pass(net, torch.zeros(1 << 24, 2, 6, device="meta"), 8) == 1
+    assert bisnn.prediction.members_in_one_pass(net, torch.zeros(10, 2, 6), 8) == 1
 
 
 def test_map_is_the_sign():

@@ -14,13 +14,10 @@ from torch.func import vmap
 
 from bisnn import weights
 from bisnn.checks import as_generator, choice, finite, positive_int
-from bisnn.layers import Recurrent
 from bisnn.losses import time_weights
 from bisnn.network import Network, Readout
 
-# Neuron-steps up to which members run in one pass, as measured: layers that step through time share the steps' overhead and gain
-# at all sizes (the bound is memory); the others gain only while a pass is so short that calls outweigh arithmetic.
-TOGETHER_STEPPING, TOGETHER = 1 << 26, 1 << 17
+TOGETHER = 1 << 26  # neuron-steps of a layer that members on an accelerator share in one pass: 256 MiB a tensor
 
 
 @dataclass(frozen=True)
@@ -104,13 +101,23 @@ def _readouts(net: Network, x: Tensor, samples: int | None, generator: torch.Gen
     if samples is None:
         return run([weights.sign(p) for p in latents] if net.weights == "binary" else latents)[None]
     members = [[weights.sample(p, generator) for p in latents] for _ in range(samples)]
-    width = max(math.prod(layer.current_shape) for layer in net.layers)
-    limit = TOGETHER_STEPPING if any(isinstance(layer, Recurrent) for layer in net.layers) else TOGETHER
-    together = min(samples, max(1, limit // (x.shape[0] * x.shape[1] * width)))
+    together = members_in_one_pass(net, x, samples)
     if together == 1:
         return torch.stack([run(member) for member in members])
     groups = [members[i : i + together] for i in range(0, samples, together)]
     return torch.cat([vmap(run)([torch.stack(layer) for layer in zip(*group, strict=True)]) for group in groups])
+
+
+def members_in_one_pass(net: Network, x: Tensor, samples: int) -> int:
+    """How many members run together.
+
+    On an accelerator as many as memory allows: a pass is bound by its number of launches. On the CPU one by one: a member's
+    weights and traces then stay in the cache, which measured at least as fast at every size (benchmarks/kernels.py).
+    """
+    if x.device.type == "cpu":
+        return 1
+    width = max(math.prod(layer.current_shape) for layer in net.layers)
+    return min(samples, max(1, TOGETHER // (x.shape[0] * x.shape[1] * width)))
 
 
 def _over_time(y: Tensor, over_time: str, burn_in: int, mask: Tensor | None) -> Tensor:
