@@ -6,7 +6,7 @@ Timed is forward, gradient and update of a network 20-256-256 with a 2-class rea
 Every peer gets the structure that ours has: two layers of leaky integrate-and-fire neurons, then a linear readout; no bias. Each
 linear layer takes all time steps at once; surrogate gradients pass through all of time; cross entropy of the mean output; SGD.
 "ReLU" is a plain network on the T B rows, to show what little more than the matrix products costs. "dense" is ours without its
-event-driven products, as it would run if more than an eighth of the neurons fired at a time.
+event-driven products, as it would run if more than a tenth of the neurons fired at a time.
 
 Each contestant lives in a process of its own; they take turns, a few iterations a round, so that changes in the machine's load
 meet all of them. Peak memory is the process's highest resident size during its iterations, less the size with all libraries

@@ -185,7 +185,7 @@ def adjoint(
 
 # Products with spikes: where few are active, adding the rows of the active ones beats a dense matrix product.
 
-SPARSE = 0.12  # density of spikes up to which it does (one core, AVX-512; crossover measured between 0.12 and 0.2)
+SPARSE = 0.1  # density of spikes up to which it does; it breaks even at 0.08 to 0.2, by CPU (benchmarks/kernels.py)
 COLUMNS = 16  # neurons a thread gets at least: a cache line of float32
 
 
@@ -221,14 +221,14 @@ def _events(x, index, start):
 @_kernel(f"void(int64, int64, uint32[::1], int64[::1], {_M}, {_M})")
 def _add_rows(lo, hi, index, start, w, out):
     """out[r] = sum of w[j] over the active j of row r; w is (n_in, n_out)."""
-    total = np.empty(hi - lo, np.float32)
     for r in range(out.shape[0]):
-        total[:] = _ZERO
+        o = out[r, lo:hi]
+        for i in range(hi - lo):
+            o[i] = _ZERO
         for k in range(start[r], start[r + 1]):
             row = w[index[k], lo:hi]
             for i in range(hi - lo):
-                total[i] += row[i]
-        out[r, lo:hi] = total
+                o[i] += row[i]
 
 
 @_kernel(f"void(int64, int64, uint32[::1], int64[::1], {_M}, {_M})")
