@@ -35,7 +35,9 @@ def test_how_many_run_together():
     assert bisnn.prediction.members_in_one_pass(net, x, 8) == 8
     assert bisnn.prediction.members_in_one_pass(net, torch.zeros(1 << 20, 2, 6, device="meta"), 8) == 4  # 7 neurons, 2^26 in all
     assert bisnn.prediction.members_in_one_pass(net, torch.zeros(1 << 24, 2, 6, device="meta"), 8) == 1
-    assert bisnn.prediction.members_in_one_pass(net, torch.zeros(10, 2, 6), 8) == 1
+    assert bisnn.prediction.members_in_one_pass(net, torch.zeros(10, 2, 6), 8) == 8
+    assert bisnn.prediction.members_in_one_pass(net, torch.zeros(5000, 2, 6), 8) == 1
+    assert bisnn.prediction.members_in_one_pass(build("recurrent"), torch.zeros(10, 2, 6), 8) == 1
 
 
 def test_map_is_the_sign():

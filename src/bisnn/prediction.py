@@ -14,10 +14,13 @@ from torch.func import vmap
 
 from bisnn import weights
 from bisnn.checks import as_generator, choice, finite, positive_int
+from bisnn.layers import Recurrent
 from bisnn.losses import time_weights
 from bisnn.network import Network, Readout
 
-TOGETHER = 1 << 26  # neuron-steps of a layer that members on an accelerator share in one pass: 256 MiB a tensor
+# Neuron-steps up to which members run in one pass, as measured (benchmarks/kernels.py): one member's on the CPU, all members' on an
+# accelerator (256 MiB a tensor).
+FEW, MANY = 1 << 15, 1 << 26
 
 
 @dataclass(frozen=True)
@@ -111,13 +114,14 @@ def _readouts(net: Network, x: Tensor, samples: int | None, generator: torch.Gen
 def members_in_one_pass(net: Network, x: Tensor, samples: int) -> int:
     """How many members run together.
 
-    On an accelerator as many as memory allows: a pass is bound by its number of launches. On the CPU one by one: a member's
-    weights and traces then stay in the cache, which measured at least as fast at every size (benchmarks/kernels.py).
+    On an accelerator as many as memory allows: a pass is bound by its number of launches. On the CPU all while a pass is so
+    short that calls outweigh arithmetic, else one by one: a member's weights and traces then stay in the cache.
     """
+    steps = x.shape[0] * x.shape[1] * max(math.prod(layer.current_shape) for layer in net.layers)
     if x.device.type == "cpu":
-        return 1
-    width = max(math.prod(layer.current_shape) for layer in net.layers)
-    return min(samples, max(1, TOGETHER // (x.shape[0] * x.shape[1] * width)))
+        stepping = any(isinstance(layer, Recurrent) for layer in net.layers)
+        return samples if steps <= FEW and not stepping else 1
+    return min(samples, max(1, MANY // steps))
 
 
 def _over_time(y: Tensor, over_time: str, burn_in: int, mask: Tensor | None) -> Tensor:
