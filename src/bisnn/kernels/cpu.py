@@ -185,7 +185,7 @@ def adjoint(
 
 # Products with spikes: where few are active, adding the rows of the active ones beats a dense matrix product.
 
-SPARSE = 0.1  # density of spikes up to which it does; it breaks even at 0.08 to 0.2, by CPU (benchmarks/kernels.py)
+SPARSE = 0.1  # density of spikes up to which it does; it breaks even at 0.07 to 0.2, by CPU (benchmarks/kernels.py)
 COLUMNS = 16  # neurons a thread gets at least: a cache line of float32
 
 
