@@ -34,7 +34,7 @@ class Reliability(NamedTuple):
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> float:
-    """Share of recordings whose most probable class is right."""
+    """Share of recordings whose most probable class is right (one line; torchmetrics would take a second to import for it)."""
     _check(probs, labels)
     return float((probs.argmax(-1) == labels).double().mean())
 
@@ -65,7 +65,10 @@ def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
 
 
 def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
-    """The bins of a reliability diagram; sum |accuracy - confidence| size / N over them is the ECE."""
+    """The bins of a reliability diagram; sum |accuracy - confidence| size / N over them is the ECE.
+
+    torchmetrics has the sum, but gives no access to its bins.
+    """
     _check(probs, labels)
     edges = torch.linspace(0, 1, positive_int("bins", bins) + 1, dtype=probs.dtype)
     top, predicted = probs.clamp(0, 1).cpu().max(-1)
