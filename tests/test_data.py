@@ -29,7 +29,7 @@ def test_population_rates_by_the_formula(neurons, width):
 
 def test_spikes_have_their_rates():
     rates = torch.tensor([[0.0, 0.02, 0.5, 1.0]], dtype=torch.float64)
-    s = encode.bernoulli(rates, 20_000, seeded(3))
+    s = encode.rate(rates, 20_000, seeded(3))
     assert s.shape == (20_000, 1, 4)
     assert set(s.unique().tolist()) == {0.0, 1.0}
     for i, p in enumerate(rates[0].tolist()):
@@ -82,9 +82,9 @@ def test_one_d():
         (lambda: encode.population_rates(torch.rand(3, 2), 10, 0.0), "width: must be a finite number > 0"),
         (lambda: encode.population_rates(torch.rand(3), 10, 1.0), "x: must be a non-empty floating-point tensor"),
         (lambda: encode.population_rates(torch.tensor([[math.nan]]), 10, 1.0), "x: must be finite; got 1 NaN"),
-        (lambda: encode.bernoulli(torch.tensor([[1.5]]), 10, 0), r"rates: must lie in \[0, 1\].*got 1.5..1.5"),
-        (lambda: encode.bernoulli(torch.rand(2, 2), 0, 0), "T: must be a positive whole number; got 0"),
-        (lambda: encode.bernoulli(torch.rand(0, 2), 5, 0), "rates: must be a non-empty"),
+        (lambda: encode.rate(torch.tensor([[1.5]]), 10, 0), r"rates: must lie in \[0, 1\].*got 1.5..1.5"),
+        (lambda: encode.rate(torch.rand(2, 2), 0, 0), "T: must be a positive whole number; got 0"),
+        (lambda: encode.rate(torch.rand(0, 2), 5, 0), "rates: must be a non-empty"),
         (lambda: encode.population_rates([[0.5]], 10, 1.0), "x: must be a torch.Tensor; got list; use torch.as_tensor"),
         (lambda: two_moons(0), "train, test: must be a positive whole number; got 0"),
         (lambda: two_moons(noise=-1), "noise: must be a finite number >= 0"),

@@ -36,10 +36,11 @@ def population_rates(x: Tensor, neurons: int, width: float) -> Tensor:
     return (0.5 + 0.5 * torch.cos(phase)).flatten(1)
 
 
-def bernoulli(rates: Tensor, T: int, generator: int | torch.Generator) -> Tensor:
-    """Independent spikes at each time step with these probabilities: (B, ...) -> (T, B, ...).
+def rate(rates: Tensor, T: int, generator: int | torch.Generator) -> Tensor:
+    """Rate code: independent spikes at each time step, with these probabilities. (B, ...) -> (T, B, ...).
 
-    Rate coding of values in [0, 1] is this function applied to the values themselves.
+    >>> rate(torch.tensor([[0.0, 1.0]]), T=3, generator=0).tolist()
+    [[[0.0, 1.0]], [[0.0, 1.0]], [[0.0, 1.0]]]
     """
     _check_values("rates", rates)
     if rates.min() < 0 or rates.max() > 1:
@@ -57,7 +58,7 @@ def bernoulli(rates: Tensor, T: int, generator: int | torch.Generator) -> Tensor
 
 def population(x: Tensor, T: int, *, neurons: int, width: float, generator: int | torch.Generator) -> Tensor:
     """Population code as spikes, (B, d) -> (T, B, d * neurons)."""
-    return bernoulli(population_rates(x, neurons, width), T, generator)
+    return rate(population_rates(x, neurons, width), T, generator)
 
 
 def _check_values(name: str, x: Tensor) -> None:
