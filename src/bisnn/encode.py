@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,3 +69,20 @@ def _check_values(name: str, x: Tensor) -> None:
             f"{name}: must be a non-empty floating-point tensor (B, d); got {x.dtype} of {tuple(x.shape)}; use x.float(), x[None]"
         )
     finite(name, x)
+
+
+# Keyed draws: the same for a (seed, purpose, epoch, sample), whatever the batch, the order, the worker or the process.
+
+SPLIT, SHUFFLE, TRAIN, VALIDATION, TEST, GRID, PREDICT = range(7)  # purposes
+
+
+def keyed_rng(seed: int, purpose: int, epoch: int = 0, sample: int = 0) -> np.random.Generator:
+    """A generator of its own for this key: Philox is a function of key and counter, so keys need no common sequence."""
+    return np.random.Generator(np.random.Philox(key=[seed, purpose], counter=[0, 0, epoch, sample]))
+
+
+def keyed_rate(rates: Tensor, T: int, seed: int, purpose: int, epoch: int, samples: Tensor) -> Tensor:
+    """`rate`, with draws keyed by the sample's number: (B, N) -> (T, B, N), on the CPU, as uint8."""
+    positive_int("T", T)
+    draws = [keyed_rng(seed, purpose, epoch, int(i)).random((T, rates.shape[1]), dtype=np.float32) for i in samples]
+    return (torch.from_numpy(np.stack(draws, axis=1)) < rates.float()).to(torch.uint8)

@@ -79,7 +79,22 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
     return Reliability(edges, size, confidence, share)
 
 
+def rmse(predicted: Tensor, target: Tensor) -> float:
+    """Root of the mean squared error, over recordings and outputs, (N, C) each.
+
+    >>> rmse(torch.tensor([[0.0], [2.0]]), torch.tensor([[0.0], [0.0]]))  # doctest: +ELLIPSIS
+    1.41421...
+    """
+    return float(_errors(predicted, target).square().mean().sqrt())
+
+
+def mae(predicted: Tensor, target: Tensor) -> float:
+    """Mean absolute error, over recordings and outputs, (N, C) each."""
+    return float(_errors(predicted, target).abs().mean())
+
+
 METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"accuracy": accuracy, "nll": nll, "brier": brier, "ece": ece}
+REGRESSION_METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"rmse": rmse, "mae": mae}
 
 
 def bootstrap(
@@ -94,7 +109,6 @@ def bootstrap(
     """Percentile bootstrap over the recordings. For the ECE, which resampling biases upwards, read it with that in mind."""
     from scipy.stats import bootstrap as scipy_bootstrap
 
-    _check(probs, labels)
     if not number("level", level, above=0) < 1:
         raise ValueError(f"level: must lie in (0, 1); got {level!r}; give e.g. 0.95")
     value = metric(probs, labels)
@@ -115,6 +129,16 @@ def bootstrap(
         rng=np.random.default_rng(seed),
     )
     return Interval(value, float(result.confidence_interval.low), float(result.confidence_interval.high))
+
+
+def _errors(predicted: Tensor, target: Tensor) -> Tensor:
+    tensor("predicted", predicted)
+    tensor("target", target)
+    if predicted.ndim != 2 or predicted.shape != target.shape or len(target) == 0:
+        raise ValueError(
+            f"predicted, target: must both be (N, C) with N >= 1; got {tuple(predicted.shape)} and {tuple(target.shape)}; reshape them"
+        )
+    return predicted.double() - target.double()
 
 
 def _check(probs: Tensor, labels: Tensor) -> None:

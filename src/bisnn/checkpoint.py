@@ -1,0 +1,194 @@
+"""Files of a run: atomic writes, checked safetensors, and the run folder that only one process writes at a time.
+
+A run folder has `config.toml` (resolved), `metrics.jsonl` (a row an epoch), `state.safetensors` and `state.previous.safetensors` (all
+that the next step depends on), `model.safetensors`, and what is made from them later. Loading any of them runs no code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from bisnn import config
+from bisnn.config import Config
+
+
+class Damaged(ValueError):
+    """A file that is not what was written: cut short, changed, or of another kind."""
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write the whole file or nothing: temporary file, fsync, rename. Errors leave the old file as it was."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)  # the rename itself is on disk only after this
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def save_tree(path: Path, tree: Any, kind: str) -> None:
+    """Nested dicts and lists of tensors, numbers and strings as one safetensors file, with a digest over all of it."""
+    tensors: dict[str, Tensor] = {}
+    body = json.dumps(_packed(tree, tensors))
+    header = {"kind": kind, "tree": body, "digest": _digest(body, tensors)}
+    write_atomic(path, save(tensors, header))
+
+
+def load_tree(path: Path, kind: str) -> Any:
+    """What `save_tree` wrote. A file that is damaged or of another kind raises `Damaged`."""
+    try:
+        with safe_open(path, "pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, RuntimeError) as error:
+        if isinstance(error, (FileNotFoundError, PermissionError)):
+            raise
+        raise Damaged(f"{path}: is damaged or no safetensors file ({error})") from None
+    if header.get("kind") != kind:
+        raise Damaged(f"{path}: is no bisnn {kind} file; it says {header.get('kind', 'nothing of its kind')!r}")
+    if header.get("digest") != _digest(header.get("tree", ""), tensors):
+        raise Damaged(f"{path}: is damaged: its content does not match its digest")
+    return _unpacked(json.loads(header["tree"]), tensors)
+
+
+def _digest(body: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.blake2b(body.encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
+        digest.update(tensors[name].contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _packed(node: Any, tensors: dict[str, Tensor], name: str = "") -> Any:
+    """JSON with tensors taken out by name. Dicts become pairs, since their keys may be whole numbers."""
+    if isinstance(node, Tensor):
+        tensors[name] = node.detach().cpu().contiguous()
+        return {"tensor": name}
+    if isinstance(node, dict):
+        return {"dict": [[key, _packed(value, tensors, f"{name}.{key}" if name else str(key))] for key, value in node.items()]}
+    if isinstance(node, (list, tuple)):
+        return [_packed(value, tensors, f"{name}.{i}" if name else str(i)) for i, value in enumerate(node)]
+    return node
+
+
+def _unpacked(node: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(node, list):
+        return [_unpacked(value, tensors) for value in node]
+    if isinstance(node, dict) and "tensor" in node:
+        return tensors[node["tensor"]]
+    if isinstance(node, dict):
+        return {key: _unpacked(value, tensors) for key, value in node["dict"]}
+    return node
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.config_file = self.path / "config.toml"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.state_file = self.path / "state.safetensors"
+        self.previous_file = self.path / "state.previous.safetensors"
+        self.model_file = self.path / "model.safetensors"
+        self.evaluation_file = self.path / "evaluation.safetensors"
+        self.report_file = self.path / "report.html"
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """The only writer of the folder, or an error. The system lets go of the lock when a process ends, however it ends."""
+        lock = FileLock(self.path / ".lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise ValueError(f"{self}: another process is writing this run; wait for it, or give another folder") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def create(self, settings: Config) -> None:
+        """Begin a run: the folder must be new or empty (of anything but the lock)."""
+        if any(entry.name != ".lock" for entry in self.path.iterdir()):
+            way = f"continue it with: bisnn resume {self}" if self.config_file.exists() else "give another folder"
+            raise ValueError(f"{self}: is not empty; {way}")
+        write_atomic(self.config_file, f"# Resolved settings of this run.\n{settings.to_toml()}".encode())
+
+    def read_config(self) -> Config:
+        if not self.path.is_dir():
+            raise ValueError(f"{self}: there is no such run folder; `bisnn train CONFIG` makes one")
+        if not self.config_file.exists():
+            raise ValueError(f"{self}: is no run folder: it has no config.toml; give the folder that `bisnn train` wrote")
+        return config.load(self.config_file)
+
+    def save_state(self, state: dict[str, Any]) -> None:
+        """The new checkpoint; the one before stays as `state.previous`. After a kill at any moment one of the two is whole."""
+        if self.state_file.exists():
+            fresh = self.path / ".state.next.safetensors"
+            save_tree(fresh, state, "state")
+            os.replace(self.state_file, self.previous_file)
+            os.replace(fresh, self.state_file)
+        else:
+            save_tree(self.state_file, state, "state")
+
+    def load_state(self) -> tuple[dict[str, Any] | None, list[str]]:
+        """The newest whole checkpoint, None if there is none yet; and what the user should be told about damaged ones."""
+        notes = []
+        for file in (self.state_file, self.previous_file):
+            try:
+                return load_tree(file, "state"), notes
+            except FileNotFoundError:
+                continue
+            except Damaged as error:
+                notes.append(f"{error}; using the checkpoint before it")
+        if notes:
+            raise ValueError(f"{self}: no checkpoint is whole: {'; '.join(notes)}; train again in another folder")
+        return None, notes
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        with open(self.metrics_file, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def cut_metrics(self, rows: int) -> None:
+        """Keep the first `rows` rows: those after the checkpoint, and one that a kill left half-written, will come again."""
+        lines = self.metrics_file.read_bytes().splitlines(keepends=True) if self.metrics_file.exists() else []
+        whole = [line for line in lines if line.endswith(b"\n")]
+        if len(whole) < rows:
+            raise ValueError(f"{self.metrics_file}: has {len(whole)} rows where the checkpoint knows {rows}; restore the file")
+        if len(lines) != rows:
+            write_atomic(self.metrics_file, b"".join(whole[:rows]))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The rows so far; a last line that is still being written is left out."""
+        if not self.metrics_file.exists():
+            return []
+        lines = self.metrics_file.read_text(encoding="utf-8").splitlines(keepends=True)
+        try:
+            return [json.loads(line) for line in lines if line.endswith("\n")]
+        except json.JSONDecodeError as error:
+            raise Damaged(f"{self.metrics_file}: is damaged: {error}") from None

@@ -1,0 +1,353 @@
+"""A run's settings: one small TOML file, validated; `--set section.key=value` on top; the resolved settings are saved beside the run.
+
+Symbols: `tau`, `temperature` (rho), `lr` (eta) and the time constants are the paper's, in time steps. Whatever a config leaves out has
+the default below.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+VERSION = 1  # of the file format
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class TwoMoons(Section):
+    """Two interleaved half circles in the unit square."""
+
+    name: Literal["two_moons"]
+    train: Count = 200  # points a class
+    test: Count = 1000  # points a class
+    noise: NotNegative = 0.1
+    validation: Share = 0.0  # of the training points, held out
+
+
+class OneD(Section):
+    """1-D regression on three clusters."""
+
+    name: Literal["one_d"]
+    per_unit: Count = 20  # training points a unit of x
+    test: Count = 200  # points, evenly, noiseless
+    noise: NotNegative = 0.1
+    validation: Share = 0.0
+
+
+class Table(Section):
+    """One's own points: a CSV, NPY or NPZ file of features and, in the last column (NPZ: `y`), the class or the target."""
+
+    name: Literal["table"]
+    train: str  # path, relative to the config file
+    test: str | None = None  # path; without one, `test_share` of the rows
+    test_share: Share = 0.2
+    task: Literal["classification", "regression"] = "classification"
+    rescale: bool = True  # each feature to [0, 1] by its range in the training rows
+    validation: Share = 0.0
+
+
+class Encode(Section):
+    """From a row of numbers to spikes (T, N)."""
+
+    code: Literal["population", "rate"] = "population"  # "rate": the number in [0, 1] is the probability of a spike
+    steps: Count = 100  # T
+    neurons: Annotated[int, Field(ge=2)] = 10  # a dimension, "population" only
+    width: Positive = 1.0  # of the tuning curves, in spacings
+
+
+class Architecture(Section):
+    layers: Annotated[list[Count], Field(min_length=1)] = [256, 256]  # neurons of each layer
+    gradient: Literal["local", "bptt"] = "local"
+    readout_after: Literal["every", "last"] = "every"
+    readout_gain: Positive = 1.0
+    init: NotNegative = 0.5  # latents start at +-init
+
+
+class Neuron(Section):
+    tau_mem: Positive = 10.0
+    tau_syn: Positive = 6.0
+    tau_ref: Positive = 2.0
+    threshold: Positive = 0.5
+    surrogate: Literal["sigmoid", "box"] = "sigmoid"
+    slope: Positive = 1.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Neuron:
+        if self.tau_mem <= self.tau_syn:
+            raise ValueError(f"tau_mem must be above tau_syn = {self.tau_syn:g}, or the synaptic filter is not positive")
+        return self
+
+
+class Preconditioned(Section):
+    lr: Positive
+    precondition: Literal["none", "momentum", "adam"] = "none"  # "none" is the paper's rule
+    betas: Annotated[list[Share], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+
+
+class ST(Preconditioned):
+    """ST-BiSNN, Algorithm 1."""
+
+    name: Literal["st"]
+    clip: Positive | None = None  # keep the latents in [-clip, clip]
+
+
+class Bayes(Preconditioned):
+    """Bayes-BiSNN, Algorithm 2."""
+
+    name: Literal["bayes"]
+    temperature: NotNegative
+    tau: Positive = 1.0
+    prior: float = 0.0  # logit of every weight
+    straight_through: bool = False  # hard samples forward, the relaxed sample's gradient
+    tau_end: Positive | None = None
+    temperature_end: Positive | None = None
+    anneal_epochs: Count | None = None
+
+    @model_validator(mode="after")
+    def _annealing(self) -> Bayes:
+        ends = self.tau_end is not None or self.temperature_end is not None
+        if ends != (self.anneal_epochs is not None):
+            raise ValueError("anneal_epochs goes with tau_end or temperature_end: give both or neither")
+        if self.temperature_end is not None and self.temperature == 0:
+            raise ValueError("temperature must be above 0 to be annealed: it moves geometrically")
+        return self
+
+
+class BopRule(Section):
+    """Bop: no latents, weights flip by a running mean of the gradient."""
+
+    name: Literal["bop"]
+    lr: Annotated[float, Field(gt=0, le=1)]
+    threshold: Positive
+
+
+class Full(Section):
+    """Full precision: real weights and an optimizer of torch's, to compare with."""
+
+    name: Literal["full"]
+    lr: Positive
+    optimizer: Literal["sgd", "adam"] = "adam"
+    momentum: Share = 0.0  # "sgd" only
+
+
+class Train(Section):
+    epochs: Count
+    batch_size: Count = 40  # over all processes
+    samples: Count = 1  # realisations of the weights a step
+    loss: Literal["logistic", "squared", "smooth_l1"] | None = None  # by default logistic for classes, squared for regression
+    over_time: Literal["sum", "mean"] = "sum"
+    burn_in: Annotated[int, Field(ge=0)] = 10  # first time steps that do not count, in the loss and in predictions
+    schedule: Literal["constant", "cosine"] = "constant"  # of the learning rate
+    activity: NotNegative = 0.0  # factor on the loss that keeps neurons neither silent nor saturated
+    validate_every: Count = 1  # epochs
+    keep: Literal["last", "best"] = "last"  # "best": of the lowest validation loss (NLL; regression: squared error)
+    patience: Annotated[int, Field(ge=0)] = 0  # stop after so many validations without a better one; 0: never
+    checkpoint_seconds: NotNegative = 10.0  # between checkpoints
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "float64"] = "float32"
+    threads: Annotated[int, Field(ge=0)] = 0  # of PyTorch; 0: as many as it would take, recorded in the run's config
+
+
+class Predict(Section):
+    samples: Count = 10  # members of the ensemble, Bayes-BiSNN only
+
+
+class Config(Section):
+    """All settings of a run."""
+
+    version: int
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    data: Annotated[TwoMoons | OneD | Table, Field(discriminator="name")]
+    encode: Encode = Encode()
+    network: Architecture = Architecture()
+    neuron: Neuron = Neuron()
+    rule: Annotated[ST | Bayes | BopRule | Full, Field(discriminator="name")]
+    train: Train
+    predict: Predict = Predict()
+
+    @property
+    def task(self) -> str:
+        if isinstance(self.data, Table):
+            return self.data.task
+        return "regression" if isinstance(self.data, OneD) else "classification"
+
+    @property
+    def loss(self) -> str:
+        return self.train.loss or ("logistic" if self.task == "classification" else "squared")
+
+    @model_validator(mode="after")
+    def _together(self) -> Config:
+        if self.train.burn_in >= self.encode.steps:
+            raise ValueError(f"train.burn_in must be below encode.steps = {self.encode.steps}; got {self.train.burn_in}")
+        if (self.train.keep == "best" or self.train.patience) and not self.data.validation:
+            raise ValueError('train.keep = "best" and train.patience need held-out points: set data.validation, e.g. to 0.2')
+        if (self.loss == "logistic") != (self.task == "classification"):
+            raise ValueError(f'train.loss = "{self.loss}" does not fit the task {self.task}: leave it out for the usual one')
+        local = self.network.gradient == "local" and len(self.network.layers) > 1
+        if local and self.network.readout_after == "last":
+            raise ValueError('network.readout_after must be "every" with local gradients, or layers below the last never learn')
+        return self
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+    def updated(self, **values: Any) -> Config:
+        """A copy with some settings changed, by dotted key: `config.updated(**{"rule.lr": 0.1})`. Validated like a file."""
+        settings = self.model_dump(exclude_none=True)
+        for key, value in values.items():
+            _assign(settings, key, value, "config.updated")
+        return parse(settings, "config.updated")
+
+
+def shipped() -> dict[str, Path]:
+    """The configs that come with the package, by name."""
+    folder = Path(str(resources.files("bisnn") / "configs"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a config file, or one that comes with the package by its name, with "section.key=value" overrides.
+
+    >>> load("two_moons_bayes", ["rule.temperature=0.001", "seed=3"]).seed
+    3
+    """
+    file = Path(path)
+    if not file.exists():
+        known = shipped()
+        if str(path) not in known:
+            near = difflib.get_close_matches(file.stem, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"those that come with bisnn: {', '.join(known)}"
+            raise ValueError(f"{path}: there is no such config file; {hint}")
+        file = known[str(path)]
+    try:
+        settings = tomllib.loads(file.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{file}: is not valid TOML: {error}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{file}: is not a text file in UTF-8; give a TOML config") from None
+    except IsADirectoryError:
+        raise ValueError(f"{file}: is a folder; give a TOML config") from None
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"--set {override}: must read section.key=value, e.g. --set rule.lr=0.1")
+        _assign(settings, key.strip(), _value(value.strip()), f"--set {override}")
+    source = " ".join([str(file), *(f"--set {override}" for override in overrides)])
+    return _absolute(parse(settings, source), file.parent)
+
+
+def parse(settings: dict[str, Any], source: str) -> Config:
+    """Settings as read from TOML to a Config, or a ValueError with one line for each thing wrong, `source` and the key first."""
+    version = settings.get("version")
+    if version != VERSION:
+        got = "none" if version is None else repr(version)
+        raise ValueError(
+            f"{source}: version: this bisnn reads configs of version {VERSION}; got {got}; write version = {VERSION}, or "
+            "install the bisnn that the config was written for"
+        )
+    try:
+        return Config.model_validate(settings)
+    except ValidationError as error:
+        lines = [_line(details, settings) for details in error.errors()]
+        raise ValueError("\n".join(f"{source}: {line}" for line in lines)) from None
+
+
+def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+    """All valid keys, dotted."""
+    for name, field in model.model_fields.items():
+        sections = _sections(field.annotation)
+        if not sections:
+            yield prefix + name
+        for section in sections:
+            yield from keys(section, f"{prefix}{name}.")
+
+
+def _sections(annotation: Any) -> list[type[BaseModel]]:
+    options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    return [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
+
+
+def _line(details: Any, settings: dict[str, Any]) -> str:
+    """One pydantic error as one line: key, rule, value, fix."""
+    location = [str(part) for part in details["loc"]]
+    if len(location) > 1 and location[0] in ("data", "rule"):  # pydantic puts the variant's name behind the section's
+        del location[1]
+    key, kind, context = ".".join(location), details["type"], details.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f"{key}: unknown key; {_nearest(key, settings)}"
+    if kind == "missing":
+        return f"{key}: is missing; add it"
+    if kind == "union_tag_not_found":
+        return f"{key}.name: is missing; give one of {_names(location[0])}"
+    if kind == "union_tag_invalid":
+        near = difflib.get_close_matches(context["tag"], _names(location[0]).split(", "), n=1)
+        return f"{key}.name: must be one of {_names(location[0])}; got {context['tag']!r}" + (
+            f"; did you mean {near[0]!r}?" if near else ""
+        )
+    if kind == "value_error":
+        return (f"{key}: " if key else "") + str(context["error"])
+    message = details["msg"][0].lower() + details["msg"][1:].replace("should", "must", 1)
+    message = message.removeprefix("input ")
+    return f"{key}: {message}; got {details['input']!r}"
+
+
+def _names(section: str) -> str:
+    options = _sections(Config.model_fields[section].annotation)
+    return ", ".join(typing.get_args(option.model_fields["name"].annotation)[0] for option in options)
+
+
+def _nearest(key: str, settings: dict[str, Any]) -> str:
+    """The valid key that the unknown one was probably meant to be; of its own section if any is near."""
+    head, _, leaf = key.rpartition(".")
+    model: type[BaseModel] | None = Config
+    if head:
+        options = _sections(Config.model_fields[head].annotation)
+        name = settings[head].get("name")
+        chosen = [o for o in options if len(options) == 1 or typing.get_args(o.model_fields["name"].annotation)[0] == name]
+        model = chosen[0] if chosen else None
+    own = [f"{head}.{name}" if head else name for name in model.model_fields] if model else []
+    everywhere = {valid.rpartition(".")[2]: valid for valid in keys()}
+    near = difflib.get_close_matches(key, own, n=1) or [everywhere[n] for n in difflib.get_close_matches(leaf, everywhere, n=1)]
+    return f"the nearest valid key is {near[0]}" if near else f"valid keys here: {', '.join(own)}"
+
+
+def _assign(settings: dict[str, Any], key: str, value: Any, source: str) -> None:
+    *sections, leaf = key.split(".")
+    for section in sections:
+        settings = settings.setdefault(section, {})
+        if not isinstance(settings, dict):
+            raise ValueError(f"{source}: {section} is a value, not a section; the key must read section.key")
+    settings[leaf] = value
+
+
+def _value(text: str) -> Any:
+    """A TOML value; anything that is none is a string, so that quotes may be left out."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _absolute(config: Config, folder: Path) -> Config:
+    """Paths of a table, relative to the config file, made absolute: the run's own config lies elsewhere."""
+    if not isinstance(config.data, Table):
+        return config
+    paths = {name: getattr(config.data, name) for name in ("train", "test")}
+    absolute = {name: str((folder / path).resolve()) for name, path in paths.items() if path is not None}
+    return config.model_copy(update={"data": config.data.model_copy(update=absolute)})

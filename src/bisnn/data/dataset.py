@@ -1,0 +1,100 @@
+"""From a config to points and spikes: training, validation and test points, and their encoding, keyed by (seed, epoch, sample)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bisnn import encode
+from bisnn.config import Config, OneD, Table, TwoMoons
+from bisnn.data import table
+from bisnn.data.toy import Split, one_d, two_moons
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Points in the units of the encoding, [0, 1], and where they come from."""
+
+    train: Split
+    validation: Split | None
+    test: Split
+    classes: tuple[str, ...]  # names; empty for regression
+    low: Tensor  # (d,) float64: what `rescaled` maps to 0
+    high: Tensor  # (d,) to 1
+
+    @property
+    def outputs(self) -> int:
+        return len(self.classes) or self.train.y.shape[1]
+
+
+def rescaled(x: np.ndarray, low: Tensor, high: Tensor) -> Tensor:
+    """Raw features (N, d) to float32 in [0, 1], by the training rows' range."""
+    return torch.from_numpy((x - low.numpy()) / (high - low).numpy()).float()
+
+
+def load_dataset(config: Config) -> Dataset:
+    """The points of a config, the same for the same seed."""
+    data = config.data
+    classes: tuple[str, ...] = ()
+    if isinstance(data, Table):
+        train, test, classes, low, high = _from_table(data, config.seed)
+    elif isinstance(data, TwoMoons):
+        train, test = two_moons(data.train, data.test, noise=data.noise, seed=config.seed)
+        classes = ("0", "1")
+    else:
+        assert isinstance(data, OneD)
+        train, test = one_d(data.per_unit, data.test, noise=data.noise, seed=config.seed)
+    if not isinstance(data, Table):
+        low, high = torch.zeros(train.x.shape[1]).double(), torch.ones(train.x.shape[1]).double()
+    validation = None
+    if data.validation:
+        held_out = max(1, round(data.validation * len(train.x)))
+        order = torch.from_numpy(encode.keyed_rng(config.seed, encode.SPLIT, epoch=1).permutation(len(train.x)))
+        validation, train = (Split(train.x[part], train.y[part]) for part in order.split([held_out, len(order) - held_out]))
+    return Dataset(train, validation, test, classes, low, high)
+
+
+def _from_table(data: Table, seed: int) -> tuple[Split, Split, tuple[str, ...], Tensor, Tensor]:
+    x, texts = table.read_labelled(data.train)
+    files, parts = [data.train], [(x, texts)]
+    if data.test is not None:
+        parts.append(table.read_labelled(data.test))
+        files.append(data.test)
+        if parts[1][0].shape[1] != x.shape[1]:
+            raise ValueError(f"{data.test}: must have the {x.shape[1]} features of {data.train}; got {parts[1][0].shape[1]}")
+    else:
+        order = encode.keyed_rng(seed, encode.SPLIT).permutation(len(x))
+        count = max(1, round(data.test_share * len(x)))
+        if len(x) - count < 2:
+            raise ValueError(f"{data.train}: has {len(x)} rows, too few to hold out data.test_share = {data.test_share:g} of them")
+        parts = [(x[rows], [texts[i] for i in rows]) for rows in (order[count:], order[:count])]
+        files.append(data.train)
+    low, high = np.zeros(x.shape[1]), np.ones(x.shape[1])
+    if data.rescale:
+        low, high = parts[0][0].min(0), parts[0][0].max(0)
+        high = np.where(high > low, high, low + 1)  # a constant feature stays at 0
+    bounds = torch.from_numpy(low), torch.from_numpy(high)
+    splits, classes = [], None
+    for file, (features, column) in zip(files, parts, strict=True):
+        if data.task == "classification":
+            y, classes = table.labels(file, column, classes)
+        else:
+            y = table.targets(file, column).astype(np.float32)
+        splits.append(Split(rescaled(features, *bounds), torch.from_numpy(y)))
+    return splits[0], splits[1], classes or (), *bounds
+
+
+def spikes(config: Config, x: Tensor, purpose: int, epoch: int, samples: Tensor) -> Tensor:
+    """Encode points x (B, d) as spikes (T, B, N) of the config's dtype; the draws are those of (seed, purpose, epoch, sample)."""
+    code = config.encode
+    rates = encode.population_rates(x, code.neurons, code.width) if code.code == "population" else x.clamp(0, 1)
+    drawn = encode.keyed_rate(rates, code.steps, config.seed, purpose, epoch, samples)
+    return drawn.to(getattr(torch, config.train.dtype))
+
+
+def inputs(config: Config, features: int) -> int:
+    """N, the number of input neurons for so many features."""
+    return features * config.encode.neurons if config.encode.code == "population" else features

@@ -1,0 +1,154 @@
+"""One's own points from CSV, NPY and NPZ files. The files come from outside: every cell is checked, nothing in them is run.
+
+The csv module and numpy.load do the parsing; pandas would be a heavy dependency for it and would guess types.
+"""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+KINDS = (".csv", ".npy", ".npz")
+
+
+def read_features(path: str | Path, features: int) -> np.ndarray:
+    """Points to predict, (N, features) float64: the columns of a CSV, the array of an NPY, the array `x` of an NPZ."""
+    path = _existing(path)
+    if path.suffix.lower() == ".csv":
+        rows, line = _csv_rows(path)
+        x = _numbers(path, rows, line)
+    else:
+        x = _floats(path, _arrays(path)["x"])
+    if x.shape[1] != features:
+        hint = "; leave out the column of the class or target" if x.shape[1] == features + 1 else ""
+        raise ValueError(f"{path}: the model takes {features} features a row; got {x.shape[1]}{hint}")
+    return x
+
+
+def read_labelled(path: str | Path) -> tuple[np.ndarray, list[str]]:
+    """Features (N, d) float64 and the class or target of each row, as text: the last column, or the array `y` of an NPZ."""
+    path = _existing(path)
+    if path.suffix.lower() == ".csv":
+        rows, line = _csv_rows(path)
+        if len(rows[0]) < 2:
+            raise ValueError(f"{path}: needs at least one feature and, last, the class or target; got {len(rows[0])} column")
+        return _numbers(path, [row[:-1] for row in rows], line), [row[-1].strip() for row in rows]
+    arrays = _arrays(path)
+    x, y = arrays["x"], arrays.get("y")
+    if y is None:
+        if path.suffix.lower() == ".npz":
+            raise ValueError(f"{path}: has no array y with the classes or targets; got x alone; save it with numpy.savez(x=, y=)")
+        x = _floats(path, x)
+        x, y = x[:, :-1], x[:, -1]
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1 or len(y) != len(x):
+        raise ValueError(f"{path}: y must have one entry for each of the {len(x)} rows of x; got shape {y.shape}")
+    return _floats(path, x), [_text(value) for value in y.tolist()]
+
+
+def labels(path: str | Path, texts: list[str], classes: tuple[str, ...] | None = None) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Class numbers (N,) int64 and the classes' names; in order of value if they are numbers, else of the alphabet."""
+    if any(not text for text in texts):
+        raise ValueError(f"{path}: row {texts.index('') + 1} has no class; fill it in or drop the row")
+    if classes is None:
+        names = set(texts)
+        whole = all(name.lstrip("+-").isdigit() for name in names)
+        classes = tuple(sorted(names, key=int) if whole else sorted(names))
+        if len(classes) < 2 or len(classes) > max(2, len(texts) // 2):
+            raise ValueError(
+                f'{path}: needs two classes or more, each more than once; got {len(classes)} in {len(texts)} rows; for real-valued '
+                'targets set data.task = "regression"'
+            )
+    unknown = [text for text in texts if text not in classes]
+    if unknown:
+        raise ValueError(f"{path}: class {unknown[0]!r} does not occur in the training rows; they have {', '.join(classes)}")
+    return np.array([classes.index(text) for text in texts], dtype=np.int64), classes
+
+
+def targets(path: str | Path, texts: list[str]) -> np.ndarray:
+    """Real targets, (N, 1) float64."""
+    return _numbers(_existing(path), [[text] for text in texts], 1, "target")
+
+
+def _existing(path: str | Path) -> Path:
+    path = Path(path)
+    if path.suffix.lower() not in KINDS:
+        raise ValueError(f"{path}: must be one of {', '.join(KINDS)}; got {path.suffix or 'no suffix'!r}")
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder; give a file")
+    if not path.exists():
+        raise ValueError(f"{path}: there is no such file; check the path")
+    return path
+
+
+def _csv_rows(path: Path) -> tuple[list[list[str]], int]:
+    """The rows as text and the line number of the first; a first row without any number is taken as the header."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            first = file.readline()
+            file.seek(0)
+            delimiter = max(",;\t", key=first.count)
+            rows = [row for row in csv.reader(file, delimiter=delimiter) if any(cell.strip() for cell in row)]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}: is no CSV text in UTF-8 ({error}); save it as one") from None
+    header = int(bool(rows) and not any(_is_number(cell) for cell in rows[0]))
+    rows = rows[header:]
+    if not rows:
+        raise ValueError(f"{path}: is empty: it has no rows of numbers; give at least one")
+    for i, row in enumerate(rows):
+        if len(row) != len(rows[0]):
+            raise ValueError(f"{path}: row {i + 1} has {len(row)} columns, the first {len(rows[0])}; make them equal")
+    return rows, 1 + header
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _numbers(path: Path, rows: list[list[str]], first_line: int, what: str = "column") -> np.ndarray:
+    for i, row in enumerate(rows):
+        for j, cell in enumerate(row):
+            if not _is_number(cell) or not np.isfinite(float(cell)):
+                where = f"line {i + first_line}, {what} {j + 1}" if what == "column" else f"{what} of row {i + 1}"
+                raise ValueError(f"{path}: {where}: must be a finite number; got {cell!r}; replace it or drop the row")
+    return np.array(rows, dtype=np.float64)
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        arrays = {"x": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile, KeyError) as error:
+        if "pickle" in str(error).lower() or "object" in str(error).lower():
+            raise ValueError(
+                f"{path}: holds pickled Python objects, which could run code when read, or is no NumPy file; save plain numbers"
+            ) from None
+        raise ValueError(f"{path}: is damaged or no NumPy file ({error}); save it with numpy.save or numpy.savez") from None
+    if "x" not in arrays:
+        raise ValueError(f"{path}: needs an array named x, (N, features); got {', '.join(arrays) or 'none'}; numpy.savez(x=...)")
+    return arrays
+
+
+def _floats(path: Path, x: np.ndarray) -> np.ndarray:
+    if x.dtype.kind not in "fiub":
+        raise ValueError(f"{path}: must hold real numbers; got {x.dtype}; convert it with .astype(float)")
+    if x.ndim != 2 or x.size == 0:
+        raise ValueError(f"{path}: must have rows and columns, (N, features), and not be empty; got shape {x.shape}; reshape it")
+    x = x.astype(np.float64)
+    bad = np.argwhere(~np.isfinite(x))
+    if len(bad):
+        raise ValueError(f"{path}: row {bad[0][0] + 1}, column {bad[0][1] + 1} is {x[tuple(bad[0])]}; all numbers must be finite")
+    return x
+
+
+def _text(value: object) -> str:
+    """A label as text; 1.0 and 1 are the same class."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

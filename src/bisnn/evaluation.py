@@ -1,0 +1,132 @@
+"""The verdict on a run: test metrics with intervals, and everything that a report shows. Reads the test points once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import Progress
+from torch import Tensor
+
+from bisnn import encode, metrics, weights
+from bisnn.checkpoint import RunFolder, load_tree, save_tree, write_atomic
+from bisnn.data.dataset import Dataset, load_dataset, spikes
+from bisnn.model import Model, load, weight_bits
+from bisnn.prediction import Classification, Regression
+
+SHOWN = 200  # test points that rates and uncertainty over time are taken from
+RASTERS = 3  # test points whose spikes are kept
+BINS = 40  # of the histogram of p
+
+
+def predictors(model: Model) -> dict[str, int | None]:
+    """Name and number of members of each predictor that the run's rule has."""
+    if model.config.rule.name == "bayes":
+        return {"MAP": None, f"ensemble of {model.members}": model.members}
+    return {"real weights" if model.config.rule.name == "full" else "sign": None}
+
+
+def evaluate(folder: str | Path, *, show: bool = True) -> dict[str, Any]:
+    """Judge a run's model on its test points; writes `evaluation.safetensors` and `evaluation.json` into the run folder.
+
+    Returns, for each predictor, each metric's value with its 95 % bootstrap interval, as `evaluation.json` has them.
+    """
+    run = RunFolder(folder)
+    model = load(folder)
+    data = load_dataset(model.config)
+    state, _ = run.load_state()
+    with run.locked(), Progress(disable=not show, transient=True) as progress:
+        tree = _judged(model, data, progress)
+        tree |= {"seconds": state["seconds"] if state else None, "epoch": model.epoch}
+        save_tree(run.evaluation_file, tree, "evaluation")
+        verdict = {name: tree[name] for name in ("task", "rule", "epoch", "points", "seconds", "metrics", "memory")}
+        write_atomic(run.path / "evaluation.json", (json.dumps(verdict, indent=1) + "\n").encode())
+    return verdict
+
+
+def load_evaluation(folder: str | Path) -> dict[str, Any]:
+    """What `evaluate` wrote, tensors included."""
+    run = RunFolder(folder)
+    run.read_config()
+    if not run.evaluation_file.exists():
+        raise ValueError(f"{folder}: has not been evaluated; do it with: bisnn evaluate {folder}")
+    return load_tree(run.evaluation_file, "evaluation")
+
+
+def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
+    x, y = data.test
+    shown = min(SHOWN, len(x))
+    names = predictors(model)
+    bar = progress.add_task("test points", total=sum((k or 1) * (len(x) + shown) for k in names.values()))
+    results, judged, over_time = {}, {}, {}
+    for name, members in names.items():
+        advance = lambda points, members=members: progress.advance(bar, points * (members or 1))  # noqa: E731
+        result = model.predict_points(x, members, encode.TEST, advance=advance)
+        results[name] = _parts(result)
+        judged[name] = judge(result, y, model.config.seed)
+        running = model.predict_points(x[:shown], members, encode.TEST, "running", advance)
+        over_time[name] = _over_time(running, y[:shown])
+    bits = weight_bits(model.net)
+    return {
+        "task": model.config.task,
+        "rule": model.config.rule.name,
+        "classes": list(model.classes),
+        "points": len(x),
+        "x": x,
+        "y": y,
+        "predictors": results,
+        "metrics": judged,
+        "over_time": over_time,  # of the first `SHOWN` test points, from the end of the burn-in
+        **_activity(model, x[:shown]),
+        "posterior": _posterior(model),
+        "memory": {"weights": bits, "bytes_1_bit": -(-bits // 8), "bytes_32_bit": 4 * bits},
+    }
+
+
+def judge(result: Classification | Regression, y: Tensor, seed: int) -> dict[str, dict[str, float]]:
+    """Every metric of the task with its 95 % bootstrap interval; for regression also the mean deviation over the members."""
+    mean = result.mean.cpu()
+    table = metrics.METRICS if isinstance(result, Classification) else metrics.REGRESSION_METRICS
+    judged = {name: metrics.bootstrap(metric, mean, y, resamples=200, seed=seed)._asdict() for name, metric in table.items()}
+    if isinstance(result, Regression):
+        spread = result.std.cpu()
+        mean_of = lambda a, b: float(a.mean())  # noqa: E731
+        judged["deviation"] = metrics.bootstrap(mean_of, spread, y, resamples=200, seed=seed)._asdict()
+    return judged
+
+
+def _parts(result: Classification | Regression) -> dict[str, Tensor]:
+    names = ("mean", "entropy", "mutual_information") if isinstance(result, Classification) else ("mean", "std")
+    return {name: getattr(result, name).float() for name in names}
+
+
+def _over_time(result: Classification | Regression, y: Tensor) -> dict[str, Tensor]:
+    """Means over the points, (T',) each, of the prediction up to each time step."""
+    y = y.to(result.mean.device)
+    if isinstance(result, Classification):
+        names = ("entropy", "expected_entropy", "mutual_information")
+        curves = {name: getattr(result, name).mean(1) for name in names}
+        return {**curves, "accuracy": (result.mean.argmax(-1) == y).float().mean(1)}
+    return {"std": result.std.mean((1, 2)), "rmse": (result.mean - y).square().mean((1, 2)).sqrt()}
+
+
+@torch.no_grad()
+def _activity(model: Model, x: Tensor) -> dict[str, Any]:
+    """Firing rates of every neuron and spikes of a few points, with the MAP weights (or a full-precision network's own)."""
+    net = model.net
+    s = spikes(model.config, x, encode.TEST, 0, torch.arange(len(x))).to(next(net.parameters()).device)
+    realised = [weights.sign(p) if net.weights == "binary" else p for p in net.parameters()]
+    output = net(s, weights=realised)
+    few = slice(0, RASTERS)
+    raster = {"input": s[:, few].to(torch.uint8), "layers": [layer[:, few].to(torch.uint8) for layer in output.spikes]}
+    return {"raster": raster, "rates": [layer.mean((0, 1)) for layer in output.spikes]}  # (T, n, N) each; (N,) each
+
+
+def _posterior(model: Model) -> dict[str, Any] | None:
+    """Histogram of p = sigma(2 w^r) of each layer, over [0, 1]; None where the weights are no posterior."""
+    if model.config.rule.name != "bayes":
+        return None
+    counts = [torch.histc(weights.probability(p.detach().float()), BINS, 0, 1) for p in model.net.parameters()]
+    return {"counts": torch.stack(counts).to(torch.int64), "edges": torch.linspace(0, 1, BINS + 1)}

@@ -1,0 +1,141 @@
+"""From a config to a network, and from a trained network to a file that predicts on raw features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bisnn import config as config_module
+from bisnn import encode
+from bisnn.checkpoint import Damaged, RunFolder, load_tree, save_tree
+from bisnn.config import Config
+from bisnn.data.dataset import Dataset, inputs, rescaled, spikes
+from bisnn.layers import Linear
+from bisnn.network import Network
+from bisnn.neuron import SRM
+from bisnn.prediction import Classification, Regression, predict
+
+BATCH = 250  # points predicted at a time
+
+
+def build_network(config: Config, features: int, outputs: int) -> Network:
+    """The untrained network of a config, on the CPU."""
+    sizes = [inputs(config, features), *config.network.layers]
+    return Network(
+        *(Linear(n, m) for n, m in zip(sizes, sizes[1:], strict=False)),
+        readout=outputs,
+        neuron=SRM(**config.neuron.model_dump()),
+        weights="real" if config.rule.name == "full" else "binary",
+        gradient=config.network.gradient,
+        readout_after=config.network.readout_after,
+        readout_gain=config.network.readout_gain,
+        init=config.network.init,
+        generator=config.seed,
+        dtype=getattr(torch, config.train.dtype),
+    )
+
+
+@dataclass(frozen=True)
+class Model:
+    """A trained network with all it takes to predict: encoding, scale of the features, names of the classes."""
+
+    net: Network
+    config: Config
+    classes: tuple[str, ...]  # empty for regression
+    low: Tensor  # (d,) the training rows' range
+    high: Tensor
+    epoch: int  # that the weights are from
+
+    @classmethod
+    def of(cls, net: Network, config: Config, data: Dataset, epoch: int) -> Model:
+        return cls(net, config, data.classes, data.low, data.high, epoch)
+
+    @property
+    def features(self) -> int:
+        return len(self.low)
+
+    @property
+    def members(self) -> int | None:
+        """Members of the usual predictor: those of the config's ensemble, or None where there is no posterior to draw from."""
+        return self.config.predict.samples if self.config.rule.name == "bayes" else None
+
+    def predict(
+        self, x: np.ndarray, samples: int | None | Literal["usual"] = "usual", over_time: str = "mean"
+    ) -> Classification | Regression:
+        """Predict from raw features (N, d), in the units of the training file. `samples` and `over_time` as in `bisnn.predict`."""
+        x = np.asarray(x, dtype=np.float64)
+        if x.ndim != 2 or x.shape[1] != self.features or len(x) == 0 or not np.isfinite(x).all():
+            raise ValueError(f"x: must be finite, (N, {self.features}) with N >= 1; got shape {x.shape}; one row a point")
+        members = self.members if samples == "usual" else samples
+        return self.predict_points(rescaled(x, self.low, self.high), members, encode.PREDICT, over_time)
+
+    def predict_points(
+        self,
+        x: Tensor,
+        samples: int | None,
+        purpose: int,
+        over_time: str = "mean",
+        advance: Callable[[int], Any] = lambda points: None,
+    ) -> Classification | Regression:
+        """Predict points x (N, d) in the units of the encoding. All predictors see the same spikes; chunks have the same members."""
+        parts = []
+        device = next(self.net.parameters()).device
+        for index in torch.arange(len(x)).split(BATCH):
+            s = spikes(self.config, x[index], purpose, 0, index).to(device)
+            options: dict[str, Any] = {"burn_in": self.config.train.burn_in, "generator": self.config.seed}
+            parts.append(predict(self.net, s, samples, task=self.config.task, over_time=over_time, **options))
+            advance(len(index))
+        return _joined(parts, axis=0 if over_time == "mean" else 1)
+
+    def save(self, path: Path) -> None:
+        """One safetensors file: latents, constants, readouts; settings and scales in its header."""
+        about = {"config": self.config.model_dump(exclude_none=True), "classes": list(self.classes), "epoch": self.epoch}
+        scale = {"low": self.low, "high": self.high}
+        save_tree(path, {**about, "scale": scale, "net": self.net.state_dict()}, "model")
+
+
+def load(path: str | Path) -> Model:
+    """A trained model from its run folder or its file. Loading runs no code."""
+    file = Path(path)
+    if file.is_dir():
+        run = RunFolder(file)
+        run.read_config()  # says what is wrong if it is no run folder
+        file = run.model_file
+        if not file.exists():
+            raise ValueError(f"{path}: has no model yet: its training has not ended; continue it with: bisnn resume {path}")
+    try:
+        tree = load_tree(file, "model")
+        config = config_module.parse(tree["config"], str(file))
+        classes = tuple(tree["classes"])
+        low, high = tree["scale"]["low"], tree["scale"]["high"]
+        net = build_network(config, len(low), len(classes) or 1)
+        net.load_state_dict(tree["net"])
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such run folder or model file; `bisnn train CONFIG` makes one") from None
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise Damaged(f"{file}: is no model of this version of bisnn ({error})") from None
+    if not all(torch.isfinite(p).all() for p in net.parameters()):
+        raise Damaged(f"{file}: holds weights that are not finite; train again")
+    return Model(net, config, classes, low, high, tree["epoch"])
+
+
+def weight_bits(net: Network) -> int:
+    """The number of weights, which is the number of bits that a binary network needs."""
+    return sum(math.prod(p.shape) for p in net.parameters())
+
+
+def _joined(parts: list[Any], axis: int) -> Any:
+    """One result from those of several chunks of points; `axis` is the points' axis of the mean."""
+    first = parts[0]
+    fields = {}
+    for name in first.__dataclass_fields__:
+        along = axis + (name == "members")
+        fields[name] = torch.cat([getattr(part, name) for part in parts], along)
+    return type(first)(**fields)

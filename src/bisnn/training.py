@@ -1,0 +1,473 @@
+"""Training runs: from a config to a run folder, over any number of processes, that can be stopped and resumed at any step.
+
+Order, encoding and validation draws are keyed by (seed, epoch, sample), the rule's own draws are in its state: a run that was killed and
+resumed ends with the same bits as one that was not, at the same number of threads and processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from bisnn import encode, metrics
+from bisnn.checkpoint import RunFolder
+from bisnn.config import Bayes, BopRule, Config, Full
+from bisnn.data.dataset import load_dataset, spikes
+from bisnn.losses import activity_loss, local_loss
+from bisnn.model import Model, build_network
+from bisnn.prediction import Classification
+from bisnn.rules import BayesBiSNN, Bop, Rule, STBiSNN
+from bisnn.weights import sign
+
+SILENT, SATURATED = 1e-4, 0.9  # mean firing rates of a layer, in spikes per time step, beyond which it cannot learn
+
+
+class Stopped(RuntimeError):
+    """Training cannot go on; the message says why and what to change."""
+
+
+class Interrupted(RuntimeError):
+    """Ctrl-C or SIGTERM: the run is saved, and `bisnn resume` goes on."""
+
+    def __init__(self, message: str, number: int):
+        super().__init__(message, number)
+        self.message, self.number = message, number
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def train(config: Config, out: str | Path | None = None, *, show: bool = True) -> Path:
+    """Train a config into a new run folder and return it.
+
+    Args:
+        config: from `bisnn.config.load`.
+        out: the folder; by default `runs/` and the names of data, rule and seed.
+        show: a progress bar with loss, accuracy, firing rates, flip rate and time left.
+    """
+    folder = RunFolder(out or Path("runs") / f"{config.data.name}_{config.rule.name}_seed{config.seed}")
+    return _run(folder, config, show)
+
+
+def resume(folder: str | Path, *, show: bool = True) -> Path:
+    """Go on with a run that was interrupted or killed; a finished one stays as it is."""
+    return _run(RunFolder(folder), None, show)
+
+
+def _run(folder: RunFolder, fresh: Config | None, show: bool) -> Path:
+    """Train `fresh` from the start, or what lies in the folder from its last checkpoint."""
+    with Processes.joined((fresh or folder.read_config()).train.device) as processes, contextlib.ExitStack() as stack:
+
+        def begin() -> tuple[Config, dict[str, Any] | None, list[str]]:
+            if fresh is None:
+                config = folder.read_config()
+                stack.enter_context(folder.locked())
+                state, notes = folder.load_state()
+                folder.cut_metrics(state["rows"] if state else 0)
+                return config, state, notes
+            folder.path.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(folder.locked())
+            threads = fresh.train.threads or torch.get_num_threads()
+            config = fresh.updated(**{"train.threads": threads})
+            folder.create(config)
+            return config, None, []
+
+        config, state, notes = processes.first(begin)
+        stack.enter_context(_threads(config.train.threads))
+        training = Training(config, processes)
+        if state is not None:
+            training.load(state)
+            if state["processes"] != processes.count:
+                notes.append(f"the run had {state['processes']} processes and has {processes.count} now: its bits will differ")
+        display = stack.enter_context(_Display(config, training.epochs_done, show and processes.rank == 0))
+        for note in notes:
+            display.say(note)
+        training.fit(folder, display)
+    return folder.path
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Processes:
+    """The processes of this run: one, or those that torchrun started."""
+
+    def __init__(self, rank: int, count: int, device: torch.device):
+        self.rank, self.count, self.device = rank, count, device
+
+    @classmethod
+    @contextmanager
+    def joined(cls, kind: str) -> Iterator[Processes]:
+        """One process, or a process group (gloo on CPUs, nccl on GPUs) where torchrun says so."""
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise ValueError('train.device: "cuda" needs a GPU that PyTorch can use, and there is none; use --set train.device=cpu')
+        count, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+        device = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")
+        if kind == "cuda":
+            torch.cuda.set_device(device)
+        if count == 1:
+            yield cls(0, 1, device)
+            return
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+        try:
+            yield cls(dist.get_rank(), count, device)
+        finally:
+            dist.destroy_process_group()
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sum over the processes."""
+        if self.count > 1:
+            values = values.to(self.device)
+            dist.all_reduce(values)
+        return values.cpu()
+
+    def first(self, function: Callable[[], Any]) -> Any:
+        """What the function returns, or raises, on the first process, on all of them."""
+        if self.count == 1:
+            return function()
+        outcome: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                outcome[0] = function()
+            except Exception as error:
+                outcome[1] = error
+        dist.broadcast_object_list(outcome, device=self.device if self.device.type == "cuda" else None)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
+
+
+def build_rule(config: Config, net: torch.nn.Module, steps_per_epoch: int) -> Rule | torch.optim.Optimizer:
+    rule = config.rule
+    params = list(net.parameters())
+    options = rule.model_dump(exclude={"name", "anneal_epochs"})
+    if isinstance(rule, Bayes):
+        steps = None if rule.anneal_epochs is None else rule.anneal_epochs * steps_per_epoch
+        return BayesBiSNN(params, **options, anneal_steps=steps, generator=config.seed)
+    if isinstance(rule, BopRule):
+        return Bop(params, **options)
+    if isinstance(rule, Full):
+        if rule.optimizer == "adam":
+            return torch.optim.Adam(params, rule.lr)
+        return torch.optim.SGD(params, rule.lr, rule.momentum)
+    return STBiSNN(params, **options)
+
+
+class Training:
+    """A run in memory. `state()` is all that the next step depends on."""
+
+    def __init__(self, config: Config, processes: Processes):
+        self.config, self.processes = config, processes
+        self.data = load_dataset(config)
+        points = len(self.data.train.x)
+        if config.train.batch_size < processes.count:
+            raise ValueError(f"train.batch_size: must be at least the {processes.count} processes; got {config.train.batch_size}")
+        self.steps_per_epoch = math.ceil(points / config.train.batch_size)
+        self.net = build_network(config, self.data.train.x.shape[1], self.data.outputs).to(processes.device)
+        self.rule = build_rule(config, self.net, self.steps_per_epoch)
+        self.model = DistributedDataParallel(self.net) if processes.count > 1 else self.net
+        self.step = 0  # updates so far
+        self.rows = 0  # of metrics.jsonl
+        self.seconds = 0.0  # of training, over all its pieces
+        self.sums = torch.zeros(3 + len(self.net.layers), dtype=torch.float64)  # points, loss, score, each layer's rate, this epoch
+        self.before = self._signs()  # when this epoch began
+        self.best: dict[str, Any] | None = None  # validation loss, epoch and weights
+        self.since_best = 0  # validations
+        self.stopped_early = False
+
+    def _signs(self) -> list[Tensor]:
+        return [(sign(p.detach()) > 0).cpu() for p in self.net.parameters()]
+
+    @property
+    def epochs_done(self) -> int:
+        return self.step // self.steps_per_epoch
+
+    @property
+    def finished(self) -> bool:
+        return self.stopped_early or self.epochs_done >= self.config.train.epochs
+
+    def state(self) -> dict[str, Any]:
+        names = ("step", "rows", "seconds", "sums", "before", "best", "since_best", "stopped_early")
+        progress = {name: getattr(self, name) for name in names}
+        latents = [p.detach() for p in self.net.parameters()]
+        return {**progress, "latents": latents, "rule": self.rule.state_dict(), "processes": self.processes.count}
+
+    def load(self, state: dict[str, Any]) -> None:
+        for name in ("step", "rows", "seconds", "sums", "before", "best", "since_best", "stopped_early"):
+            setattr(self, name, state[name])
+        with torch.no_grad():
+            for p, value in zip(self.net.parameters(), state["latents"], strict=True):
+                p.copy_(value)
+        self.rule.load_state_dict(state["rule"])
+
+    # One step
+
+    def update(self) -> Tensor:
+        """One update of the weights; returns what it adds to the epoch's sums, over all processes."""
+        config, data = self.config, self.data.train
+        epoch, position = divmod(self.step, self.steps_per_epoch)
+        order = torch.from_numpy(encode.keyed_rng(config.seed, encode.SHUFFLE, epoch).permutation(len(data.x)))
+        batch = order[position * config.train.batch_size : (position + 1) * config.train.batch_size]
+        mine = batch[self.processes.rank :: self.processes.count]
+        share = len(mine) * self.processes.count / len(batch)  # DDP takes the mean over processes; we want it over points
+        if len(mine) == 0:
+            mine = batch[:1]  # a last batch smaller than the number of processes: take part with weight 0
+        x = spikes(config, data.x[mine], encode.TRAIN, epoch, mine).to(self.processes.device)
+        y = data.y[mine].to(self.processes.device)
+        factor = 0.5 * (1 + math.cos(math.pi * self.step / (config.train.epochs * self.steps_per_epoch)))
+        for group in self.rule.param_groups:
+            group["lr"] = config.rule.lr * (factor if config.train.schedule == "cosine" else 1.0)
+        sums = torch.zeros_like(self.sums)
+        for _ in range(config.train.samples):
+            realisation: AbstractContextManager = self.rule.sampled() if isinstance(self.rule, Rule) else nullcontext()
+            with realisation:
+                output = self.model(x)
+                loss = local_loss(output, y, config.loss, over_time=config.train.over_time, burn_in=config.train.burn_in)
+                if config.train.activity:
+                    loss = loss + config.train.activity * activity_loss(self.net, output)
+                (loss * share).backward()
+            points = len(mine) if share else 0
+            rates = [s.mean() for s in output.spikes]
+            score = self._score(output.readouts[-1].detach(), y)
+            sums += points * torch.stack([torch.ones_like(loss), loss.detach(), score, *rates]).double().cpu()
+        self.rule.step()
+        if not isinstance(self.rule, Rule):
+            self.rule.zero_grad()
+        self.step += 1
+        return self.processes.total(sums)
+
+    def _score(self, y: Tensor, target: Tensor) -> Tensor:
+        """Share of right classes, or squared error, of this realisation of the weights."""
+        y = y[self.config.train.burn_in :]
+        if self.config.task == "classification":
+            return (y.softmax(-1).mean(0).argmax(-1) == target).to(y.dtype).mean()
+        return (y.mean(0) - target.to(y.dtype)).square().sum(-1).mean()
+
+    # The loop
+
+    def fit(self, folder: RunFolder, display: _Display) -> None:
+        """Train to the end, or until a signal; write checkpoints, metrics and the model."""
+        first = self.processes.rank == 0
+        tensorboard = _tensorboard(folder, self.epochs_done) if first else None
+        began, saved = time.monotonic() - self.seconds, time.monotonic()
+        with _signals() as caught:
+            while not self.finished:
+                added = self.update()
+                self.sums += added
+                if not bool(torch.isfinite(added).all()):
+                    raise Stopped(_NOT_FINITE.format(epoch=self.epochs_done + 1, folder=folder))
+                self.seconds = time.monotonic() - began
+                if display.show:
+                    display.step(math.ceil(self.step / self.steps_per_epoch), self._running())
+                if self.step % self.steps_per_epoch == 0:
+                    row = self._end_epoch()
+                    if first:
+                        folder.append_metrics(row)
+                    self.rows += 1
+                    display.epoch(row)
+                    if tensorboard:
+                        _log(tensorboard, row)
+                    self._check_rates(row, folder)
+                due = time.monotonic() - saved >= self.config.train.checkpoint_seconds
+                flags = self.processes.total(torch.tensor([float(first and due), float(caught[0])]))
+                if flags[0] or flags[1] or self.finished:
+                    saved = time.monotonic()
+                    if not all(bool(torch.isfinite(p).all()) for p in self.net.parameters()):
+                        raise Stopped(_NOT_FINITE.format(epoch=self.epochs_done + 1, folder=folder))
+                    self._save(folder)
+                if flags[1] and not self.finished:
+                    if first:
+                        self.trained_model().save(folder.model_file)
+                    raise Interrupted(f"stopped in epoch {self.epochs_done + 1} of {self.config.train.epochs} and saved", caught[0])
+        if tensorboard:
+            tensorboard.close()
+        self.processes.first(lambda: self.trained_model().save(folder.model_file))
+
+    def _save(self, folder: RunFolder) -> None:
+        def write() -> None:
+            try:
+                folder.save_state(self.state())
+            except OSError as error:
+                raise OSError(
+                    error.errno, f"{error.strerror}; the last checkpoint is whole: make room, then bisnn resume {folder}", str(folder)
+                ) from None
+
+        self.processes.first(write)
+
+    def _running(self) -> dict[str, Any]:
+        """Means over the epoch so far."""
+        points, loss, score, *rates = self.sums.tolist()
+        quality = {"accuracy": score / points} if self.config.task == "classification" else {"rmse": math.sqrt(score / points)}
+        return {"loss": loss / points, **quality, "rates": [rate / points for rate in rates]}
+
+    def _end_epoch(self) -> dict[str, Any]:
+        """The epoch's row of metrics; begins the next."""
+        now = self._signs()
+        flipped = sum(int((a != b).sum()) for a, b in zip(now, self.before, strict=True))
+        row = {"epoch": self.epochs_done, "step": self.step, **self._running()}
+        row["flips"] = flipped / sum(a.numel() for a in now)  # share of the weights whose sign changed in this epoch
+        row["lr"] = self.rule.param_groups[0]["lr"]
+        self.sums, self.before = torch.zeros_like(self.sums), now
+        if self.data.validation is not None and self.epochs_done % self.config.train.validate_every == 0:
+            row["validation"] = self.processes.first(self._validate)
+            self._compare(row["validation"])
+        return row
+
+    def _validate(self) -> dict[str, float]:
+        """Loss (NLL, or squared error) and score of the usual predictor on the held-out points."""
+        assert self.data.validation is not None
+        model = self._model(self.epochs_done)
+        x, y = self.data.validation
+        result = model.predict_points(x, model.members, encode.VALIDATION)
+        if isinstance(result, Classification):
+            return {"loss": metrics.nll(result.mean.cpu(), y), "accuracy": metrics.accuracy(result.mean.cpu(), y)}
+        error = metrics.rmse(result.mean.cpu(), y)
+        return {"loss": error**2, "rmse": error}
+
+    def _compare(self, validation: dict[str, float]) -> None:
+        if self.best is None or validation["loss"] < self.best["loss"]:
+            weights = [p.detach().cpu().clone() for p in self.net.parameters()]
+            self.best = {"loss": validation["loss"], "epoch": self.epochs_done, "weights": weights}
+            self.since_best = 0
+        else:
+            self.since_best += 1
+        self.stopped_early = 0 < self.config.train.patience <= self.since_best
+
+    def _check_rates(self, row: dict[str, Any], folder: RunFolder) -> None:
+        for layer, rate in enumerate(row["rates"], 1):
+            advice = _SILENT if rate < SILENT else _SATURATED if rate > SATURATED else None
+            if advice is not None:
+                raise Stopped(advice.format(layer=layer, rate=rate, epoch=row["epoch"], folder=folder))
+
+    def _model(self, epoch: int) -> Model:
+        return Model.of(self.net, self.config, self.data, epoch)
+
+    def trained_model(self) -> Model:
+        """The model that the run keeps: the last, or the best on the held-out points."""
+        if self.config.train.keep == "last" or self.best is None:
+            return self._model(self.epochs_done)
+        net = build_network(self.config, self.data.train.x.shape[1], self.data.outputs)
+        with torch.no_grad():
+            for p, value in zip(net.parameters(), self.best["weights"], strict=True):
+                p.copy_(value)
+        return Model.of(net, self.config, self.data, self.best["epoch"])
+
+
+_NOT_FINITE = (
+    "{folder}: the loss or the weights became NaN or infinite in epoch {epoch}; lower rule.lr, or check the data's scale; "
+    "the last checkpoint before it is whole"
+)
+_SILENT = (
+    "{folder}: layer {layer} fell silent ({rate:.2g} spikes per neuron and time step in epoch {epoch}), so nothing behind it can learn; "
+    "lower neuron.threshold, raise encode.width, or set train.activity = 1"
+)
+_SATURATED = (
+    "{folder}: layer {layer} is saturated ({rate:.2g} spikes per neuron and time step in epoch {epoch}), so its spikes carry nothing; "
+    "raise neuron.threshold, lower rule.lr, or set train.activity = 1"
+)
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM noted instead of obeyed: [number], 0 for none. A second Ctrl-C stops at once."""
+    caught = [0]
+    if threading.current_thread() is not threading.main_thread():
+        yield caught  # only the main thread may take signals
+        return
+
+    def note(number: int, frame: Any) -> None:
+        if caught[0]:
+            raise KeyboardInterrupt
+        caught[0] = number
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tensorboard(folder: RunFolder, epoch: int) -> Any:
+    """A writer of TensorBoard events, where the extra is installed."""
+    if importlib.util.find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(folder.path / "tensorboard", purge_step=epoch + 1)
+
+
+def _log(writer: Any, row: dict[str, Any]) -> None:
+    named = {**row, **{f"rate/layer_{i}": rate for i, rate in enumerate(row["rates"], 1)}}
+    named |= {f"validation/{name}": value for name, value in row.get("validation", {}).items()}
+    for name, value in named.items():
+        if isinstance(value, (int, float)):
+            writer.add_scalar(name, value, row["epoch"])
+
+
+def status(values: dict[str, Any]) -> str:
+    """A row of metrics on one line."""
+    parts = [f"loss {values['loss']:.4g}"]
+    parts += [f"{name} {values[name]:.3f}" for name in ("accuracy", "rmse") if name in values]
+    parts.append("rates " + " ".join(f"{rate:.3f}" for rate in values["rates"]))
+    if "flips" in values:
+        parts.append(f"flips {100 * values['flips']:.2f} %")
+    if "validation" in values:
+        parts.append(f"validation loss {values['validation']['loss']:.4f}")
+    return "  ".join(parts)
+
+
+class _Display:
+    """The progress bar; where the output is no terminal, a line now and then."""
+
+    def __init__(self, config: Config, epochs_done: int, show: bool):
+        self.epochs, self.show = config.train.epochs, show
+        self.flips: dict[str, Any] = {}  # of the last whole epoch
+        self.last_line = time.monotonic()
+        columns = ("{task.description}", BarColumn(), "{task.percentage:>3.0f} %", "{task.fields[status]}", TimeRemainingColumn())
+        self.progress = Progress(*columns, disable=not show)
+        self.task: TaskID = self.progress.add_task("", total=config.train.epochs, completed=epochs_done, status="")
+
+    def __enter__(self) -> _Display:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def say(self, text: str) -> None:
+        if self.show:
+            self.progress.console.print(text, markup=False, highlight=False)
+
+    def step(self, epoch: int, values: dict[str, Any]) -> None:
+        text = status({**values, **self.flips})
+        self.progress.update(self.task, description=f"epoch {epoch}/{self.epochs}", status=text)
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        self.flips = {name: row[name] for name in ("flips", "validation") if name in row}
+        self.progress.update(self.task, completed=row["epoch"])
+        if not self.progress.console.is_terminal and time.monotonic() - self.last_line > 10:
+            self.last_line = time.monotonic()
+            self.say(f"epoch {row['epoch']}/{self.epochs}  {status(row)}")
