@@ -1,7 +1,7 @@
 """Files of a run: atomic writes, checked safetensors, and the run folder that only one process writes at a time.
 
-A run folder has `config.toml` (resolved), `metrics.jsonl` (a row an epoch), `state.safetensors` and `state.previous.safetensors` (all
-that the next step depends on), `model.safetensors`, and what is made from them later. Loading any of them runs no code.
+A run folder has `config.toml` (resolved), `metrics.jsonl` (a row an epoch), `state.safetensors` and `state.previous.safetensors`
+(all that the next step depends on), `model.safetensors`, and what is made from them later. Loading any of them runs no code.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _digest(body: str, tensors: dict[str, Tensor]) -> str:
     digest = hashlib.blake2b(body.encode())
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
-        digest.update(tensors[name].contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(tensors[name].contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -156,7 +156,7 @@ class RunFolder:
 
     def load_state(self) -> tuple[dict[str, Any] | None, list[str]]:
         """The newest whole checkpoint, None if there is none yet; and what the user should be told about damaged ones."""
-        notes = []
+        notes: list[str] = []
         for file in (self.state_file, self.previous_file):
             try:
                 return load_tree(file, "state"), notes

@@ -1,7 +1,7 @@
-"""A run's settings: one small TOML file, validated; `--set section.key=value` on top; the resolved settings are saved beside the run.
+"""A run's settings: one small TOML file, validated; `--set section.key=value` on top; the resolved ones are saved beside the run.
 
-Symbols: `tau`, `temperature` (rho), `lr` (eta) and the time constants are the paper's, in time steps. Whatever a config leaves out has
-the default below.
+Symbols: `tau`, `temperature` (rho), `lr` (eta) and the time constants are the paper's, in time steps. Whatever a config leaves
+out has the default below.
 """
 
 from __future__ import annotations

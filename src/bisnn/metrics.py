@@ -136,7 +136,7 @@ def _errors(predicted: Tensor, target: Tensor) -> Tensor:
     tensor("target", target)
     if predicted.ndim != 2 or predicted.shape != target.shape or len(target) == 0:
         raise ValueError(
-            f"predicted, target: must both be (N, C) with N >= 1; got {tuple(predicted.shape)} and {tuple(target.shape)}; reshape them"
+            f"predicted, target: must both be (N, C) with N >= 1; got {tuple(predicted.shape)}, {tuple(target.shape)}; reshape them"
         )
     return predicted.double() - target.double()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ def build_network(config: Config, features: int, outputs: int) -> Network:
     """The untrained network of a config, on the CPU."""
     sizes = [inputs(config, features), *config.network.layers]
     return Network(
-        *(Linear(n, m) for n, m in zip(sizes, sizes[1:], strict=False)),
+        *(Linear(n, m) for n, m in pairwise(sizes)),
         readout=outputs,
         neuron=SRM(**config.neuron.model_dump()),
         weights="real" if config.rule.name == "full" else "binary",
@@ -67,14 +68,30 @@ class Model:
         return self.config.predict.samples if self.config.rule.name == "bayes" else None
 
     def predict(
-        self, x: np.ndarray, samples: int | None | Literal["usual"] = "usual", over_time: str = "mean"
+        self,
+        x: np.ndarray,
+        samples: int | Literal["usual"] | None = "usual",
+        over_time: str = "mean",
+        advance: Callable[[int], Any] = lambda points: None,
     ) -> Classification | Regression:
-        """Predict from raw features (N, d), in the units of the training file. `samples` and `over_time` as in `bisnn.predict`."""
+        """Predict from raw features (N, d), in the units of the training file.
+
+        Args:
+            x: one row a point.
+            samples: "usual" for the config's ensemble (or the one set of weights, where there is no posterior), None for the MAP
+                weights, K for an ensemble of K.
+            over_time: as in `bisnn.predict`.
+            advance: called with the number of points done, now and then.
+        """
         x = np.asarray(x, dtype=np.float64)
         if x.ndim != 2 or x.shape[1] != self.features or len(x) == 0 or not np.isfinite(x).all():
             raise ValueError(f"x: must be finite, (N, {self.features}) with N >= 1; got shape {x.shape}; one row a point")
         members = self.members if samples == "usual" else samples
-        return self.predict_points(rescaled(x, self.low, self.high), members, encode.PREDICT, over_time)
+        if members is not None and self.members is None:
+            raise ValueError(
+                f"samples: the rule {self.config.rule.name!r} has no posterior to draw from; got {samples!r}; use None"
+            )
+        return self.predict_points(rescaled(x, self.low, self.high), members, encode.PREDICT, over_time, advance)
 
     def predict_points(
         self,
@@ -84,7 +101,7 @@ class Model:
         over_time: str = "mean",
         advance: Callable[[int], Any] = lambda points: None,
     ) -> Classification | Regression:
-        """Predict points x (N, d) in the units of the encoding. All predictors see the same spikes; chunks have the same members."""
+        """Predict points x (N, d) in the units of the encoding. All predictors see the same spikes, all points the same members."""
         parts = []
         device = next(self.net.parameters()).device
         for index in torch.arange(len(x)).split(BATCH):

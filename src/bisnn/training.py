@@ -1,7 +1,7 @@
 """Training runs: from a config to a run folder, over any number of processes, that can be stopped and resumed at any step.
 
-Order, encoding and validation draws are keyed by (seed, epoch, sample), the rule's own draws are in its state: a run that was killed and
-resumed ends with the same bits as one that was not, at the same number of threads and processes.
+Order, encoding and validation draws are keyed by (seed, epoch, sample), the rule's own draws are in its state: a run that was
+killed and resumed ends with the same bits as one that was not, at the same number of threads and processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,6 +28,7 @@ from bisnn import encode, metrics
 from bisnn.checkpoint import RunFolder
 from bisnn.config import Bayes, BopRule, Config, Full
 from bisnn.data.dataset import load_dataset, spikes
+from bisnn.errors import Interrupted, Stopped
 from bisnn.losses import activity_loss, local_loss
 from bisnn.model import Model, build_network
 from bisnn.prediction import Classification
@@ -35,21 +36,6 @@ from bisnn.rules import BayesBiSNN, Bop, Rule, STBiSNN
 from bisnn.weights import sign
 
 SILENT, SATURATED = 1e-4, 0.9  # mean firing rates of a layer, in spikes per time step, beyond which it cannot learn
-
-
-class Stopped(RuntimeError):
-    """Training cannot go on; the message says why and what to change."""
-
-
-class Interrupted(RuntimeError):
-    """Ctrl-C or SIGTERM: the run is saved, and `bisnn resume` goes on."""
-
-    def __init__(self, message: str, number: int):
-        super().__init__(message, number)
-        self.message, self.number = message, number
-
-    def __str__(self) -> str:
-        return self.message
 
 
 def train(config: Config, out: str | Path | None = None, *, show: bool = True) -> Path:
@@ -272,7 +258,7 @@ class Training:
         first = self.processes.rank == 0
         tensorboard = _tensorboard(folder, self.epochs_done) if first else None
         began, saved = time.monotonic() - self.seconds, time.monotonic()
-        with _signals() as caught:
+        with signals() as caught:
             while not self.finished:
                 added = self.update()
                 self.sums += added
@@ -300,7 +286,8 @@ class Training:
                 if flags[1] and not self.finished:
                     if first:
                         self.trained_model().save(folder.model_file)
-                    raise Interrupted(f"stopped in epoch {self.epochs_done + 1} of {self.config.train.epochs} and saved", caught[0])
+                    where = f"epoch {self.epochs_done + 1} of {self.config.train.epochs}"
+                    raise Interrupted(f"stopped in {where} and saved; go on with: bisnn resume {folder}", caught[0])
         if tensorboard:
             tensorboard.close()
         self.processes.first(lambda: self.trained_model().save(folder.model_file))
@@ -311,7 +298,9 @@ class Training:
                 folder.save_state(self.state())
             except OSError as error:
                 raise OSError(
-                    error.errno, f"{error.strerror}; the last checkpoint is whole: make room, then bisnn resume {folder}", str(folder)
+                    error.errno,
+                    f"{error.strerror}; the last checkpoint is whole: make room, then bisnn resume {folder}",
+                    str(folder),
                 ) from None
 
         self.processes.first(write)
@@ -380,18 +369,18 @@ _NOT_FINITE = (
     "the last checkpoint before it is whole"
 )
 _SILENT = (
-    "{folder}: layer {layer} fell silent ({rate:.2g} spikes per neuron and time step in epoch {epoch}), so nothing behind it can learn; "
+    "{folder}: layer {layer} fell silent ({rate:.2g} spikes per neuron and step in epoch {epoch}): nothing behind it can learn; "
     "lower neuron.threshold, raise encode.width, or set train.activity = 1"
 )
 _SATURATED = (
-    "{folder}: layer {layer} is saturated ({rate:.2g} spikes per neuron and time step in epoch {epoch}), so its spikes carry nothing; "
+    "{folder}: layer {layer} is saturated ({rate:.2g} spikes per neuron and step in epoch {epoch}): its spikes carry nothing; "
     "raise neuron.threshold, lower rule.lr, or set train.activity = 1"
 )
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM noted instead of obeyed: [number], 0 for none. A second Ctrl-C stops at once."""
+def signals() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM noted instead of obeyed: [number], 0 for none. A second one stops at once; ignored ones stay ignored."""
     caught = [0]
     if threading.current_thread() is not threading.main_thread():
         yield caught  # only the main thread may take signals
@@ -402,7 +391,8 @@ def _signals() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         caught[0] = number
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    taken = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in taken}
     try:
         yield caught
     finally:
@@ -467,7 +457,7 @@ class _Display:
 
     def epoch(self, row: dict[str, Any]) -> None:
         self.flips = {name: row[name] for name in ("flips", "validation") if name in row}
-        self.progress.update(self.task, completed=row["epoch"])
+        self.progress.update(self.task, completed=row["epoch"], status=status(row))
         if not self.progress.console.is_terminal and time.monotonic() - self.last_line > 10:
             self.last_line = time.monotonic()
             self.say(f"epoch {row['epoch']}/{self.epochs}  {status(row)}")

@@ -60,7 +60,7 @@ def labels(path: str | Path, texts: list[str], classes: tuple[str, ...] | None =
         classes = tuple(sorted(names, key=int) if whole else sorted(names))
         if len(classes) < 2 or len(classes) > max(2, len(texts) // 2):
             raise ValueError(
-                f'{path}: needs two classes or more, each more than once; got {len(classes)} in {len(texts)} rows; for real-valued '
+                f"{path}: needs two classes or more, each more than once; got {len(classes)} in {len(texts)} rows; for real-valued "
                 'targets set data.task = "regression"'
             )
     unknown = [text for text in texts if text not in classes]

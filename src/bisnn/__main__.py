@@ -1,0 +1,5 @@
+"""`python -m bisnn`, and `torchrun -m bisnn`."""
+
+from bisnn.cli import main
+
+main()

@@ -1,0 +1,302 @@
+"""The command line: thin commands around the public functions. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bisnn.errors import Interrupted, Stopped
+
+if TYPE_CHECKING:
+    from bisnn.model import Model
+
+
+def _epilog(*examples: str) -> str:
+    return "Examples:\n\n" + "\n\n".join(f"[cyan]{example}[/cyan]" for example in examples)
+
+
+app = typer.Typer(
+    name="bisnn",
+    help="Spiking neural networks with binary weights that know how sure they are.",
+    epilog=_epilog(
+        "bisnn train two_moons_bayes",
+        "bisnn resume runs/two_moons_bayes_seed0",
+        "bisnn evaluate runs/two_moons_bayes_seed0",
+        "bisnn predict runs/two_moons_bayes_seed0 points.csv",
+        "bisnn reproduce fig2",
+        "bisnn report runs/two_moons_bayes_seed0",
+        "bisnn info",
+    ),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as `bisnn train` wrote it.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
+
+
+class Figure(StrEnum):
+    fig1 = "fig1"
+    fig2 = "fig2"
+    all = "all"
+
+
+class Recipe(StrEnum):
+    tuned = "tuned"
+    paper = "paper"
+
+
+@app.command(
+    epilog=_epilog(
+        "bisnn train two_moons_bayes",
+        "bisnn train my.toml --out runs/mine --set rule.temperature=1e-3 --set train.epochs=100",
+        "torchrun --nproc-per-node 2 -m bisnn train my.toml",
+    )
+)
+def train(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a config that comes with bisnn.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder to make. Default: runs/ and the names of data, rule, seed.")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable.")] = None,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Train only: no evaluation, no report.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a network, judge it on its test points, write a report."""
+    from bisnn import config as configs
+    from bisnn import training
+
+    settings = configs.load(config, set_ or ())
+    folder = training.train(settings, out, show=not quiet)
+    _finish(folder, no_report, quiet)
+
+
+@app.command(epilog=_epilog("bisnn resume runs/two_moons_bayes_seed0"))
+def resume(
+    run: Run,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Train only: no evaluation, no report.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run that was stopped or killed; it ends with the same bits as if it had not been."""
+    from bisnn import training
+
+    _finish(training.resume(run, show=not quiet), no_report, quiet)
+
+
+def _finish(folder: Path, no_report: bool, quiet: bool) -> None:
+    if os.environ.get("RANK", "0") != "0":
+        return
+    if no_report:
+        _console().print(f"model: {folder / 'model.safetensors'}", highlight=False)
+        return
+    _verdict(folder, quiet)
+    _write_report([folder], None, quiet)
+
+
+@app.command(epilog=_epilog("bisnn evaluate runs/two_moons_bayes_seed0"))
+def evaluate(run: Run, quiet: Quiet = False) -> None:
+    """Judge a run's model on its test points: every metric with a 95 % interval."""
+    _verdict(run, quiet)
+
+
+def _verdict(folder: Path, quiet: bool) -> None:
+    from rich.table import Table
+
+    from bisnn import evaluation
+
+    verdict = evaluation.evaluate(folder, show=not quiet)
+    table = Table(title=f"{folder}: {verdict['points']} test points; value and 95 % bootstrap interval")
+    table.add_column("predictor")
+    names = list(next(iter(verdict["metrics"].values())))
+    for name in names:
+        table.add_column({"nll": "NLL", "ece": "ECE", "rmse": "RMSE", "mae": "MAE"}.get(name, name))
+    for predictor, values in verdict["metrics"].items():
+        table.add_row(predictor, *("{value:.4f} [{low:.3f}, {high:.3f}]".format(**values[name]) for name in names))
+    memory = verdict["memory"]
+    console = _console()
+    console.print(table)
+    console.print(
+        "{weights:,} weights: {bytes_1_bit:,} bytes at 1 bit, {bytes_32_bit:,} at 32".format(**memory),
+        highlight=False,
+    )
+
+
+@app.command(
+    epilog=_epilog(
+        "bisnn predict runs/two_moons_bayes_seed0 points.csv", "bisnn predict runs/mine points.npy --out predictions.csv"
+    )
+)
+def predict(
+    run: Run,
+    data: Annotated[Path, typer.Argument(metavar="INPUT", help="CSV, NPY or NPZ: one row a point, one column a feature.")],
+    out: Annotated[Path | None, typer.Option(help="Write the predictions here, as CSV.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Members of the ensemble. Default: the config's.")] = None,
+    map_: Annotated[bool, typer.Option("--map", help="The most probable weights alone, no ensemble.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Predict from a file of points, with how sure the model is."""
+    from rich.progress import Progress
+
+    from bisnn import model as models
+    from bisnn.checkpoint import write_atomic
+    from bisnn.data import table
+
+    if map_ and samples is not None:
+        raise typer.BadParameter("--map and --samples exclude each other")
+    model = models.load(run)
+    x = table.read_features(data, model.features)
+    with Progress(disable=quiet or len(x) <= models.BATCH, transient=True) as progress:
+        bar = progress.add_task("points", total=len(x))
+        usual: Any = None if map_ else "usual"
+        result = model.predict(x, samples or usual, advance=lambda points: progress.advance(bar, points))
+    header, rows = _prediction_rows(model, result)
+    if out is None and sys.stdout.isatty():
+        _show_rows(header, rows)
+    elif out is None:
+        sys.stdout.write(_csv(header, rows))
+    else:
+        write_atomic(out, _csv(header, rows).encode())
+        _console().print(f"{len(rows)} predictions: {out}", highlight=False)
+
+
+def _prediction_rows(model: Model, result: Any) -> tuple[list[str], list[list[Any]]]:
+    if not model.classes:
+        return ["mean", "deviation"], [[m, s] for m, s in zip(result.mean[:, 0].tolist(), result.std[:, 0].tolist(), strict=True)]
+    header = ["class", "confidence", *(f"p({name})" for name in model.classes), "entropy", "mutual_information"]
+    confidence, best = result.mean.max(-1)
+    columns = zip(best.tolist(), confidence.tolist(), result.mean.tolist(), strict=True)
+    unsure = zip(result.entropy.tolist(), result.mutual_information.tolist(), strict=True)
+    return header, [[model.classes[i], c, *p, *u] for (i, c, p), u in zip(columns, unsure, strict=True)]
+
+
+def _csv(header: list[str], rows: list[list[Any]]) -> str:
+    import csv
+    import io
+
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue()
+
+
+def _show_rows(header: list[str], rows: list[list[Any]], most: int = 20) -> None:
+    from rich.table import Table
+
+    table = Table(*header)
+    for row in rows[:most]:
+        table.add_row(*(f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row))
+    console = _console()
+    console.print(table)
+    if len(rows) > most:
+        console.print(f"and {len(rows) - most} more; --out FILE.csv writes them all")
+
+
+@app.command(
+    epilog=_epilog("bisnn reproduce fig2", "bisnn reproduce all --seeds 5", "bisnn reproduce fig1 --recipe paper --out out/paper")
+)
+def reproduce(
+    figure: Annotated[Figure, typer.Argument(help="The paper's figure 1 (1-D regression), figure 2 (two moons), or both.")],
+    recipe: Annotated[Recipe, typer.Option(help="tuned: best and short. paper: as the paper says, hours.")] = Recipe.tuned,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... to train with.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="Folder for runs, results.json, figures. Default: out/ and the recipe.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: one a core.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train the runs of the paper's synthetic figures, measure and draw them. The same command again goes on where it stopped."""
+    from bisnn import reproduction
+
+    out = out or Path("out") / recipe.value
+    figures = ["fig1", "fig2"] if figure is Figure.all else [figure.value]
+    results = reproduction.reproduce(figures, recipe.value, seeds=range(seeds), out=out, jobs=jobs, show=not quiet)
+    console = _console()
+    for name in figures:
+        console.print(reproduction.table(results["figures"][name]))
+    console.print(
+        f"results: {out / 'results.json'}, figures: {', '.join(str(out / f'{name}.png') for name in figures)}", highlight=False
+    )
+
+
+@app.command(epilog=_epilog("bisnn report runs/two_moons_bayes_seed0", "bisnn report runs/* --out comparison.html"))
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or several run folders.")],
+    out: Annotated[Path | None, typer.Option(help="The page. Default: report.html in the run folder, or here for several.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Draw one self-contained HTML page from the files of one or several runs."""
+    _write_report(runs, out, quiet)
+
+
+def _write_report(runs: list[Path], out: Path | None, quiet: bool) -> None:
+    from bisnn import reporting
+
+    _console().print(f"report: {reporting.report(runs, out, show=not quiet)}", highlight=False)
+
+
+@app.command(epilog=_epilog("bisnn info"))
+def info() -> None:
+    """Versions, devices, and the kernels in use."""
+    import importlib.metadata
+    import platform
+
+    import torch
+    from rich.table import Table
+
+    import bisnn
+    from bisnn import config as configs
+    from bisnn import kernels
+
+    table = Table(show_header=False)
+    table.add_row("bisnn", bisnn.__version__)
+    table.add_row("python", platform.python_version())
+    for name in ("torch", "numpy", "numba", "safetensors", "tensorboard"):
+        try:
+            table.add_row(name, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            table.add_row(name, "not installed")
+    table.add_row("cpu", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of PyTorch")
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    table.add_row("cuda", ", ".join(gpus) or "no device")
+    for device in ("cpu", "cuda"):
+        for dtype in (torch.float32, torch.float64):
+            table.add_row(f"kernel, {device} {str(dtype).removeprefix('torch.')}", kernels.name_for(torch.device(device), dtype))
+    table.add_row("config version", str(configs.VERSION))
+    table.add_row("configs", ", ".join(configs.shipped()))
+    _console().print(table)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if version:
+        import bisnn
+
+        typer.echo(bisnn.__version__)
+        raise typer.Exit()
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console()
+
+
+def main() -> None:
+    """Run a command. What its user can put right is one line on stderr; BISNN_DEBUG=1 shows where it came from."""
+    try:
+        app()
+    except (ValueError, OSError, Stopped, Interrupted, KeyboardInterrupt) as error:
+        if os.environ.get("BISNN_DEBUG"):
+            raise
+        if os.environ.get("RANK", "0") == "0":
+            text = "stopped" if isinstance(error, KeyboardInterrupt) else str(error)
+            print(f"bisnn: {text}", file=sys.stderr)
+        sys.exit(128 + error.signal if isinstance(error, Interrupted) else 130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+if __name__ == "__main__":
+    main()

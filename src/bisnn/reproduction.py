@@ -1,0 +1,296 @@
+"""The paper's synthetic experiments, Figure 1 (1-D regression) and Figure 2 (two moons): runs, one results.json, drawings from it.
+
+Two recipes. `paper`: its network, data, T and number of epochs, the plain rules with relaxed samples, one sample and one update a
+mini-batch, the loss summed over t; it gives no learning rate, temperature, tau, threshold or batch size, so those are ours.
+`tuned`: the best we know, much shorter. Each run is a run folder of its own, so the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import platform
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.progress import Progress
+from torch import Tensor
+
+from bisnn import config as configs
+from bisnn import drawing, encode, evaluation, model, training
+from bisnn.checkpoint import RunFolder, write_atomic
+from bisnn.checks import choice
+from bisnn.config import Config
+from bisnn.data.dataset import load_dataset
+from bisnn.data.toy import CLUSTERS, X_RANGE
+from bisnn.errors import Interrupted
+from bisnn.prediction import Classification
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+GRID = 50  # points a side of the confidence map over the unit square
+FAR = 0.1  # share of the square, farthest from all training points, that "far from the data" means
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method of a figure: a config that comes with the package, and what is changed in it."""
+
+    label: str
+    config: str
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def name(self, seed: int) -> str:
+        """Of its run folder."""
+        return "_".join(
+            [self.config, *(f"{key.rpartition('.')[2]}{value:g}" for key, value in self.changes.items()), f"seed{seed}"]
+        )
+
+
+def _temperatures(config: str, *values: float) -> list[Entry]:
+    return [Entry(f"Bayes-BiSNN, rho = {value:g}", config, {"rule.temperature": value}) for value in values]
+
+
+FIGURES = {
+    "fig1": {
+        "tuned": [Entry("ST-BiSNN", "one_d_st"), Entry("Bayes-BiSNN", "one_d_bayes")],
+        "paper": [Entry("ST-BiSNN", "one_d_st_paper"), Entry("Bayes-BiSNN", "one_d_bayes_paper")],
+    },
+    "fig2": {
+        "tuned": [Entry("ST-BiSNN", "two_moons_st"), *_temperatures("two_moons_bayes", 1e-6, 1e-2, 1.0)],
+        "paper": [Entry("ST-BiSNN", "two_moons_st_paper"), *_temperatures("two_moons_bayes_paper", 1e-6, 1e-2, 1.0)],
+    },
+}
+
+
+def reproduce(
+    figures: Sequence[str] = ("fig1", "fig2"),
+    recipe: str = "tuned",
+    *,
+    seeds: Iterable[int] = range(5),
+    out: str | Path = "out",
+    jobs: int | None = None,
+    show: bool = True,
+) -> dict[str, Any]:
+    """Train, measure and draw; returns what `results.json` in `out` then holds.
+
+    Args:
+        figures: of "fig1", "fig2".
+        recipe: "tuned" or "paper".
+        seeds: one run a method and seed.
+        out: folder for the runs, `results.json` and one picture a figure. Finished runs in it are taken as they are.
+        jobs: runs at a time, by default one a core; each gets its share of the cores.
+        show: progress bars.
+    """
+    for name in figures:
+        choice("figures", name, tuple(FIGURES))
+    choice("recipe", recipe, ("tuned", "paper"))
+    seeds, out = list(seeds), Path(out)
+    if not seeds:
+        raise ValueError("seeds: needs at least one; got none; give e.g. range(5)")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    jobs = jobs or cores
+    began = time.monotonic()
+    plan = [(name, entry, seed) for name in figures for entry in FIGURES[name][recipe] for seed in seeds]
+    tasks = []
+    for _, entry, seed in plan:
+        settings = configs.load(entry.config).updated(seed=seed, **entry.changes, **{"train.threads": max(1, cores // jobs)})
+        tasks.append((settings, out / "runs" / entry.name(seed), seed == seeds[0]))
+    resumed = any(folder.exists() for _, folder, _ in tasks)
+    measured = _all(tasks, jobs, show)
+    results: dict[str, Any] = {"figures": {}}
+    if (out / "results.json").exists():
+        try:
+            results = json.loads((out / "results.json").read_text())
+        except ValueError:
+            raise ValueError(f"{out / 'results.json'}: is damaged; remove it or give another --out") from None
+    for name in figures:
+        mine = [(entry, seed, m) for (n, entry, seed), m in zip(plan, measured, strict=True) if n == name]
+        rows = [{"method": entry.label, "seed": seed, **row} for entry, seed, m in mine for row in m["rows"]]
+        results["figures"][name] = {
+            "recipe": recipe,
+            "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "machine": f"{cores} cores of {_processor()}, {jobs} runs at a time",
+            "versions": {"torch": torch.__version__, "python": platform.python_version()},
+            "wall_seconds": None if resumed else round(time.monotonic() - began, 1),  # of the whole command
+            "seeds": seeds,
+            "summary": summary(rows),
+            "rows": rows,
+            "panels": [{"method": entry.label, **panel} for entry, _, m in mine for panel in m["panels"]],
+            "training_points": next(m["points"] for _, _, m in mine if m["points"]),
+        }
+        drawing.FIGURES[name](results["figures"][name], out / f"{name}.png")
+    write_atomic(out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
+    return results
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+# Runs, several at a time
+
+
+def _all(tasks: list[tuple[Config, Path, bool]], jobs: int, show: bool) -> list[dict[str, Any]]:
+    """`measure` for each task, in worker processes; the bar follows the runs' metrics files."""
+    context = multiprocessing.get_context("spawn")  # numba's and torch's threads do not survive a fork
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_ctrl_c_to_the_parent)
+    with pool, Progress(disable=not show) as progress, training.signals() as caught:
+        bar = progress.add_task("", total=len(tasks))
+        futures: list[Future] = [pool.submit(measure, *task) for task in tasks]
+        waiting = set(futures)
+        try:
+            while waiting and not caught[0]:
+                done, waiting = wait(waiting, timeout=0.5)
+                for future in done:
+                    future.result()  # raises what went wrong
+                under_way = [_progress(task) for task, future in zip(tasks, futures, strict=True) if future in waiting]
+                finished = len(tasks) - len(waiting)
+                progress.update(bar, completed=finished + sum(under_way), description=f"{finished} of {len(tasks)} runs")
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            if waiting:
+                for process in multiprocessing.active_children():
+                    process.terminate()  # SIGTERM: training saves and stops
+    if caught[0]:
+        raise Interrupted("stopped and saved; the same command goes on", caught[0])
+    return [future.result() for future in futures]
+
+
+def _leave_ctrl_c_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _progress(task: tuple[Config, Path, bool]) -> float:
+    config, folder, _ = task
+    try:
+        return 0.9 * min(1.0, (folder / "metrics.jsonl").read_bytes().count(b"\n") / config.train.epochs)
+    except OSError:
+        return 0.0
+
+
+def measure(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
+    """Train (or go on, or take what is finished), evaluate, and measure what the figure shows."""
+    torch.set_num_threads(config.train.threads)
+    run = RunFolder(folder)
+    if not run.config_file.exists():
+        training.train(config, folder, show=False)
+    elif run.read_config() != config:
+        raise ValueError(f"{folder}: was trained with other settings; remove it or give another --out")
+    else:
+        training.resume(folder, show=False)
+    evaluation.evaluate(folder, show=False)
+    return (_fig1 if config.task == "regression" else _fig2)(config, folder, picture)
+
+
+def _fig1(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
+    """Error against the noiseless function and deviation over the members, inside the clusters and in the gaps between them."""
+    judged = evaluation.load_evaluation(folder)
+    x, y = judged["x"], judged["y"]
+    inside = in_clusters(x[:, 0])
+    rows, panels = [], []
+    for name, result in judged["predictors"].items():
+        error = (result["mean"] - y).square()[:, 0]
+        std = result["std"][:, 0]
+        row = {"predictor": name, "training_seconds": round(judged["seconds"], 1)}
+        for where, part in (("inside", inside), ("gaps", ~inside)):
+            row[f"rmse_{where}"] = float(error[part].mean().sqrt())
+            row[f"deviation_{where}"] = float(std[part].mean())
+        rows.append(row)
+        if picture:
+            panels.append({"predictor": name, "mean": _list(result["mean"]), "std": _list(result["std"])})
+    points = load_dataset(config).train
+    about = {"x": _list(points.x), "y": _list(points.y), "test_x": _list(x), "test_y": _list(y)} if picture else None
+    return {"rows": rows, "panels": panels, "points": about}
+
+
+def in_clusters(x: Tensor) -> Tensor:
+    """Whether x, rescaled to [0, 1], lies in a cluster of the 1-D task's training points."""
+    raw = X_RANGE[0] + (X_RANGE[1] - X_RANGE[0]) * x.double()
+    return torch.stack([(raw >= a) & (raw <= b) for a, b in CLUSTERS]).any(0)
+
+
+def _fig2(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
+    """Test metrics, and the mean confidence on the part of the unit square that lies farthest from all training points."""
+    judged = evaluation.load_evaluation(folder)
+    trained = model.load(folder)
+    train = load_dataset(config).train
+    points = grid()
+    far = farthest(points, train.x)
+    rows, panels = [], []
+    for name, members in evaluation.predictors(trained).items():
+        result = trained.predict_points(points if picture else points[far], members, encode.GRID)
+        assert isinstance(result, Classification)
+        confidence = result.mean.max(-1).values
+        row = {"predictor": name, "training_seconds": round(judged["seconds"], 1)}
+        row |= {metric: value["value"] for metric, value in judged["metrics"][name].items()}
+        row["confidence"] = float(judged["predictors"][name]["mean"].max(-1).values.mean())
+        row["far_confidence"] = float((confidence[far] if picture else confidence).mean())
+        rows.append(row)
+        if picture:
+            panels.append({"predictor": name, "p1": _list(result.mean[:, 1])})
+    about = {"x": _list(train.x), "y": train.y.tolist()} if picture else None
+    return {"rows": rows, "panels": panels, "points": about}
+
+
+def grid() -> Tensor:
+    """GRID x GRID points over the unit square, row by row, (GRID^2, 2)."""
+    axis = torch.linspace(0, 1, GRID)
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    return torch.stack([x.flatten(), y.flatten()], 1)
+
+
+def farthest(points: Tensor, train: Tensor) -> Tensor:
+    """Indices of the share FAR of the points whose nearest training point is farthest away."""
+    return torch.cdist(points, train).min(1).values.topk(round(FAR * len(points))).indices
+
+
+def _list(x: Tensor) -> list[Any]:
+    """Rounded to five digits: a drawing shows no more."""
+    x = x.squeeze(-1) if x.ndim > 1 and x.shape[-1] == 1 else x
+    return [[round(v, 5) for v in row] for row in x.tolist()] if x.ndim > 1 else [round(v, 5) for v in x.tolist()]
+
+
+# Summaries
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mean and standard deviation over the seeds of every number, a row for each method and predictor."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["method"], row["predictor"]), []).append(row)
+    result = []
+    for (method, predictor), group in groups.items():
+        numbers = [name for name in group[0] if name not in ("method", "predictor", "seed")]
+        values = {name: [row[name] for row in group] for name in numbers}
+        spread = lambda v: statistics.stdev(v) if len(v) > 1 else 0.0  # noqa: E731
+        means = {name: {"mean": statistics.fmean(v), "std": spread(v)} for name, v in values.items()}
+        result.append({"method": method, "predictor": predictor, "seeds": len(group), **means})
+    return result
+
+
+def table(figure: dict[str, Any]) -> Table:
+    """The summary as a table for the terminal."""
+    from rich.table import Table
+
+    first = figure["summary"][0]
+    numbers = [name for name in first if name not in ("method", "predictor", "seeds")]
+    grid = Table("method", "predictor", *(name.replace("_", " ") for name in numbers))
+    grid.title = f"recipe {figure['recipe']}, mean and deviation over {first['seeds']} seeds"
+    for row in figure["summary"]:
+        grid.add_row(row["method"], row["predictor"], *(f"{row[n]['mean']:.3f} ± {row[n]['std']:.3f}" for n in numbers))
+    return grid
