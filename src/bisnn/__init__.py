@@ -19,20 +19,30 @@ _HOME = {
     "rules": ("STBiSNN", "BayesBiSNN", "Bop"),
     "weights": ("map_weights", "sample_weights", "kl_divergence", "free_energy"),
     "prediction": ("predict", "Classification", "Regression"),
+    "training": ("train", "resume"),
+    "model": ("Model", "load"),
+    "evaluation": ("evaluate",),
+    "reporting": ("report",),
+    "reproduction": ("reproduce",),
 }
-_MODULES = ("data", "encode", "kernels", "metrics", "weights")
+_MODULES = ("config", "data", "encode", "kernels", "metrics", "weights")
 _NAMES = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = ["__version__", *_NAMES, *_MODULES]
 
 if TYPE_CHECKING:
-    from bisnn import data, encode, kernels, metrics, weights
+    from bisnn import config, data, encode, kernels, metrics, weights
+    from bisnn.evaluation import evaluate
     from bisnn.layers import Conv2d, Linear, Recurrent
     from bisnn.losses import activity_loss, global_loss, local_loss, spike_loss
+    from bisnn.model import Model, load
     from bisnn.network import Network, Output, pad
     from bisnn.neuron import SRM
     from bisnn.prediction import Classification, Regression, predict
+    from bisnn.reporting import report
+    from bisnn.reproduction import reproduce
     from bisnn.rules import BayesBiSNN, Bop, STBiSNN
+    from bisnn.training import resume, train
     from bisnn.weights import free_energy, kl_divergence, map_weights, sample_weights
 
 

@@ -51,16 +51,16 @@ def save_tree(path: Path, tree: Any, kind: str) -> None:
     tensors: dict[str, Tensor] = {}
     body = json.dumps(_packed(tree, tensors))
     header = {"kind": kind, "tree": body, "digest": _digest(body, tensors)}
-    write_atomic(path, save(tensors, header))
+    write_atomic(path, save(tensors, {"bisnn": json.dumps(header)}))  # one entry: safetensors does not keep the order of several
 
 
 def load_tree(path: Path, kind: str) -> Any:
     """What `save_tree` wrote. A file that is damaged or of another kind raises `Damaged`."""
     try:
         with safe_open(path, "pt") as file:
-            header = file.metadata() or {}
+            header = json.loads((file.metadata() or {}).get("bisnn", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, RuntimeError) as error:
+    except (SafetensorError, OSError, RuntimeError, json.JSONDecodeError) as error:
         if isinstance(error, (FileNotFoundError, PermissionError)):
             raise
         raise Damaged(f"{path}: is damaged or no safetensors file ({error})") from None
@@ -126,6 +126,8 @@ class RunFolder:
         except Timeout:
             raise ValueError(f"{self}: another process is writing this run; wait for it, or give another folder") from None
         try:
+            for left_over in self.path.glob(".*.tmp"):  # of a writer that was killed
+                left_over.unlink()
             yield
         finally:
             lock.release()

@@ -147,6 +147,7 @@ def _processor() -> str:
 
 def _all(tasks: list[tuple[Config, Path, bool]], jobs: int, show: bool) -> list[dict[str, Any]]:
     """`measure` for each task, in worker processes; the bar follows the runs' metrics files."""
+    others = multiprocessing.active_children()
     context = multiprocessing.get_context("spawn")  # numba's and torch's threads do not survive a fork
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_ctrl_c_to_the_parent)
     with pool, Progress(disable=not show) as progress, training.signals() as caught:
@@ -164,8 +165,11 @@ def _all(tasks: list[tuple[Config, Path, bool]], jobs: int, show: bool) -> list[
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             if waiting:
-                for process in multiprocessing.active_children():
+                workers = [process for process in multiprocessing.active_children() if process not in others]
+                for process in workers:
                     process.terminate()  # SIGTERM: training saves and stops
+                for process in workers:
+                    process.join()
     if caught[0]:
         raise Interrupted("stopped and saved; the same command goes on", caught[0])
     return [future.result() for future in futures]
@@ -185,7 +189,23 @@ def _progress(task: tuple[Config, Path, bool]) -> float:
 
 def measure(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
     """Train (or go on, or take what is finished), evaluate, and measure what the figure shows."""
+    global _stopping
+    if _stopping is not None:
+        raise _stopping  # the pool hands a worker its next task even after a signal
     torch.set_num_threads(config.train.threads)
+    try:
+        _trained(config, folder)
+    except Interrupted as stop:
+        _stopping = stop
+        raise
+    evaluation.evaluate(folder, show=False)
+    return (_fig1 if config.task == "regression" else _fig2)(config, folder, picture)
+
+
+_stopping: Interrupted | None = None  # in a worker process that got a signal
+
+
+def _trained(config: Config, folder: Path) -> None:
     run = RunFolder(folder)
     if not run.config_file.exists():
         training.train(config, folder, show=False)
@@ -193,8 +213,6 @@ def measure(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
         raise ValueError(f"{folder}: was trained with other settings; remove it or give another --out")
     else:
         training.resume(folder, show=False)
-    evaluation.evaluate(folder, show=False)
-    return (_fig1 if config.task == "regression" else _fig2)(config, folder, picture)
 
 
 def _fig1(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
@@ -221,7 +239,7 @@ def _fig1(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
 def in_clusters(x: Tensor) -> Tensor:
     """Whether x, rescaled to [0, 1], lies in a cluster of the 1-D task's training points."""
     raw = X_RANGE[0] + (X_RANGE[1] - X_RANGE[0]) * x.double()
-    return torch.stack([(raw >= a) & (raw <= b) for a, b in CLUSTERS]).any(0)
+    return torch.stack([(raw >= a - 1e-5) & (raw <= b + 1e-5) for a, b in CLUSTERS]).any(0)  # float32 x: ends count
 
 
 def _fig2(config: Config, folder: Path, picture: bool) -> dict[str, Any]:

@@ -380,16 +380,16 @@ _SATURATED = (
 
 @contextmanager
 def signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM noted instead of obeyed: [number], 0 for none. A second one stops at once; ignored ones stay ignored."""
+    """Ctrl-C and SIGTERM noted instead of obeyed: [number], 0 for none. A second Ctrl-C stops at once; ignored ones stay ignored."""
     caught = [0]
     if threading.current_thread() is not threading.main_thread():
         yield caught  # only the main thread may take signals
         return
 
     def note(number: int, frame: Any) -> None:
-        if caught[0]:
+        if caught[0] and number == signal.SIGINT:
             raise KeyboardInterrupt
-        caught[0] = number
+        caught[0] = caught[0] or number
 
     taken = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, note) for number in taken}

@@ -1,0 +1,173 @@
+"""The command line: what it prints, how it fails, how quick it is."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import bisnn
+from bisnn import cli, training
+from runs import small
+
+COMMANDS = ("train", "resume", "evaluate", "predict", "reproduce", "report", "info")
+
+
+def run(capsys, monkeypatch, *arguments):
+    """Exit code, stdout and stderr of `bisnn ARGUMENTS`, in this process."""
+    monkeypatch.setattr(sys, "argv", ["bisnn", *map(str, arguments)])
+    try:
+        cli.main()
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def bisnn_(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *arguments: run(capsys, monkeypatch, *arguments)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return training.train(small(), tmp_path_factory.mktemp("cli") / "run", show=False)
+
+
+def test_from_a_config_to_a_verdict(bisnn_, tmp_path):
+    (tmp_path / "small.toml").write_text(small().to_toml())
+    code, out, _ = bisnn_("train", tmp_path / "small.toml", "--out", tmp_path / "run", "--set", "train.epochs=2", "-q")
+    assert code == 0
+    verdict = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert f"{verdict['metrics']['MAP']['accuracy']['value']:.4f}" in out
+    assert "ensemble of 3" in out
+    assert str(tmp_path / "run" / "report.html") in out.replace("\n", "")
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    before = (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert bisnn_("resume", tmp_path / "run", "-q")[0] == 0
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+    assert bisnn_("evaluate", tmp_path / "run")[0] == 0
+    assert bisnn_("report", tmp_path / "run", "--out", tmp_path / "page.html", "-q")[0] == 0
+    assert (tmp_path / "page.html").exists()
+
+
+def test_predictions_as_csv(bisnn_, trained, tmp_path):
+    x = np.random.default_rng(0).random((4, 2))
+    np.save(tmp_path / "x.npy", x)
+    expected = bisnn.load(trained).predict(x)
+    code, out, _ = bisnn_("predict", trained, tmp_path / "x.npy")
+    rows = list(csv.DictReader(out.splitlines()))
+    assert code == 0
+    assert [float(row["p(1)"]) for row in rows] == expected.mean[:, 1].tolist()
+    assert [float(row["mutual_information"]) for row in rows] == expected.mutual_information.tolist()
+    assert [int(row["class"]) for row in rows] == expected.mean.argmax(-1).tolist()
+    code, out, _ = bisnn_("predict", trained, tmp_path / "x.npy", "--map", "--out", tmp_path / "p.csv")
+    assert "4 predictions" in out
+    rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
+    assert [float(row["p(1)"]) for row in rows] == bisnn.load(trained).predict(x, samples=None).mean[:, 1].tolist()
+
+
+def test_info(bisnn_):
+    code, out, _ = bisnn_("info")
+    assert code == 0
+    assert re.search(r"kernel, cpu float32\W+cpu", out)
+    assert "two_moons_bayes" in out
+    assert bisnn_("--version")[1].strip() == bisnn.__version__
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(bisnn_, command):
+    code, out, _ = bisnn_(command, "--help")
+    assert code == 0
+    assert f"bisnn {command}" in out.split("Examples:")[1]
+    assert f"bisnn {command}" in bisnn_("--help")[1].split("Examples:")[1]
+
+
+MISTAKES = {
+    "no config": (("train", "nothing.toml"), "nothing.toml: there is no such config file"),
+    "key": (("train", "two_moons_bayes", "--set", "rule.temprature=1"), "the nearest valid key is rule.temperature"),
+    "device": (("train", "two_moons_bayes", "--set", "train.device=tpu"), "train.device: must be 'cpu' or 'cuda'"),
+    "no run": (("evaluate", "nothing"), "nothing: there is no such run"),
+    "no run to resume": (("resume", "nothing"), "nothing: there is no such run folder"),
+    "no run to predict with": (("predict", "nothing", "x.csv"), "nothing: there is no such run"),
+    "no points": (("predict", "{run}", "nothing.csv"), "nothing.csv: there is no such file"),
+    "nan": (("predict", "{run}", "{nan}"), "line 2, column 2: must be a finite number; got 'nan'"),
+    "features": (("predict", "{run}", "{three}"), "takes 2 features a row; got 3"),
+    "folder in use": (("train", "two_moons_bayes", "--out", "{run}"), "is not empty; continue it with: bisnn resume"),
+    "no evaluation": (("report", "{run}"), "do it with: bisnn evaluate"),
+    "unwritable": (("train", "two_moons_bayes", "--out", "{nan}/run"), "Not a directory"),
+    "unwritable predictions": (("predict", "{run}", "{two}", "--out", "/nowhere/at/all.csv"), "No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_are_one_line_and_no_traceback(bisnn_, tmp_path, trained, case):
+    (tmp_path / "nan.csv").write_text("1,2\n1,nan\n")
+    (tmp_path / "two.csv").write_text("1,2\n")
+    (tmp_path / "three.csv").write_text("1,2,3\n")
+    places = {"run": trained, **{name: tmp_path / f"{name}.csv" for name in ("nan", "two", "three")}}
+    arguments, message = MISTAKES[case]
+    code, out, error = bisnn_(*(argument.format(**places) for argument in arguments))
+    assert code == 1
+    assert message in error
+    assert error.startswith("bisnn: ")
+    assert error.count("\n") == 1
+    assert "Traceback" not in out + error
+
+
+def test_unwritable_folder_is_one_line(bisnn_, tmp_path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise PermissionError(13, "Permission denied", str(tmp_path / "run"))
+
+    monkeypatch.setattr(training.Path, "mkdir", refuse)
+    code, _, error = bisnn_("train", "two_moons_bayes", "--out", tmp_path / "run")
+    assert (code, error.count("\n")) == (1, 1)
+    assert f"Permission denied: '{tmp_path / 'run'}'" in error
+
+
+def test_typos_in_commands_and_options(bisnn_):
+    assert "Did you mean 'train'?" in bisnn_("trian")[2]
+    code, _, error = bisnn_("train")
+    assert code == 2
+    assert "CONFIG" in error
+    assert bisnn_("reproduce", "fig3")[0] == 2
+
+
+def test_tracebacks_for_developers(bisnn_, monkeypatch):
+    monkeypatch.setenv("BISNN_DEBUG", "1")
+    with pytest.raises(ValueError, match="there is no such config file"):
+        bisnn_("train", "nothing.toml")
+
+
+def test_interrupted_runs_say_how_to_go_on(bisnn_, tmp_path, monkeypatch):
+    update = training.Training.update
+    monkeypatch.setattr(training.Training, "update", lambda self: (os.kill(os.getpid(), 15), update(self))[1])
+    (tmp_path / "small.toml").write_text(small().to_toml())
+    code, _, error = bisnn_("train", tmp_path / "small.toml", "--out", tmp_path / "run", "-q")
+    assert code == 128 + 15
+    assert f"bisnn resume {tmp_path / 'run'}" in error
+
+
+def test_help_is_quick_and_imports_nothing_heavy():
+    code = (
+        "import sys\nsys.argv = ['bisnn', '--help']\nfrom bisnn.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print([m for m in ('torch', 'numba', 'numpy', 'matplotlib', 'sklearn', 'pydantic') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout[-500:] + done.stderr
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "bisnn", "train", "--help"], capture_output=True, check=True, timeout=60)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.5

@@ -1,0 +1,143 @@
+"""Configs: every shipped one loads; a mistake is one line with file, key and the nearest valid key."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bisnn import config
+from bisnn.reproduction import FIGURES
+from runs import RULES, small
+
+SHIPPED = config.shipped()
+
+
+def test_configs_are_shipped():
+    assert {"two_moons_bayes", "two_moons_st", "one_d_bayes", "one_d_st"} <= SHIPPED.keys()
+    used = {entry.config for recipes in FIGURES.values() for entries in recipes.values() for entry in entries}
+    assert used <= SHIPPED.keys()
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_config_loads(name):
+    loaded = config.load(name)
+    assert loaded == config.load(SHIPPED[name])
+    text = SHIPPED[name].read_text()
+    assert text.startswith("#"), "a config begins with a comment that says what it is for"
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_resolved_config_comes_back(rule):
+    settings = small(rule)
+    assert config.parse(tomllib.loads(settings.to_toml()), "x") == settings
+
+
+MISTAKES = {
+    "rule.temprature=1": "rule.temprature: unknown key; the nearest valid key is rule.temperature",
+    "epochs=3": "epochs: unknown key; the nearest valid key is train.epochs",
+    "train.batchsize=3": "train.batchsize: unknown key; the nearest valid key is train.batch_size",
+    "rule.clip=1": "rule.clip: unknown key",  # ST's, not Bayes's
+    "zzz=1": "zzz: unknown key; valid keys here: version, seed, data",
+    "rule.name=bays": "rule.name: must be one of st, bayes, bop, full; got 'bays'; did you mean 'bayes'?",
+    "data.name=moons": "data.name: must be one of two_moons, one_d, table; got 'moons'; did you mean 'two_moons'?",
+    "train.epochs=1.5": "train.epochs: must be a valid integer; got 1.5",
+    "train.epochs=ten": "train.epochs: must be a valid integer; got 'ten'",
+    "train.epochs=0": "train.epochs: must be greater than or equal to 1; got 0",
+    "rule.lr=-0.1": "rule.lr: must be greater than 0; got -0.1",
+    "rule.lr=nan": "rule.lr: must be a finite number; got nan",
+    "rule.temperature=-1": "rule.temperature: must be greater than or equal to 0; got -1",
+    "train.schedule=cosin": "train.schedule: must be 'constant' or 'cosine'; got 'cosin'",
+    "network.layers=[]": "network.layers: ",
+    "network.layers=[16, 0]": "network.layers.1: must be greater than or equal to 1; got 0",
+    "neuron.tau_mem=3": "neuron: tau_mem must be above tau_syn = 6",
+    "train.burn_in=100": "train.burn_in must be below encode.steps = 100; got 100",
+    "train.patience=3": "need held-out points: set data.validation",
+    "train.keep=best": "need held-out points: set data.validation",
+    "train.loss=squared": "does not fit the task classification",
+    "train.samples=0": "train.samples: must be greater",
+    "network.readout_after=last": "network.readout_after must be",
+    "rule.tau_end=0.1": "rule: anneal_epochs goes with tau_end",
+    "rule.lr.x=1": "lr is a value, not a section",
+    "rule=3": "rule: ",
+    "seed=-1": "seed: must be greater than or equal to 0; got -1",
+    "version=2": "version: this bisnn reads configs of version 1; got 2",
+    "lr": "must read section.key=value",
+    "=3": "must read section.key=value",
+}
+
+
+@pytest.mark.parametrize("override", MISTAKES)
+def test_mistake_is_one_clear_line(override):
+    with pytest.raises(ValueError, match=re.escape(MISTAKES[override])) as error:
+        config.load("two_moons_bayes", [override])
+    message = str(error.value)
+
+    assert "\n" not in message
+    assert override in message, "says which override it was"
+
+
+def test_several_mistakes_are_a_line_each_and_name_the_file(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('version = 1\nsed = 1\n[data]\nname = "two_moons"\n[rule]\nname = "st"\n[train]\nepochs = 1\n')
+    with pytest.raises(ValueError, match=r"rule\.lr: is missing") as error:
+        config.load(file)
+    lines = str(error.value).splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith(f"{file}: ") for line in lines)
+    assert any("sed: unknown key; the nearest valid key is seed" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"version = 1\n[data", "is not valid TOML"),
+        (b"\xff\xfe\x00", "is not a text file"),
+        (b"", "version: this bisnn reads configs of version 1; got none"),
+        (b"version = 1", "data: is missing"),
+        (b"version = 1\n[data]\n[rule]\n[train]", "data.name: is missing; give one of two_moons, one_d, table"),
+    ],
+)
+def test_bad_files(tmp_path, content, message):
+    file = tmp_path / "bad.toml"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        config.load(file)
+
+
+def test_missing_file_and_folder(tmp_path):
+    with pytest.raises(ValueError, match="did you mean 'two_moons_bayes'"):
+        config.load("two_moons_bays")
+    with pytest.raises(ValueError, match="no such config file"):
+        config.load(tmp_path / "nothing.toml")
+    with pytest.raises(ValueError, match="is a folder"):
+        config.load(tmp_path)
+
+
+def test_values_of_overrides():
+    loaded = config.load(
+        "two_moons_bayes", ["network.layers=[8, 4]", "train.schedule=constant", 'rule.precondition="none"', "seed = 7"]
+    )
+    assert (loaded.network.layers, loaded.train.schedule, loaded.rule.precondition, loaded.seed) == ([8, 4], "constant", "none", 7)
+
+
+@given(st.text(max_size=30))
+def test_no_override_crashes(text):
+    with contextlib.suppress(ValueError):
+        config.load("two_moons_bayes", [text])
+
+
+def test_paths_of_a_table_are_relative_to_the_config(tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'version = 1\n[data]\nname = "table"\ntrain = "points.csv"\n[rule]\nname = "st"\nlr = 1.0\n[train]\nepochs = 1\n'
+    )
+    assert config.load(tmp_path / "mine.toml").data.train == str((tmp_path / "points.csv").resolve())
+
+
+def test_every_key_is_listed_once_a_variant():
+    keys = list(config.keys())
+    assert {"seed", "rule.temperature", "rule.clip", "train.epochs", "data.validation", "neuron.tau_mem"} <= set(keys)

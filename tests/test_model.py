@@ -1,0 +1,204 @@
+"""Models as files, predictions on raw features, and the verdict."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import bisnn
+from bisnn import encode, evaluation, metrics, model, training
+from bisnn.checkpoint import Damaged, RunFolder, load_tree, save_tree
+from bisnn.data.dataset import load_dataset, spikes
+from runs import ONE_D, small
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    base = tmp_path_factory.mktemp("runs")
+    configs = {"bayes": small("bayes"), "st": small("st"), "one_d": small("bayes", ONE_D), "full": small("full, Adam")}
+    return {name: training.train(config, base / name, show=False) for name, config in configs.items()}
+
+
+def points(rows, features=2):
+    return np.random.default_rng(0).random((rows, features))
+
+
+def test_predict_is_the_network_on_keyed_spikes(runs):
+    trained = model.load(runs["bayes"])
+    x = points(5)
+    s = spikes(trained.config, torch.from_numpy(x).float(), encode.PREDICT, 0, torch.arange(5))
+    expected = bisnn.predict(trained.net, s, 3, burn_in=2, generator=0)
+    result = trained.predict(x)
+    for name in ("mean", "members", "entropy", "expected_entropy", "mutual_information"):
+        assert torch.equal(getattr(result, name), getattr(expected, name)), name
+    assert torch.equal(trained.predict(x, samples=None).mean, bisnn.predict(trained.net, s, burn_in=2).mean)
+
+
+@pytest.mark.parametrize("over_time", ["mean", "running"])
+def test_batches_of_points_change_nothing(runs, monkeypatch, over_time):
+    for name, features in (("bayes", 2), ("one_d", 1)):
+        trained = model.load(runs[name])
+        whole = trained.predict(points(7, features), over_time=over_time)
+        with monkeypatch.context() as patch:
+            patch.setattr(model, "BATCH", 3)
+            seen = []
+            pieces = trained.predict(points(7, features), over_time=over_time, advance=seen.append)
+        assert seen == [3, 3, 1]
+        for field in whole.__dataclass_fields__:
+            torch.testing.assert_close(getattr(pieces, field), getattr(whole, field), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("x", [points(3, 3), points(0), points(2)[0], np.full((1, 2), np.nan)])
+def test_bad_points(runs, x):
+    with pytest.raises(ValueError, match=r"x: must be finite, \(N, 2\)"):
+        model.load(runs["bayes"]).predict(x)
+
+
+def test_no_posterior_no_samples(runs):
+    with pytest.raises(ValueError, match="has no posterior to draw from"):
+        model.load(runs["st"]).predict(points(2), samples=5)
+
+
+def test_own_data_with_names_and_units(tmp_path):
+    rng = np.random.default_rng(1)
+    rows = [(*(100 + 50 * rng.random(2) + 50 * k), ("low", "tall")[k]) for k in (0, 1) for _ in range(30)]
+    (tmp_path / "train.csv").write_text("a,b,kind\n" + "\n".join(",".join(map(str, row)) for row in rows))
+    data = {"name": "table", "train": str(tmp_path / "train.csv"), "test_share": 0.25}
+    config = small("st", {"data": data}, **{"rule.lr": 1.0, "train.epochs": 10})
+    folder = training.train(config, tmp_path / "run", show=False)
+    trained = model.load(folder)
+    assert trained.classes == ("low", "tall")
+    assert trained.predict(np.array([[105.0, 105.0], [195.0, 195.0]])).mean.argmax(-1).tolist() == [0, 1]
+    assert evaluation.evaluate(folder, show=False)["metrics"]["sign"]["accuracy"]["value"] > 0.9
+    split = load_dataset(config)
+    assert (len(split.train.x), len(split.test.x)) == (45, 15)
+    assert split.train.x.min() == 0
+    assert split.train.x.max() == 1
+
+
+def test_own_regression_with_a_test_file(tmp_path):
+    x = np.linspace(0, 10, 40)
+    np.save(tmp_path / "train.npy", np.stack([x, np.sin(x)], 1))
+    np.savez(tmp_path / "test.npz", x=x[:7, None], y=np.sin(x[:7]))
+    data = {"name": "table", "task": "regression", "train": str(tmp_path / "train.npy"), "test": str(tmp_path / "test.npz")}
+    folder = training.train(small("bayes", {"data": data}), tmp_path / "run", show=False)
+    verdict = evaluation.evaluate(folder, show=False)
+    assert verdict["points"] == 7
+    assert verdict["metrics"].keys() == {"MAP", "ensemble of 3"}
+    wrong = {**data, "test": str(tmp_path / "wrong.csv")}
+    (tmp_path / "wrong.csv").write_text("1,2,3\n")
+    with pytest.raises(ValueError, match="must have the 1 features of"):
+        load_dataset(small("bayes", {"data": wrong}))
+
+
+# Files
+
+
+def test_model_file_comes_back_anywhere(runs, tmp_path):
+    trained = model.load(runs["bayes"])
+    trained.save(tmp_path / "copy.safetensors")
+    again = model.load(tmp_path / "copy.safetensors")
+    assert torch.equal(again.predict(points(4)).members, trained.predict(points(4)).members)
+    assert (again.config, again.classes, again.epoch) == (trained.config, trained.classes, trained.epoch)
+
+
+def test_run_without_model(tmp_path):
+    with pytest.raises(ValueError, match="there is no such run folder or model file"):
+        model.load(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="it has no config"):
+        model.load(tmp_path)
+    RunFolder(tmp_path).create(small())
+    with pytest.raises(ValueError, match=r"has no model yet: .* bisnn resume"):
+        model.load(tmp_path)
+
+
+def changed(runs, tmp_path, change):
+    tree = load_tree(runs["bayes"] / "model.safetensors", "model")
+    change(tree)
+    save_tree(tmp_path / "bad.safetensors", tree, "model")
+    return tmp_path / "bad.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tree: tree["config"].update(version=2), "reads configs of version 1; got 2"),
+        (lambda tree: tree["config"]["network"].update(layers=[16, 8]), "is no model of this version"),
+        (lambda tree: tree.pop("scale"), "is no model of this version"),
+        (lambda tree: tree["net"].pop("layers.0.weight"), "is no model of this version"),
+        (lambda tree: tree["net"]["layers.0.weight"].fill_(float("nan")), "weights that are not finite"),
+    ],
+)
+def test_models_that_are_none(runs, tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        model.load(changed(runs, tmp_path, change))
+
+
+def test_damaged_model(runs, tmp_path):
+    whole = (runs["bayes"] / "model.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(whole[:-10])
+    with pytest.raises(Damaged, match="is damaged"):
+        model.load(tmp_path / "cut.safetensors")
+
+
+# The verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "predictors"), [("bayes", {"MAP": None, "ensemble of 3": 3}), ("st", {"sign": None}), ("full", {"real weights": None})]
+)
+def test_verdict_is_that_of_the_metrics(runs, name, predictors):
+    verdict = evaluation.evaluate(runs[name], show=False)
+    assert verdict == json.loads((runs[name] / "evaluation.json").read_text())
+    trained = model.load(runs[name])
+    test = load_dataset(trained.config).test
+    assert verdict["points"] == len(test.x) == 60
+    for predictor, samples in predictors.items():
+        probs = trained.predict_points(test.x, samples, encode.TEST).mean
+        for metric, function in metrics.METRICS.items():
+            got = verdict["metrics"][predictor][metric]
+            assert got["value"] == pytest.approx(function(probs, test.y))
+            assert got["low"] <= got["high"]
+    assert verdict["memory"] == {"weights": 20 * 16 + 16 * 16, "bytes_1_bit": 72, "bytes_32_bit": 2304}
+
+
+def test_verdict_on_regression(runs):
+    verdict = evaluation.evaluate(runs["one_d"], show=False)
+    trained = model.load(runs["one_d"])
+    test = load_dataset(trained.config).test
+    result = trained.predict_points(test.x, 3, encode.TEST)
+    values = {name: v["value"] for name, v in verdict["metrics"]["ensemble of 3"].items()}
+    error = (result.mean - test.y).double()
+    expected = {"rmse": error.square().mean().sqrt(), "mae": error.abs().mean(), "deviation": result.std.mean()}
+    assert values == pytest.approx({name: float(v) for name, v in expected.items()})
+
+
+def test_what_a_report_shows(runs):
+    evaluation.evaluate(runs["bayes"], show=False)
+    tree = evaluation.load_evaluation(runs["bayes"])
+    trained = model.load(runs["bayes"])
+    test = load_dataset(trained.config).test
+    with bisnn.map_weights(trained.net), torch.no_grad():
+        s = spikes(trained.config, test.x, encode.TEST, 0, torch.arange(len(test.x)))
+        output = trained.net(s)
+    for layer in range(2):
+        assert torch.equal(tree["raster"]["layers"][layer].float(), output.spikes[layer][:, :3])
+        torch.testing.assert_close(tree["rates"][layer], output.spikes[layer].mean((0, 1)))
+    counts = tree["posterior"]["counts"]
+    assert counts.sum(1).tolist() == [20 * 16, 16 * 16]
+    p = bisnn.weights.probability(trained.net.layers[0].weight.detach())
+    assert counts[0].tolist() == torch.histogram(p, tree["posterior"]["edges"])[0].int().tolist()
+    running = trained.predict_points(test.x, 3, encode.TEST, "running")
+    curves = tree["over_time"]["ensemble of 3"]
+    torch.testing.assert_close(curves["entropy"], running.entropy.mean(1))
+    torch.testing.assert_close(curves["mutual_information"], curves["entropy"] - curves["expected_entropy"], atol=1e-5, rtol=0)
+    assert curves["accuracy"][-1] == pytest.approx(metrics.accuracy(trained.predict_points(test.x, 3, encode.TEST).mean, test.y))
+
+
+def test_not_evaluated(runs, tmp_path):
+    RunFolder(tmp_path).create(small())
+    with pytest.raises(ValueError, match="do it with: bisnn evaluate"):
+        evaluation.load_evaluation(tmp_path)

@@ -1,0 +1,406 @@
+"""The report of runs: what a browser makes of the page, what stands in it, and what must not."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import html
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bisnn import config
+from bisnn.checkpoint import RunFolder, save_tree
+from bisnn.evaluation import evaluate, load_evaluation
+from bisnn.reporting import report
+from bisnn.training import train
+
+SMALL = [
+    "network.layers=[16,16]",
+    "neuron.threshold=0.1",
+    "encode.steps=20",
+    "encode.neurons=5",
+    "train.burn_in=2",
+    "train.epochs=3",
+    "train.threads=1",
+    "train.checkpoint_seconds=1000",
+    "predict.samples=3",
+]
+MOONS = ["data.train=20", "data.test=30"]
+SCRIPT = "<script>top.owned = 1</script>"
+HOSTILE = 'a <img src=x onerror="top.owned=1"> & $x_{1}$'  # a folder's name
+
+
+def trained(folder: Path, name: str, *overrides: str) -> Path:
+    train(config.load(name, [*SMALL, *overrides]), folder, show=False)
+    evaluate(folder, show=False)
+    return folder
+
+
+def table(path: Path, label) -> str:
+    """A config of points with two features and the class or target that `label` gives to row i."""
+    rng = np.random.default_rng(0)
+    rows = [f"{a:.3f},{b:.3f},{label(i, a)}" for i, (a, b) in enumerate(rng.random((40, 2)))]
+    path.with_suffix(".csv").write_text("a,b,y\n" + "\n".join(rows) + "\n")
+    return str(path.with_suffix(".csv"))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    """Evaluated runs, by what is special about them."""
+    folder = tmp_path_factory.mktemp("runs")
+    points = f'version = 1\n[data]\nname = "table"\ntrain = "{{}}"\ntask = "{{}}"\n{{}}\n[train]\nepochs = 1\n'  # noqa: F541
+    classes = folder / "classes.toml"
+    file = table(folder / "classes", lambda i, a: [SCRIPT, "b&amp;b", "$c$"][i % 3])
+    classes.write_text(points.format(file, "classification", '[rule]\nname = "full"\nlr = 0.01'))
+    targets = folder / "targets.toml"
+    file = table(folder / "targets", lambda i, a: 100 * a)
+    targets.write_text(points.format(file, "regression", '[rule]\nname = "bop"\nlr = 0.1\nthreshold = 1e-6'))
+    return {
+        "validated": trained(folder / "validated", "two_moons_bayes", *MOONS, "data.validation=0.2"),
+        "st": trained(folder / "st", "two_moons_st", *MOONS, "data.validation=0.0"),
+        "line": trained(folder / "line", "one_d_bayes", "data.test=40", "data.validation=0.0"),
+        "hostile": trained(folder / HOSTILE, str(classes), "network.layers=[16]", "train.epochs=1"),
+        "targets": trained(folder / "targets", str(targets), "train.epochs=1"),
+    }
+
+
+# learning + predictions + over time + rasters + rates + posterior + memory
+FIGURES = {
+    "validated": 4 + 2 * 2 + 2 + 3 + 2 + 1 + 1,
+    "st": 3 + 2 + 1 + 3 + 2 + 0 + 1,
+    "line": 3 + (2 + 3) + 2 + 3 + 2 + 1 + 1,
+    "hostile": 3 + 2 + 1 + 3 + 2 + 0 + 1,
+    "targets": 3 + 1 + 1 + 3 + 2 + 0 + 1,
+}
+
+
+@pytest.fixture(scope="module")
+def pages(runs, tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("pages")
+    files = {name: report([run], folder / f"{name}.html", show=False) for name, run in runs.items()}
+    files["both"] = report([runs["validated"], runs["line"]], folder / "both.html", show=False)
+    return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+
+
+class Elements(HTMLParser):
+    """All tags with their attributes, and all text."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+# In a browser
+
+MEASURE = """
+<!doctype html><body><script>
+function measure(frame) {
+  const page = frame.contentDocument, root = page.documentElement, wrong = [];
+  for (const figure of page.querySelectorAll("figure")) {
+    const name = figure.querySelector("h4").textContent, chart = figure.querySelector(".chart"), svg = chart.querySelector("svg");
+    const box = (svg || chart).getBoundingClientRect();
+    if (box.width < 100 || box.height < 40) wrong.push(name + ": is " + box.width + " x " + box.height);
+    if (!figure.querySelector("figcaption").textContent.trim()) wrong.push(name + ": has no caption");
+    if (chart.getAttribute("role") != "img" || !chart.getAttribute("aria-label")) wrong.push(name + ": has no label");
+    if (!svg) continue;
+    const shapes = [...svg.querySelectorAll("path, use, image")].filter(e => !e.closest("defs, clipPath"));
+    const sizes = shapes.map(e => e.getBoundingClientRect()).map(b => Math.max(b.width, b.height));
+    if (!sizes.some(size => size > 20)) wrong.push(name + ": is empty");
+    for (const text of svg.querySelectorAll("text")) {
+      const t = text.getBoundingClientRect();
+      if (t.width == 0 || t.left < box.left - 1 || t.right > box.right + 1 || t.top < box.top - 1 || t.bottom > box.bottom + 1)
+        wrong.push(name + ": '" + text.textContent + "' is cut off");
+    }
+    for (const e of svg.querySelectorAll("[*|href^='#'], [clip-path]")) {
+      const id = (e.getAttribute("href") || e.getAttribute("clip-path")).match(/#([^)]*)/)[1];
+      if (!svg.querySelector("#" + id)) wrong.push(name + ": refers to " + id + " elsewhere");
+    }
+  }
+  const ids = [...page.querySelectorAll("[id]")].map(e => e.id);
+  return {
+    figures: page.querySelectorAll("figure").length, wrong, width: root.scrollWidth, view: root.clientWidth,
+    twice: ids.filter((id, i) => ids.indexOf(id) != i),
+    loads: frame.contentWindow.performance.getEntriesByType("resource").map(e => e.name),
+    back: frame.contentWindow.getComputedStyle(page.body).backgroundColor,
+    text: frame.contentWindow.getComputedStyle(page.querySelector("figure svg text")).fill, owned: window.owned || 0,
+  };
+}
+window.onload = () => {
+  const result = {};
+  for (const frame of document.querySelectorAll("iframe")) result[frame.name] = measure(frame);
+  document.body.innerHTML = "<pre></pre>";
+  document.body.firstChild.textContent = JSON.stringify(result);
+};
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> str:
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("Chromium is not installed: apt-get install chromium")
+    return found
+
+
+def measured(browser: str, pages: dict[str, str], folder: Path, dark: bool) -> dict:
+    frames = [
+        f'<iframe name="{name}" style="width: 360px; height: 700px; border: 0" srcdoc="{html.escape(page)}"></iframe>'
+        for name, page in pages.items()
+    ]
+    (folder / "wrapper.html").write_text(MEASURE + "\n".join(frames), encoding="utf-8")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder / 'profile'}"]
+    options.append(f"--blink-settings=preferredColorScheme={0 if dark else 1}")
+    command = [browser, *options, "--dump-dom", (folder / "wrapper.html").as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    found = re.search(r"<pre>(\{.*\})</pre>", dom, re.S)
+    assert found, f"the page was not measured: {dom[-2000:]}"
+    return json.loads(html.unescape(found[1]))
+
+
+@pytest.mark.parametrize(
+    ("dark", "back", "text"), [(False, "244, 246, 248", "90, 102, 117"), (True, "14, 17, 21", "156, 167, 181")]
+)
+def test_every_figure_renders_on_a_phone(browser, pages, tmp_path, dark, back, text):
+    result = measured(browser, pages, tmp_path, dark)
+    assert result.keys() == pages.keys()
+    for name, page in result.items():
+        assert page["wrong"] == [], name
+        assert page["figures"] == (FIGURES[name] if name in FIGURES else FIGURES["validated"] + FIGURES["line"])
+        assert page["width"] <= page["view"] == 360, f"{name}: scrolls sideways"
+        assert page["twice"] == [], f"{name}: ids occur twice"
+        assert page["loads"] == [], f"{name}: loads something"
+        assert page["owned"] == 0, f"{name}: a name from a file ran"
+        assert (page["back"], page["text"]) == (f"rgb({back})", f"rgb({text})"), f"{name}: does not follow the theme"
+
+
+# What stands in the page
+
+
+def test_nothing_comes_from_elsewhere(pages):
+    links = 0
+    for page in pages.values():
+        for tag, attributes in Elements(page).tags:
+            assert tag not in ("script", "link", "iframe", "img", "object", "embed", "base")
+            for name, value in attributes.items():
+                if name in ("src", "href", "xlink:href", "srcset", "action"):
+                    links += 1
+                    assert value.startswith(("#", "data:image/png;base64,")), f"{tag} {name}={value}"
+                    if tag == "image":
+                        Image.open(io.BytesIO(base64.b64decode(value.partition(",")[2]))).verify()
+        assert all(target.startswith("#") for target in re.findall(r"url\(\s*['\"]?([^)]*)", page))
+        assert "@import" not in page
+        assert len(page) < 1_500_000
+    assert links > 50  # the loop saw some
+
+
+def test_names_from_files_are_escaped(pages, runs):
+    page = Elements(pages["hostile"])
+    assert not [
+        tag for tag, attributes in page.tags if tag in ("script", "img") or any(name.startswith("on") for name in attributes)
+    ]
+    text = "".join(page.text)
+    assert HOSTILE in text
+    assert f"$c$, {SCRIPT}, b&amp;b" in text  # as names, in the order of the alphabet
+    assert f'train = "{runs["hostile"].parent / "classes.csv"}"' in text  # in the settings
+
+
+def test_same_files_same_bytes(pages, runs, tmp_path):
+    """In another process, with other hashes and another style of the user's."""
+    code = (
+        "import sys, matplotlib; matplotlib.rcParams.update({'lines.linewidth': 9, 'svg.fonttype': 'path', 'font.size': 30});"
+        "from bisnn.reporting import report; report([sys.argv[1], sys.argv[2]], sys.argv[3], show=False)"
+    )
+    arguments = [str(runs["validated"]), str(runs["line"]), str(tmp_path / "again.html")]
+    subprocess.run(
+        [sys.executable, "-c", code, *arguments], check=True, env=os.environ | {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"}
+    )
+    assert (tmp_path / "again.html").read_text(encoding="utf-8") == pages["both"]
+
+
+def test_style_of_the_user_stays(runs, tmp_path):
+    before = dict(matplotlib.rcParams)
+    report([runs["st"]], tmp_path / "page.html", show=False)
+    assert dict(matplotlib.rcParams) == before
+
+
+ROW = re.compile(r'<tr><th scope="row"><a [^>]*>(.*?)</a><small>(.*?)</small></th>(.*?)</tr>', re.S)
+CELL = re.compile(r"<td( class=\"best\")?>(.*?)</td>", re.S)
+DATA = re.compile(r'<data[^>]* value="([^"]*)">([^<]*)</data>')
+
+
+@pytest.mark.parametrize("name", ["validated", "st", "line"])
+def test_verdict_has_the_numbers_of_the_evaluation(pages, runs, name):
+    verdict = json.loads((runs[name] / "evaluation.json").read_text())
+    rows = ROW.findall(pages[name])
+    assert [(run, predictor) for run, predictor, _ in rows] == [(name, predictor) for predictor in verdict["metrics"]]
+    for _, predictor, row in rows:
+        cells = CELL.findall(row)
+        for (best, cell), (metric, interval) in zip(cells, verdict["metrics"][predictor].items(), strict=False):
+            shown = DATA.findall(cell)
+            assert [float(value) for value, _ in shown] == [interval["value"], interval["low"], interval["high"]]
+            factor, unit = (100, 0.05) if metric == "accuracy" else (1, 0.00005)
+            for value, text in shown:
+                assert float(text.removesuffix(" %")) == pytest.approx(factor * float(value), abs=unit * 1.001)
+            others = [values[metric]["value"] for values in verdict["metrics"].values()]
+            top = max(others) if metric == "accuracy" else min(others)
+            compared = len(others) > 1 and metric != "deviation"  # more spread is neither better nor worse
+            assert bool(best) == (compared and interval["value"] == top), metric
+        assert len(cells) == len(verdict["metrics"][predictor]) + 2
+        assert cells[-2][1] == f"{verdict['seconds']:.1f} s"
+        assert cells[-1][1] == "3<small>of 3</small>"
+
+
+def drawings(page: str, title: str) -> list[str]:
+    return re.findall(rf"<h4>{re.escape(title)}</h4>.*?(<svg.*?</svg>)", page, re.S)
+
+
+def test_reliability_shows_the_count_of_each_bin(pages, runs):
+    judged = load_evaluation(runs["validated"])
+    for name, result in judged["predictors"].items():
+        confidence = [max(row) for row in result["mean"].tolist()]
+        counts = [sum(int(min(c * 15, 14.999)) == k for c in confidence) for k in range(15)]
+        (svg,) = drawings(pages["validated"], f"Reliability, {name}")
+        whole = [
+            text for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg) if text.isdigit()
+        ]  # ticks of the axes have decimals
+        assert whole == [str(count) for count in counts if count]
+
+
+def test_raster_has_every_spike(pages, runs):
+    raster = load_evaluation(runs["st"])["raster"]
+    svgs = re.findall(r"<h4>Test point \d, class \d</h4>.*?(<svg.*?</svg>)", pages["st"], re.S)
+    assert len(svgs) == 3
+    for point, svg in enumerate(svgs):
+        images = re.findall(r"base64,\s*([^\"]+)", svg)
+        for image, spikes in zip(images, [raster["input"], *raster["layers"]], strict=True):
+            drawn = np.asarray(Image.open(io.BytesIO(base64.b64decode(image))))[..., 3] > 0  # (N, T)
+            expected = spikes[:, point].bool().T.numpy()
+            assert expected.any() or spikes.sum() == 0
+            assert (drawn == expected).all() or (drawn[::-1] == expected).all()
+
+
+def changed(run: Path, folder: Path, **parts) -> Path:
+    """A copy of a run with parts of its evaluation replaced."""
+    shutil.copytree(run, folder)
+    save_tree(RunFolder(folder).evaluation_file, load_evaluation(run) | parts, "evaluation")
+    return folder
+
+
+def test_large_rasters_are_thinned_and_say_so(runs, tmp_path):
+    spikes = torch.zeros(1000, 1, 300, dtype=torch.uint8)
+    spikes[501, 0, 0] = 1  # the first neuron is always among those drawn
+    run = changed(runs["st"], tmp_path / "large", raster={"input": spikes, "layers": [spikes.clone()]})
+    page = report([run], show=False).read_text(encoding="utf-8")
+    assert "input: 60 of 300 neurons" in page
+    assert "layer 1: 60 of 300 neurons" in page
+    for image in re.findall(r"base64,\s*([^\"]+)", page):
+        drawn = np.asarray(Image.open(io.BytesIO(base64.b64decode(image))))[..., 3] > 0
+        assert drawn.shape == (60, 334)  # three time steps a column
+        assert drawn.sum() == 1
+        assert drawn[:, 501 // 3].any()
+
+
+def test_best_is_over_all_runs_of_the_same_data(runs, tmp_path):
+    judged = load_evaluation(runs["st"])["metrics"]["sign"]
+    better = {name: dict.fromkeys(("value", "low", "high"), 1.0 if name == "accuracy" else -1.0) for name in judged}
+    other = changed(runs["st"], tmp_path / "better", metrics={"sign": better}, x=torch.zeros(60, 2))
+    page = report([runs["st"], other, runs["line"]], tmp_path / "page.html", show=False).read_text(encoding="utf-8")
+    rows = {run: CELL.findall(row) for run, _, row in ROW.findall(page)}
+    assert not any(best for best, _ in rows["st"])
+    assert all(best for best, _ in rows["better"][:4])
+    assert page.count("Verdict on") == 2  # points of another kind have a table of their own
+    assert page.count("tested on different draws") == 1
+
+
+def test_two_runs(pages, runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert report([runs["validated"], runs["line"]], show=False) == Path("report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page == pages["both"]
+    assert re.findall(r'<section id="run-(\d)">\s*<h2>(\w+)</h2>', page) == [("1", "validated"), ("2", "line")]
+    assert [run for run, *_ in ROW.findall(page)] == ["validated"] * 2 + ["line"] * 2
+
+
+def test_runs_of_the_same_name_are_told_apart(runs, tmp_path):
+    copies = [shutil.copytree(runs["st"], tmp_path / parent / "run") for parent in ("a", "b")]
+    page = report(copies, tmp_path / "page.html", show=False).read_text(encoding="utf-8")
+    assert [run for run, *_ in ROW.findall(page)] == [str(copy) for copy in copies]
+
+
+def test_missing_parts_are_said(pages, runs, tmp_path):
+    assert "no points were held out" in pages["st"]
+    assert "no points were held out" not in pages["validated"]
+    assert "(ST-BiSNN) learns one value for each weight: it has no posterior" in pages["st"]
+    assert "has no posterior" not in pages["validated"]
+    assert "No error against deviation for MAP" in pages["line"]
+    assert "No curve over x: the points have 2 features" in pages["targets"]
+    assert "This run has real weights" in pages["hostile"]
+    run = shutil.copytree(runs["st"], tmp_path / "bare")
+    (run / "metrics.jsonl").unlink()
+    page = report([run], show=False).read_text(encoding="utf-8")
+    assert "No learning curves: metrics.jsonl has no rows" in page
+    assert "No firing rates over epochs" in page
+    assert page.count("<figure>") == FIGURES["st"] - 4
+
+
+def test_epoch_of_the_model_is_marked(pages, runs, tmp_path):
+    mark = "the dashed line is the epoch that the model is from"
+    assert mark not in pages["st"]
+    page = report([changed(runs["st"], tmp_path / "early", epoch=2)], show=False).read_text(encoding="utf-8")
+    assert page.count(mark) == 4
+
+
+# Errors
+
+
+def test_a_run_without_evaluation(runs, tmp_path):
+    run = shutil.copytree(runs["st"], tmp_path / "run")
+    (run / "evaluation.safetensors").unlink()
+    with pytest.raises(ValueError, match=f"has not been evaluated; do it with: bisnn evaluate {re.escape(str(run))}"):
+        report([runs["line"], run], tmp_path / "page.html", show=False)
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("folders", [[], "runs/a"])
+def test_folders_must_be_a_list(folders):
+    with pytest.raises(ValueError, match="folders: must be a list of one run folder or more"):
+        report(folders, show=False)
+
+
+def test_targets_that_cannot_be_written(runs, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"missing/page.html: there is no folder .*missing; make it first"):
+        report([runs["st"]], tmp_path / "missing" / "page.html", show=False)
+    with pytest.raises(ValueError, match="is a folder; give the name of a file"):
+        report([runs["st"]], tmp_path, show=False)
+    (tmp_path / "page.html").write_text("old")
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device; the report was not written.*page.html"):
+        report([runs["st"]], tmp_path / "page.html", show=False)
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+    assert (tmp_path / "page.html").read_text() == "old"

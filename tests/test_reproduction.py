@@ -1,0 +1,134 @@
+"""The paper's figures from small stand-ins of their runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from bisnn import config, drawing, reproduction
+from bisnn.reproduction import Entry, farthest, grid, in_clusters, summary
+from runs import ONE_D, small
+
+ENTRIES = {
+    "fig1": {"tuned": [Entry("ST-BiSNN", "one_d_st"), Entry("Bayes-BiSNN", "one_d_bayes")]},
+    "fig2": {
+        "tuned": [Entry("ST-BiSNN", "moons_st"), *reproduction._temperatures("moons_bayes", 1e-6, 1e-2)],
+    },
+}
+CONFIGS = {
+    "one_d_st": small("st", ONE_D),
+    "one_d_bayes": small("bayes", ONE_D),
+    "moons_st": small("st"),
+    "moons_bayes": small("bayes"),
+}
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    monkeypatch.setattr(reproduction, "FIGURES", ENTRIES)
+    monkeypatch.setattr(reproduction, "GRID", 8)
+    monkeypatch.setattr(config, "load", lambda name, overrides=(): CONFIGS[name] if name in CONFIGS else LOAD(name, overrides))
+
+
+LOAD = config.load
+
+
+def test_results_and_figures(stand_ins, tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduction, "_all", lambda tasks, jobs, show: [reproduction.measure(*task) for task in tasks])
+    results = reproduction.reproduce(seeds=[0, 1], out=tmp_path, jobs=2, show=False)
+    assert results == json.loads((tmp_path / "results.json").read_text())
+    moons = results["figures"]["fig2"]
+    assert [(row["method"], row["predictor"], row["seed"]) for row in moons["rows"]][:4] == [
+        ("ST-BiSNN", "sign", 0),
+        ("ST-BiSNN", "sign", 1),
+        ("Bayes-BiSNN, rho = 1e-06", "MAP", 0),
+        ("Bayes-BiSNN, rho = 1e-06", "ensemble of 3", 0),
+    ]
+    mean = moons["summary"][0]["accuracy"]["mean"]
+    assert mean == pytest.approx(sum(row["accuracy"] for row in moons["rows"][:2]) / 2)
+    assert len(moons["panels"]) == 5, "a panel a predictor, of the first seed"
+    first = moons["panels"][0]
+    p = torch.tensor(first["p1"])
+    far = farthest(grid(), torch.tensor(moons["training_points"]["x"]))
+    assert moons["rows"][0]["far_confidence"] == pytest.approx(float(torch.maximum(p, 1 - p)[far].mean()), abs=2e-5)
+    again = reproduction.reproduce(["fig2"], seeds=[0, 1], out=tmp_path, jobs=2, show=False)
+    assert again["figures"]["fig2"]["rows"] == moons["rows"], "finished runs are taken as they are"
+    assert again["figures"]["fig2"]["wall_seconds"] is None, "which is no time to report"
+    assert again["figures"]["fig1"] == results["figures"]["fig1"], "the other figure's results stay"
+    pictures = {name: (tmp_path / f"{name}.png").read_bytes() for name in ("fig1", "fig2")}
+    for name in pictures:
+        drawing.FIGURES[name](json.loads((tmp_path / "results.json").read_text())["figures"][name], tmp_path / "again.png")
+        assert (tmp_path / "again.png").read_bytes() == pictures[name], "drawn from results.json alone"
+    assert "ST-BiSNN" in str(list(reproduction.table(moons).columns[0].cells))
+
+
+def test_other_settings_are_not_overwritten(stand_ins, tmp_path):
+    reproduction.measure(CONFIGS["moons_st"], tmp_path / "run", False)
+    with pytest.raises(ValueError, match="was trained with other settings"):
+        reproduction.measure(CONFIGS["moons_st"].updated(seed=3), tmp_path / "run", False)
+
+
+def test_regions():
+    assert in_clusters(torch.tensor([0.0, 1 / 6, 0.17, 0.4, 2.5 / 6, 3.5 / 6, 0.6, 5 / 6, 1.0])).tolist() == [
+        True, True, False, False, True, True, False, True, True,
+    ]  # fmt: skip
+    points = grid()
+    assert points.shape == (2500, 2)
+    corner = farthest(points, torch.tensor([[0.0, 0.0]]))
+    assert len(corner) == 250
+    nearest_of_them = points[corner].norm(dim=1).min()
+    others = torch.ones(2500, dtype=torch.bool)
+    others[corner] = False
+    assert nearest_of_them >= points[others].norm(dim=1).max()
+
+
+def test_summary_is_mean_and_deviation():
+    rows = [{"method": "a", "predictor": "MAP", "seed": s, "ece": v} for s, v in enumerate((1.0, 2.0, 6.0))]
+    assert summary(rows) == [{"method": "a", "predictor": "MAP", "seeds": 3, "ece": {"mean": 3.0, "std": pytest.approx(7**0.5)}}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((["fig3"],), "must be one of fig1, fig2"), ((["fig1"], "best"), "must be one of tuned, paper")],
+)
+def test_bad_arguments(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        reproduction.reproduce(*arguments, out=tmp_path)
+    with pytest.raises(ValueError, match="seeds: needs at least one"):
+        reproduction.reproduce(["fig1"], seeds=[], out=tmp_path)
+
+
+SCRIPT = """
+import sys
+from bisnn import reproduction
+from runs import small
+if __name__ == "__main__":
+    config = small("st", **{"train.epochs": 4000})
+    from pathlib import Path
+    reproduction._all([(config, Path(sys.argv[1]) / str(i), False) for i in range(3)], 2, False)
+"""
+
+
+def test_a_signal_stops_all_runs_and_saves_them(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        files = [tmp_path / str(i) / "metrics.jsonl" for i in (0, 1)]
+        deadline = time.monotonic() + 60
+        while not all(file.exists() for file in files):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        error = process.communicate(timeout=60)[1]
+    assert "stopped and saved; the same command goes on" in error
+    for i in (0, 1):
+        assert (tmp_path / str(i) / "model.safetensors").exists()
+    assert not (tmp_path / "2").exists()

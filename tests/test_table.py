@@ -1,0 +1,145 @@
+"""Files of points from outside: what is read, and what each kind of bad file says."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bisnn.data import table
+
+
+def write(tmp_path, name, content):
+    path = tmp_path / name
+    if isinstance(content, dict):
+        np.savez(path, **content)
+    elif isinstance(content, np.ndarray):
+        np.save(path, content, allow_pickle=True)
+    else:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+X = np.array([[0.25, 1.0], [-3.0, 2e-3], [7.0, 0.5]])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "0.25,1\n-3,2e-3\n7,.5\n"),
+        ("a.csv", "x1,x2\r\n0.25,1\r\n-3,2e-3\r\n\r\n7,.5"),
+        ("a.CSV", "\ufeffx1;x2\n0.25;1\n -3 ; 2e-3\n7;.5\n"),
+        ("a.csv", "0.25\t1\n-3\t2e-3\n7\t.5\n"),
+        ("a.npy", X),
+        ("a.npz", {"x": X}),
+    ],
+)
+def test_features(tmp_path, name, content):
+    np.testing.assert_array_equal(table.read_features(write(tmp_path, name, content), 2), X)
+
+
+BAD = {
+    "no numbers at all": ("a.csv", "a,b\n", "is empty"),
+    "empty": ("a.csv", "", "is empty"),
+    "nan": ("a.csv", "x,y\n1,2\n1,nan\n", "line 3, column 2: must be a finite number; got 'nan'"),
+    "infinite": ("a.csv", "1,2\ninf,2\n", "line 2, column 1"),
+    "a word": ("a.csv", "1,2\n1,two\n", "line 2, column 2: must be a finite number; got 'two'"),
+    "a hole": ("a.csv", "1,2\n1,\n", "line 2, column 2"),
+    "ragged": ("a.csv", "1,2\n1,2,3\n", "row 2 has 3 columns, the first 2"),
+    "one column too many": ("a.csv", "1,2,0\n", "takes 2 features a row; got 3; leave out the column of the class"),
+    "too few": ("a.csv", "1\n", "takes 2 features a row; got 1"),
+    "binary": ("a.csv", b"\xff\xfe\x01\x02", "is no CSV text"),
+    "npy nan": ("a.npy", np.array([[1.0, np.nan]]), "row 1, column 2 is nan"),
+    "npy one axis": ("a.npy", np.array([1.0, 2.0]), r"must have rows and columns.*\(2,\)"),
+    "npy empty": ("a.npy", np.zeros((0, 2)), "not be empty"),
+    "npy text": ("a.npy", np.array([["a", "b"]]), "must hold real numbers"),
+    "npy complex": ("a.npy", np.array([[1j, 2]]), "must hold real numbers"),
+    "npy pickled": ("a.npy", np.array([[{}, 1]], dtype=object), "pickled"),
+    "npz pickled": ("a.npz", {"x": np.array([[{}, 1]], dtype=object)}, "pickled"),
+    "npz without x": ("a.npz", {"z": X}, "needs an array named x.*got z"),
+    "bare pickle": ("a.npy", pickle.dumps(X), "pickled|damaged"),
+    "npy cut short": ("a.npy", b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'fortran_order': False, 'shape': (3, 2), }", "damaged"),
+    "npz garbage": ("a.npz", b"PK\x03\x04nonsense", "damaged|pickled"),
+    "other suffix": ("a.txt", "1,2\n", "must be one of .csv, .npy, .npz"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_files(tmp_path, case):
+    name, content, message = BAD[case]
+    path = write(tmp_path, name, content)
+    with pytest.raises(ValueError, match=message) as error:
+        table.read_features(path, 2)
+    assert str(path) in str(error.value)
+
+
+def test_missing_file_and_folder(tmp_path):
+    with pytest.raises(ValueError, match="there is no such file"):
+        table.read_features(tmp_path / "a.csv", 2)
+    (tmp_path / "b.csv").mkdir()
+    with pytest.raises(ValueError, match="is a folder"):
+        table.read_features(tmp_path / "b.csv", 2)
+
+
+class Trap:
+    def __reduce__(self):
+        return (pytest.fail, ("code from the file ran",))
+
+
+def test_no_code_runs(tmp_path):
+    with pytest.raises(ValueError, match="pickled"):
+        table.read_features(write(tmp_path, "trap.npy", np.array([[Trap(), 1]], dtype=object)), 2)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_numbers_or_a_message(tmp_path_factory, content):
+    for name in ("a.csv", "a.npy", "a.npz"):
+        path = write(tmp_path_factory.mktemp("any"), name, content)
+        try:
+            x = table.read_features(path, 1)
+        except ValueError:
+            continue
+        assert np.isfinite(x).all()
+
+
+def test_labelled_rows(tmp_path):
+    x, texts = table.read_labelled(write(tmp_path, "a.csv", "length,kind\n1,setosa\n2,virginica\n3,setosa\n4,virginica\n"))
+    assert x[:, 0].tolist() == [1, 2, 3, 4]
+    y, classes = table.labels("a.csv", texts)
+    assert (y.tolist(), classes) == ([0, 1, 0, 1], ("setosa", "virginica"))
+    with pytest.raises(ValueError, match="class 'x' does not occur in the training rows"):
+        table.labels("b.csv", ["x"], classes)
+
+
+def test_numbers_as_classes_are_sorted_by_value(tmp_path):
+    x, texts = table.read_labelled(write(tmp_path, "a.npy", np.array([[0.5, 10.0], [0.1, 9.0], [0.1, 9.0], [0.3, 10.0]])))
+    assert table.labels("a.npy", texts)[1] == ("9", "10")
+    assert x.shape == (4, 1)
+    _, again = table.read_labelled(write(tmp_path, "a.npz", {"x": x, "y": np.array([[10], [9], [9], [10]])}))
+    assert again == texts
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "1\n2\n", "needs at least one feature and, last, the class"),
+        ("a.npz", {"x": X}, "has no array y"),
+        ("a.npz", {"x": X, "y": np.zeros(2)}, r"one entry for each of the 3 rows of x; got shape \(2,\)"),
+    ],
+)
+def test_bad_labelled_files(tmp_path, name, content, message):
+    with pytest.raises(ValueError, match=message):
+        table.read_labelled(write(tmp_path, name, content))
+
+
+def test_bad_classes_and_targets(tmp_path):
+    with pytest.raises(ValueError, match="row 2 has no class"):
+        table.labels("a.csv", ["a", "", "b"])
+    with pytest.raises(ValueError, match="for real-valued targets"):
+        table.labels("a.csv", ["0.1", "0.2", "0.3"])
+    path = write(tmp_path, "a.csv", "1,2\n")
+    with pytest.raises(ValueError, match="target of row 2: must be a finite number; got 'x'"):
+        table.targets(path, ["1", "x"])

@@ -1,0 +1,437 @@
+"""Training runs: what is learned and written, and that stopping at any moment changes nothing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import bisnn
+from bisnn import checkpoint, encode, training
+from bisnn.checkpoint import RunFolder
+from bisnn.data.dataset import load_dataset, spikes
+from bisnn.errors import Interrupted, Stopped
+from bisnn.losses import local_loss
+from bisnn.model import build_network, load
+from runs import ONE_D, RULES, files, small
+
+# What a run does
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_trains_on_both_tasks(tmp_path, rule):
+    for name, sections in (("classes", {}), ("regression", ONE_D)):
+        folder = training.train(small(rule, sections), tmp_path / name, show=False)
+        rows = RunFolder(folder).read_metrics()
+        assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
+        assert all(math.isfinite(row["loss"]) and len(row["rates"]) == 2 for row in rows)
+        model = load(folder)
+        assert (model.members is None) == ("bayes" not in rule)
+        assert model.epoch == 4
+
+
+def by_hand(config, steps):
+    """The same training as a plain loop over the public parts, without files."""
+    data = load_dataset(config).train
+    net = build_network(config, data.x.shape[1], 2)
+    rule = bisnn.BayesBiSNN(net.parameters(), config.rule.lr, config.rule.temperature, precondition="adam", generator=config.seed)
+    per_epoch = math.ceil(len(data.x) / config.train.batch_size)
+    for step in range(steps):
+        epoch, position = divmod(step, per_epoch)
+        order = encode.keyed_rng(config.seed, encode.SHUFFLE, epoch).permutation(len(data.x))
+        batch = torch.from_numpy(order[position * config.train.batch_size :][: config.train.batch_size])
+        total = config.train.epochs * per_epoch
+        rule.param_groups[0]["lr"] = config.rule.lr * 0.5 * (1 + math.cos(math.pi * step / total))
+        with rule.sampled():
+            x = spikes(config, data.x[batch], encode.TRAIN, epoch, batch)
+            local_loss(net(x), data.y[batch], burn_in=config.train.burn_in).backward()
+        rule.step()
+    return net
+
+
+def test_run_equals_a_plain_loop(tmp_path):
+    config = small(**{"train.schedule": "cosine"})
+    folder = training.train(config, tmp_path / "run", show=False)
+    net = by_hand(config, 16)
+    for ours, theirs in zip(load(folder).net.parameters(), net.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_rows_say_what_happened(tmp_path):
+    config = small("st", **{"data.validation": 0.25, "train.epochs": 2})
+    folder = RunFolder(training.train(config, tmp_path / "run", show=False))
+    rows = folder.read_metrics()
+    start = build_network(config, 2, 2)
+    middle, end = (training.Training(config, training.Processes(0, 1, torch.device("cpu"))) for _ in range(2))
+    for training_, steps in ((middle, 3), (end, 6)):
+        for _ in range(steps):
+            training_.update()
+    pairs = ((rows[0], start, middle.net), (rows[1], middle.net, end.net))
+    for row, before, after in pairs:
+        flips = [((a >= 0) != (b >= 0)).double().flatten() for a, b in zip(before.parameters(), after.parameters(), strict=True)]
+        assert row["flips"] == pytest.approx(float(torch.cat(flips).mean()))
+        assert row["validation"].keys() == {"loss", "accuracy"}
+        assert 0 <= row["accuracy"] <= 1
+    assert rows[0]["flips"] > 0
+
+
+def test_encoding_is_keyed_by_sample():
+    config = small()
+    x = torch.rand(6, 2, generator=torch.Generator().manual_seed(0))
+    whole = spikes(config, x, encode.TRAIN, 3, torch.arange(6))
+    some = torch.tensor([4, 1])
+    assert torch.equal(spikes(config, x[some], encode.TRAIN, 3, some), whole[:, some])
+    for other in (
+        spikes(config, x, encode.TRAIN, 4, torch.arange(6)),
+        spikes(config, x, encode.TEST, 3, torch.arange(6)),
+        spikes(config.updated(seed=1), x, encode.TRAIN, 3, torch.arange(6)),
+    ):
+        assert not torch.equal(other, whole)
+    rates = encode.population_rates(x, 10, 1.0)
+    many = torch.stack([spikes(config, x, encode.TRAIN, e, torch.arange(6)).mean(0) for e in range(300)]).mean(0)
+    torch.testing.assert_close(many, rates, atol=0.03, rtol=0)  # 9000 draws each: five standard errors
+
+
+# Validation
+
+
+def test_best_and_patience(tmp_path, monkeypatch):
+    losses = iter([0.5, 0.3, 0.4, 0.45, 0.1])
+    monkeypatch.setattr(training.Training, "_validate", lambda self: {"loss": next(losses)})
+    seen = []
+    update = training.Training.update
+    monkeypatch.setattr(
+        training.Training,
+        "update",
+        lambda self: (update(self), seen.append([p.detach().clone() for p in self.net.parameters()]))[0],
+    )
+    changes = {"train.epochs": 9, "data.validation": 0.25, "train.patience": 2}
+    folder = training.train(small(**changes, **{"train.keep": "best"}), tmp_path / "run", show=False)
+    assert len(RunFolder(folder).read_metrics()) == 4, "two validations without a better one: stop"
+    model = load(folder)
+    assert model.epoch == 2
+    per_epoch = len(seen) // 4
+    for ours, theirs in zip(model.net.parameters(), seen[2 * per_epoch - 1], strict=True):
+        assert torch.equal(ours, theirs)
+    before = files(folder)
+    assert training.resume(folder, show=False) == folder, "a run that stopped early is finished"
+    assert files(folder) == before
+
+
+def test_validate_every(tmp_path):
+    config = small(**{"data.validation": 0.25, "train.validate_every": 3, "train.epochs": 4})
+    rows = RunFolder(training.train(config, tmp_path / "run", show=False)).read_metrics()
+    assert ["validation" in row for row in rows] == [False, False, True, False]
+
+
+# Killed and resumed
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing catches it, nothing is cleaned up that a killed process would not have cleaned up."""
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    config = small(**{"data.validation": 0.25, "train.keep": "best"})
+    return config, files(training.train(config, tmp_path_factory.mktemp("whole") / "run", show=False))
+
+
+def test_a_kill_at_every_file_operation_changes_nothing(tmp_path, monkeypatch, uninterrupted):
+    config, expected = uninterrupted
+    names = ("replace", "fsync")
+    real = {name: getattr(os, name) for name in names}
+    countdown = [0]
+
+    def counted(name):
+        def operation(*arguments):
+            countdown[0] -= 1
+            if countdown[0] == 0:
+                raise Killed
+            return real[name](*arguments)
+
+        return operation
+
+    for name in names:
+        monkeypatch.setattr(checkpoint.os, name, counted(name))
+    kills = 0
+    for at in range(1, 400, 3):
+        folder = tmp_path / str(at)
+        countdown[0] = at
+        try:
+            training.train(config, folder, show=False)
+        except Killed:
+            kills += 1
+            countdown[0] = -1
+            if (folder / "config.toml").exists():
+                training.resume(folder, show=False)
+            else:
+                training.train(config, folder, show=False)
+        else:
+            break  # more operations than the run has
+        assert files(folder) == expected
+    assert kills > 10
+
+
+def run_in_a_child(function, *arguments):
+    """A forked process (which has everything imported), and a way to look at its end."""
+    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    process.start()
+    return process
+
+
+def test_kill_9_at_random_moments_changes_nothing(tmp_path):
+    changes = {"train.epochs": 40, "data.validation": 0.25, "train.keep": "best"}
+    config = small(**changes)
+    expected = files(training.train(config, tmp_path / "whole", show=False))
+    folder = tmp_path / "killed"
+    seed = time.time_ns()
+    draw = random.Random(seed)
+    process = run_in_a_child(training.train, config, folder)
+    kills = 0
+    for _ in range(60):
+        time.sleep(draw.uniform(0.0, 0.25))
+        process.kill()
+        process.join()
+        kills += process.exitcode == -signal.SIGKILL
+        if process.exitcode == 0:
+            break
+        if (folder / "config.toml").exists():
+            process = run_in_a_child(training.resume, folder)
+        else:
+            process = run_in_a_child(training.train, config, folder)
+    else:
+        process.join()
+    assert kills >= 2, f"seed {seed}"
+    assert files(folder) == expected, f"seed {seed}"
+
+
+def test_damaged_checkpoint_is_told_and_the_previous_one_used(tmp_path, monkeypatch, uninterrupted, capsys):
+    config, expected = uninterrupted
+    folder = tmp_path / "run"
+    stop_after(monkeypatch, 9)
+    with pytest.raises(Killed):
+        training.train(config, folder, show=False)
+    monkeypatch.undo()
+    state = folder / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:1000])
+    training.resume(folder)
+    assert "using the checkpoint before it" in " ".join(capsys.readouterr().out.split())
+    assert files(folder) == expected
+
+
+def stop_after(monkeypatch, steps):
+    update = training.Training.update
+
+    def stopping(self):
+        if self.step == steps:
+            raise Killed
+        return update(self)
+
+    monkeypatch.setattr(training.Training, "update", stopping)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_resumes_to_the_same_bits(tmp_path, monkeypatch, rule):
+    config = small(rule, **{"train.epochs": 3, "train.schedule": "cosine"})
+    expected = files(training.train(config, tmp_path / "whole", show=False))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)
+        with pytest.raises(Killed):
+            training.train(config, tmp_path / "cut", show=False)
+    training.resume(tmp_path / "cut", show=False)
+    assert files(tmp_path / "cut") == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_save_and_say_how_to_resume(tmp_path, monkeypatch, uninterrupted, number):
+    config, expected = uninterrupted
+    folder = tmp_path / "run"
+    update = training.Training.update
+
+    def interrupted(self):
+        if self.step == 4:
+            os.kill(os.getpid(), number)
+        return update(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Training, "update", interrupted)
+        settings = config.updated(**{"train.checkpoint_seconds": 1e6})  # so that only the signal saves
+        with pytest.raises(Interrupted, match=f"stopped in epoch 2 of 4 and saved; go on with: bisnn resume {folder}") as error:
+            training.train(settings, folder, show=False)
+    assert error.value.signal == number
+    assert RunFolder(folder).load_state()[0]["step"] == 5
+    assert load(folder).epoch == 1, "what there is can be looked at already"
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "handlers are put back"
+    training.resume(folder, show=False)
+    assert {**files(folder), "config.toml": b"", "model.safetensors": b""} == {
+        **expected,
+        "config.toml": b"",
+        "model.safetensors": b"",
+    }
+    for ours, theirs in zip(load(folder).net.parameters(), model_of(expected, tmp_path).net.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def model_of(run, tmp_path):
+    (tmp_path / "expected.safetensors").write_bytes(run["model.safetensors"])
+    return load(tmp_path / "expected.safetensors")
+
+
+def test_training_in_a_thread_takes_no_signals(tmp_path):
+    thread = threading.Thread(target=training.train, args=(small(), tmp_path / "run"), kwargs={"show": False})
+    thread.start()
+    thread.join()
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+# Things that go wrong
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"neuron.threshold": 50.0}, "layer 1 fell silent .* in epoch 1.*lower neuron.threshold"),
+        ({"rule.lr": 1e38, "rule.precondition": "none"}, "NaN or infinite in epoch 1; lower rule.lr"),
+    ],
+)
+def test_hopeless_runs_stop_with_advice(tmp_path, change, message):
+    with pytest.raises(Stopped, match=message):
+        training.train(small(**change), tmp_path / "run", show=False)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_saturated_runs_stop_with_advice(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "SATURATED", 0.05)  # the refractory feedback keeps small networks well below the real bound
+    with pytest.raises(Stopped, match=r"is saturated .* raise neuron\.threshold"):
+        training.train(small(), tmp_path / "run", show=False)
+
+
+def test_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch, uninterrupted):
+    config, expected = uninterrupted
+    folder = tmp_path / "run"
+    real, calls = os.fsync, [0]
+
+    def full(descriptor):
+        calls[0] += 1
+        if calls[0] > 12:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.os, "fsync", full)
+        with pytest.raises(OSError, match="No space left on device") as error:
+            training.train(config, folder, show=False)
+    assert str(folder) in str(error.value)
+    assert not list(folder.glob("*.tmp")) + list(folder.glob(".*.tmp"))
+    training.resume(folder, show=False)
+    assert files(folder) == expected
+
+
+def test_unwritable_place(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        training.train(small(), tmp_path / "file" / "run", show=False)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_read_only_folder(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(PermissionError):
+        training.train(small(), tmp_path / "run", show=False)
+
+
+def test_resume_of_nothing(tmp_path):
+    with pytest.raises(ValueError, match="there is no such run folder"):
+        training.resume(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="it has no config"):
+        training.resume(tmp_path)
+
+
+def test_two_writers(tmp_path):
+    folder = training.train(small(), tmp_path / "run", show=False)
+    code = f"from bisnn.checkpoint import RunFolder\nwith RunFolder({str(folder)!r}).locked(): print('held', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        before = files(folder)
+        with pytest.raises(ValueError, match="another process is writing this run"):
+            training.resume(folder, show=False)
+        assert files(folder) == before
+        other.communicate("\n")
+    training.resume(folder, show=False)
+
+
+# TensorBoard
+
+
+def test_tensorboard_events(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    folder = training.train(small(), tmp_path / "run", show=False)
+    log = events.EventAccumulator(str(folder / "tensorboard"))
+    log.Reload()
+    rows = RunFolder(folder).read_metrics()
+    np.testing.assert_allclose([e.value for e in log.Scalars("loss")], [row["loss"] for row in rows], rtol=1e-6)
+    assert "rate/layer_2" in log.Tags()["scalars"]
+
+
+def test_without_tensorboard(tmp_path, monkeypatch):
+    monkeypatch.setattr(training.importlib.util, "find_spec", lambda name: None)
+    folder = training.train(small(), tmp_path / "run", show=False)
+    assert not (folder / "tensorboard").exists()
+
+
+# Several processes
+
+
+def torchrun(tmp_path, config, name, processes):
+    file = tmp_path / f"{name}.toml"
+    file.write_text(config.to_toml())
+    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+    command += ["-m", "bisnn", "train", str(file), "--out", str(tmp_path / name), "--no-report", "--quiet"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=200)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo between local processes")
+@pytest.mark.parametrize(("rule", "steps"), [("bayes", 1), ("bayes", 21), ("st", 21)])
+def test_two_processes_equal_one(tmp_path, rule, steps):
+    """One float32 step to 1e-6; 21 float64 steps with equal signs, where the last batch of an epoch is a single point."""
+    changes = {"train.epochs": 1, "train.batch_size": 50}
+    if steps > 1:
+        changes = {"train.epochs": 3, "train.batch_size": 7, "train.dtype": "float64", "data.validation": 0.14}  # 43 points
+    config = small(rule, **changes, **{"data.train": 25, "train.checkpoint_seconds": 1e6})
+    done = torchrun(tmp_path, config, "run", 2)
+    assert done.returncode == 0, done.stderr
+    expected = training.train(config, tmp_path / "alone", show=False)
+    rows, alone = RunFolder(tmp_path / "run").read_metrics(), RunFolder(expected).read_metrics()
+    assert rows[-1]["step"] == alone[-1]["step"] == steps
+    for p, q in zip(load(tmp_path / "run").net.parameters(), load(expected).net.parameters(), strict=True):
+        torch.testing.assert_close(p, q, atol=1e-6, rtol=0)
+        assert torch.equal(p >= 0, q >= 0)
+    for row, other in zip(rows, alone, strict=True):
+        assert row["loss"] == pytest.approx(other["loss"], rel=1e-6)
+        assert row["flips"] == other["flips"]
+    names = {p.name for p in (tmp_path / "run").iterdir()}
+    assert names == {p.name for p in expected.iterdir()}, "only the first process writes"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo between local processes")
+def test_several_processes_fail_with_one_message(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("x")
+    done = torchrun(tmp_path, small(), "run", 2)
+    assert done.returncode != 0
+    assert done.stderr.count("is not empty; give another folder") == 1
+    assert json.dumps([p.name for p in sorted((tmp_path / "run").iterdir())]) == '[".lock", "mine.txt"]'
