@@ -380,7 +380,7 @@ _SATURATED = (
 
 @contextmanager
 def signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM noted instead of obeyed: [number], 0 for none. A second Ctrl-C stops at once; ignored ones stay ignored."""
+    """Ctrl-C and SIGTERM noted instead of obeyed: [number], 0 for none. A second Ctrl-C stops at once; ignored stays ignored."""
     caught = [0]
     if threading.current_thread() is not threading.main_thread():
         yield caught  # only the main thread may take signals
