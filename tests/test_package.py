@@ -61,6 +61,17 @@ def test_documents_name_files_functions_and_tests_that_exist():
         assert hasattr(importlib.import_module(f"bisnn.{module}"), name), f"{module}.{name}"
 
 
+def test_the_config_document_has_every_key_and_its_example_loads(tmp_path):
+    text = (ROOT / "docs" / "CONFIG.md").read_text()
+    documented = set(re.findall(r"`([a-z]+(?:\.\w+)?)`", text.split("## Keys")[1].split("## The run folder")[0]))
+    keys = set(bisnn.config.keys())
+    assert len(keys) > 40
+    assert keys <= documented
+    assert not {name for name in documented if "." in name} - keys, "and no key that is none"
+    (tmp_path / "example.toml").write_text(re.findall(r"```toml\n(.*?)```", text, re.DOTALL)[0])
+    assert bisnn.config.load(tmp_path / "example.toml").rule.name == "bayes"
+
+
 def test_links_in_the_documents_lead_somewhere():
     for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):

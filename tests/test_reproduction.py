@@ -41,7 +41,7 @@ LOAD = config.load
 
 
 def test_results_and_figures(stand_ins, tmp_path, monkeypatch):
-    monkeypatch.setattr(reproduction, "_all", lambda tasks, jobs, show: [reproduction.measure(*task) for task in tasks])
+    monkeypatch.setattr(reproduction, "run_all", lambda tasks, jobs, show: [reproduction.measure(*task) for task in tasks])
     results = reproduction.reproduce(seeds=[0, 1], out=tmp_path, jobs=2, show=False)
     assert results == json.loads((tmp_path / "results.json").read_text())
     moons = results["figures"]["fig2"]
@@ -112,7 +112,7 @@ from runs import small
 if __name__ == "__main__":
     config = small("st", **{"train.epochs": 4000})
     from pathlib import Path
-    reproduction._all([(config, Path(sys.argv[1]) / str(i), False) for i in range(3)], 2, False)
+    reproduction.run_all([(config, Path(sys.argv[1]) / str(i), False) for i in range(3)], 2, False)
 """
 
 

@@ -107,7 +107,7 @@ def reproduce(
         settings = configs.load(entry.config).updated(seed=seed, **entry.changes, **{"train.threads": max(1, cores // jobs)})
         tasks.append((settings, out / "runs" / entry.name(seed), seed == seeds[0]))
     resumed = any(folder.exists() for _, folder, _ in tasks)
-    measured = _all(tasks, jobs, show)
+    measured = run_all(tasks, jobs, show)
     results: dict[str, Any] = {"figures": {}}
     if (out / "results.json").exists():
         try:
@@ -145,7 +145,7 @@ def _processor() -> str:
 # Runs, several at a time
 
 
-def _all(tasks: list[tuple[Config, Path, bool]], jobs: int, show: bool) -> list[dict[str, Any]]:
+def run_all(tasks: list[tuple[Config, Path, bool]], jobs: int, show: bool) -> list[dict[str, Any]]:
     """`measure` for each task, in worker processes; the bar follows the runs' metrics files."""
     others = multiprocessing.active_children()
     context = multiprocessing.get_context("spawn")  # numba's and torch's threads do not survive a fork
