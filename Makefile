@@ -1,4 +1,4 @@
-# make demo   train on two moons and draw the result     make test   tests, doctests, linter, type checker
+# make demo   train on two moons, a verdict, a report     make test   tests, doctests, linter, type checker
 # Both set up everything they need in .venv first.
 
 PYTHON ?= python3
@@ -14,7 +14,10 @@ setup: .venv/ready
 	touch $@
 
 demo: setup
-	$(BIN)/python examples/two_moons.py
+	rm -rf out/demo
+	$(BIN)/bisnn train two_moons_st --out out/demo/st
+	$(BIN)/bisnn train two_moons_bayes --out out/demo/bayes
+	$(BIN)/bisnn report out/demo/st out/demo/bayes --out out/demo/report.html
 
 test: lint
 	$(BIN)/pytest -n 2 -m "not slow"
@@ -31,4 +34,4 @@ bench: setup
 	$(BIN)/python benchmarks/iteration.py
 
 clean:
-	rm -rf .venv .venv-peers out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis

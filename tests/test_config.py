@@ -131,6 +131,11 @@ def test_no_override_crashes(text):
         config.load("two_moons_bayes", [text])
 
 
+def test_one_realisation_where_there_is_no_posterior():
+    with pytest.raises(ValueError, match='rule "st" has one realisation of its weights; got 2'):
+        config.load("two_moons_st", ["train.samples=2"])
+
+
 def test_paths_of_a_table_are_relative_to_the_config(tmp_path):
     (tmp_path / "mine.toml").write_text(
         'version = 1\n[data]\nname = "table"\ntrain = "points.csv"\n[rule]\nname = "st"\nlr = 1.0\n[train]\nepochs = 1\n'

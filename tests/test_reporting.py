@@ -349,6 +349,11 @@ def test_runs_of_the_same_name_are_told_apart(runs, tmp_path):
     assert [run for run, *_ in ROW.findall(page)] == [str(copy) for copy in copies]
 
 
+def test_a_folder_whose_name_is_no_unicode(runs, tmp_path):
+    run = shutil.copytree(runs["st"], tmp_path / os.fsdecode(b"caf\xe9"))
+    assert "<h1>caf?</h1>" in report([run], show=False).read_text(encoding="utf-8")
+
+
 def test_missing_parts_are_said(pages, runs, tmp_path):
     assert "no points were held out" in pages["st"]
     assert "no points were held out" not in pages["validated"]

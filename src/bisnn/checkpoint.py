@@ -148,6 +148,9 @@ class RunFolder:
 
     def save_state(self, state: dict[str, Any]) -> None:
         """The new checkpoint; the one before stays as `state.previous`. After a kill at any moment one of the two is whole."""
+        if self.metrics_file.exists():
+            with open(self.metrics_file, "rb") as file:
+                os.fsync(file.fileno())  # the rows that the checkpoint counts
         if self.state_file.exists():
             fresh = self.path / ".state.next.safetensors"
             save_tree(fresh, state, "state")
@@ -173,8 +176,6 @@ class RunFolder:
     def append_metrics(self, row: dict[str, Any]) -> None:
         with open(self.metrics_file, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
 
     def cut_metrics(self, rows: int) -> None:
         """Keep the first `rows` rows: those after the checkpoint, and one that a kill left half-written, will come again."""

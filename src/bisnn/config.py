@@ -199,6 +199,8 @@ class Config(Section):
             raise ValueError('train.keep = "best" and train.patience need held-out points: set data.validation, e.g. to 0.2')
         if (self.loss == "logistic") != (self.task == "classification"):
             raise ValueError(f'train.loss = "{self.loss}" does not fit the task {self.task}: leave it out for the usual one')
+        if self.train.samples > 1 and self.rule.name != "bayes":
+            raise ValueError(f'train.samples: rule "{self.rule.name}" has one realisation of its weights; got {self.train.samples}')
         local = self.network.gradient == "local" and len(self.network.layers) > 1
         if local and self.network.readout_after == "last":
             raise ValueError('network.readout_after must be "every" with local gradients, or layers below the last never learn')

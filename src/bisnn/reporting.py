@@ -131,7 +131,7 @@ def report(folders: Sequence[str | Path], out: str | Path | None = None, *, show
     number = itertools.count(1).__next__
     page = _template().render(verdicts=_verdicts(runs), sections=sections, number=number, version=bisnn.__version__)
     try:
-        write_atomic(path, page.encode())
+        write_atomic(path, page.encode(errors="replace"))  # the name of a folder need not be valid Unicode
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror}; the report was not written: give another file with out", str(path)) from None
     return path
