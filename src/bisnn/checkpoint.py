@@ -59,7 +59,8 @@ def load_tree(path: Path, kind: str) -> Any:
     try:
         with safe_open(path, "pt") as file:
             header = json.loads((file.metadata() or {}).get("bisnn", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = list(file.keys())
+            tensors = {name: file.get_tensor(name).clone() for name in names}  # copies: the file itself is mapped
     except (SafetensorError, OSError, RuntimeError, json.JSONDecodeError) as error:
         if isinstance(error, (FileNotFoundError, PermissionError)):
             raise
@@ -82,7 +83,7 @@ def _digest(body: str, tensors: dict[str, Tensor]) -> str:
 def _packed(node: Any, tensors: dict[str, Tensor], name: str = "") -> Any:
     """JSON with tensors taken out by name. Dicts become pairs, since their keys may be whole numbers."""
     if isinstance(node, Tensor):
-        tensors[name] = node.detach().cpu().contiguous()
+        tensors[name] = node.detach().cpu().clone(memory_format=torch.contiguous_format)  # safetensors takes no shared memory
         return {"tensor": name}
     if isinstance(node, dict):
         return {"dict": [[key, _packed(value, tensors, f"{name}.{key}" if name else str(key))] for key, value in node.items()]}

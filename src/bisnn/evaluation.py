@@ -57,17 +57,17 @@ def load_evaluation(folder: str | Path) -> dict[str, Any]:
 
 def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
     x, y = data.test
-    shown = min(SHOWN, len(x))
+    some = torch.linspace(0, len(x) - 1, min(SHOWN, len(x))).round().long()  # evenly: test points may be sorted
     names = predictors(model)
-    bar = progress.add_task("test points", total=sum((k or 1) * (len(x) + shown) for k in names.values()))
+    bar = progress.add_task("test points", total=sum((k or 1) * (len(x) + len(some)) for k in names.values()))
     results, judged, over_time = {}, {}, {}
     for name, members in names.items():
         advance = lambda points, members=members: progress.advance(bar, points * (members or 1))  # noqa: E731
         result = model.predict_points(x, members, encode.TEST, advance=advance)
         results[name] = _parts(result)
         judged[name] = judge(result, y, model.config.seed)
-        running = model.predict_points(x[:shown], members, encode.TEST, "running", advance)
-        over_time[name] = _over_time(running, y[:shown])
+        running = model.predict_points(x[some], members, encode.TEST, "running", advance)
+        over_time[name] = _over_time(running, y[some])
     bits = weight_bits(model.net)
     return {
         "task": model.config.task,
@@ -78,8 +78,8 @@ def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
         "y": y,
         "predictors": results,
         "metrics": judged,
-        "over_time": over_time,  # of the first `SHOWN` test points, from the end of the burn-in
-        **_activity(model, x[:shown]),
+        "over_time": over_time,  # of `SHOWN` test points, from the end of the burn-in
+        **_activity(model, x, some),
         "posterior": _posterior(model),
         "memory": {"weights": bits, "bytes_1_bit": -(-bits // 8), "bytes_32_bit": 4 * bits},
     }
@@ -113,15 +113,19 @@ def _over_time(result: Classification | Regression, y: Tensor) -> dict[str, Tens
 
 
 @torch.no_grad()
-def _activity(model: Model, x: Tensor) -> dict[str, Any]:
-    """Firing rates of every neuron and spikes of a few points, with the MAP weights (or a full-precision network's own)."""
+def _activity(model: Model, x: Tensor, some: Tensor) -> dict[str, Any]:
+    """Firing rates of every neuron over some of the points x, and spikes of a few, with the MAP weights (or the real ones)."""
     net = model.net
-    s = spikes(model.config, x, encode.TEST, 0, torch.arange(len(x))).to(next(net.parameters()).device)
+    few = some[torch.linspace(0, len(some) - 1, min(RASTERS, len(some))).round().long()]
     realised = [weights.sign(p) if net.weights == "binary" else p for p in net.parameters()]
-    output = net(s, weights=realised)
-    few = slice(0, RASTERS)
-    raster = {"input": s[:, few].to(torch.uint8), "layers": [layer[:, few].to(torch.uint8) for layer in output.spikes]}
-    return {"raster": raster, "rates": [layer.mean((0, 1)) for layer in output.spikes]}  # (T, n, N) each; (N,) each
+
+    def run(points: Tensor) -> list[Tensor]:
+        s = spikes(model.config, x[points], encode.TEST, 0, points).to(next(net.parameters()).device)
+        return [s, *net(s, weights=realised).spikes]
+
+    inputs, *layers = (s.to(torch.uint8) for s in run(few))
+    rates = [s.mean((0, 1)) for s in run(some)[1:]]
+    return {"raster": {"points": few, "input": inputs, "layers": layers}, "rates": rates}  # (n,); (T, n, N) each; (N,) each
 
 
 def _posterior(model: Model) -> dict[str, Any] | None:

@@ -131,7 +131,7 @@ def report(folders: Sequence[str | Path], out: str | Path | None = None, *, show
     number = itertools.count(1).__next__
     page = _template().render(verdicts=_verdicts(runs), sections=sections, number=number, version=bisnn.__version__)
     try:
-        write_atomic(path, page.encode(errors="replace"))  # the name of a folder need not be valid Unicode
+        write_atomic(path, page.encode())
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror}; the report was not written: give another file with out", str(path)) from None
     return path
@@ -266,17 +266,18 @@ def _learning(run: Run) -> list[Chart | str]:
         score, unit, loss = ("rmse", "in units of the target", "squared error")
     of = lambda name: [(row["epoch"], row[name]) for row in rows]  # noqa: E731
     held_out = lambda name: [(row["epoch"], row["validation"][name]) for row in rows if "validation" in row]  # noqa: E731
-    scores = {"training, sampled weights": of(score)}
-    caption = "One realisation of the weights at a time, on the points it learns from."
+    drawn, ensemble = (", one draw of the weights at a time", ", ensemble") if config.rule.name == "bayes" else ("", "")
+    scores = {f"training{drawn}": of(score)}
+    caption = f"While it learns, on the points it learns from{drawn}."
     validation: Chart | str = "No validation curves: no points were held out (data.validation = 0)."
     if held_out("loss"):
-        scores["validation, usual predictor"] = held_out(score)
+        scores[f"validation{ensemble}"] = held_out(score)
         caption = "Training that still gets better while validation gets worse would be overfitting."
         best = "Lowest where the model serves new points best; a rise after that is overfitting."
         validation = _curves(run, "Validation loss", best, loss, {"": held_out("loss")}, _log_if_wide)
     elif config.data.validation:
         validation = "No validation curves: no epoch has been validated yet (train.validate_every)."
-    fall = "The loss of the sampled weights should fall and level off."
+    fall = f"It should fall and level off{drawn and '; part of its noise is the draw of the weights'}."
     settle = "The share of weights whose sign changed within the epoch; it should die out as the weights settle."
     flip_scale = functools.partial(_flip_scale, weights=run.judged["memory"]["weights"])
     return [
@@ -435,7 +436,8 @@ def _chart_over_time(run: Run, name: str, curves: dict[str, Tensor]) -> Chart:
 
 def _rasters(run: Run) -> list[Chart | str]:
     raster = run.judged["raster"]
-    return [_raster(run, [s[:, i] for s in (raster["input"], *raster["layers"])], i) for i in range(raster["input"].shape[1])]
+    layers = (raster["input"], *raster["layers"])  # (T, n, N) each
+    return [_raster(run, [s[:, i] for s in layers], point) for i, point in enumerate(raster["points"].tolist())]
 
 
 def _raster(run: Run, spikes: list[Tensor], point: int) -> Chart:

@@ -249,7 +249,7 @@ class Training:
         y = y[self.config.train.burn_in :]
         if self.config.task == "classification":
             return (y.softmax(-1).mean(0).argmax(-1) == target).to(y.dtype).mean()
-        return (y.mean(0) - target.to(y.dtype)).square().sum(-1).mean()
+        return (y.mean(0) - target.to(y.dtype)).square().mean()
 
     # The loop
 
