@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import bisnn
-from bisnn import checkpoint, encode, training
+from bisnn import checkpoint, encode, evaluation, training
 from bisnn.checkpoint import RunFolder
 from bisnn.data.dataset import load_dataset, spikes
 from bisnn.errors import Interrupted, Stopped
@@ -392,13 +392,51 @@ def test_without_tensorboard(tmp_path, monkeypatch):
     assert not (folder / "tensorboard").exists()
 
 
+# GPUs
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("rule", RULES)
+def test_training_on_a_gpu(tmp_path, monkeypatch, rule):
+    """Learns what the CPU learns, resumes, and its model runs anywhere."""
+    config = small(rule, **{"train.device": "cuda", "data.validation": 0.25, "train.keep": "best"})
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)
+        with pytest.raises(Killed):
+            training.train(config, tmp_path / "run", show=False)
+    training.resume(tmp_path / "run", show=False)
+    rows = RunFolder(tmp_path / "run").read_metrics()
+    on_cpu = RunFolder(training.train(config.updated(**{"train.device": "cpu"}), tmp_path / "cpu", show=False)).read_metrics()
+    if rule != "bayes" and rule != "bayes, plain":  # whose draws differ between devices
+        np.testing.assert_allclose([row["loss"] for row in rows], [row["loss"] for row in on_cpu], rtol=0.05)
+    assert evaluation.evaluate(tmp_path / "run", show=False)["points"] == 60
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_processes_on_a_gpu(tmp_path):
+    """nccl: one process a GPU, as many as there are."""
+    count = torch.cuda.device_count()
+    done = torchrun(tmp_path, small(**{"train.device": "cuda"}), "run", count, always=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_no_gpu_is_a_clear_message(tmp_path):
+    with pytest.raises(ValueError, match="needs a GPU that PyTorch can use, and there is none; use --set train"):
+        training.train(small(**{"train.device": "cuda"}), tmp_path / "run", show=False)
+    assert not (tmp_path / "run").exists()
+
+
 # Several processes
 
 
-def torchrun(tmp_path, config, name, processes):
+def torchrun(tmp_path, config, name, processes, always=False):
     file = tmp_path / f"{name}.toml"
     file.write_text(config.to_toml())
-    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 or always else []
     command += ["-m", "bisnn", "train", str(file), "--out", str(tmp_path / name), "--no-report", "--quiet"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=200)
