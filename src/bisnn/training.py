@@ -109,29 +109,28 @@ class Processes:
         """One process, or a process group (gloo on CPUs, nccl on GPUs) where torchrun says so."""
         if kind == "cuda" and not torch.cuda.is_available():
             raise ValueError('train.device: "cuda" needs a GPU that PyTorch can use, and there is none; use --set train.device=cpu')
-        count, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
-        device = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")
+        device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device("cpu")
         if kind == "cuda":
             torch.cuda.set_device(device)
-        if count == 1:
+        if "WORLD_SIZE" not in os.environ:  # torchrun sets it
             yield cls(0, 1, device)
             return
         dist.init_process_group("nccl" if kind == "cuda" else "gloo")
         try:
-            yield cls(dist.get_rank(), count, device)
+            yield cls(dist.get_rank(), dist.get_world_size(), device)
         finally:
             dist.destroy_process_group()
 
     def total(self, values: Tensor) -> Tensor:
         """Sum over the processes."""
-        if self.count > 1:
+        if dist.is_initialized():
             values = values.to(self.device)
             dist.all_reduce(values)
         return values.cpu()
 
     def first(self, function: Callable[[], Any]) -> Any:
         """What the function returns, or raises, on the first process, on all of them."""
-        if self.count == 1:
+        if not dist.is_initialized():
             return function()
         outcome: list[Any] = [None, None]
         if self.rank == 0:
@@ -173,7 +172,7 @@ class Training:
         self.steps_per_epoch = math.ceil(points / config.train.batch_size)
         self.net = build_network(config, self.data.train.x.shape[1], self.data.outputs).to(processes.device)
         self.rule = build_rule(config, self.net, self.steps_per_epoch)
-        self.model = DistributedDataParallel(self.net) if processes.count > 1 else self.net
+        self.model = DistributedDataParallel(self.net) if dist.is_initialized() else self.net
         self.step = 0  # updates so far
         self.rows = 0  # of metrics.jsonl
         self.seconds = 0.0  # of training, over all its pieces
