@@ -9,12 +9,13 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import bisnn
-from bisnn import cli, training
+from bisnn import cli, reproduction, training
 from runs import small
 
 COMMANDS = ("train", "resume", "evaluate", "predict", "reproduce", "report", "info")
@@ -171,3 +172,25 @@ def test_help_is_quick_and_imports_nothing_heavy():
         subprocess.run([sys.executable, "-m", "bisnn", "train", "--help"], capture_output=True, check=True, timeout=60)
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.5
+
+
+def test_reproduce_passes_its_options_on(bisnn_, tmp_path, monkeypatch):
+    asked = {}
+
+    def reproduce(figures, recipe, **options):
+        asked.update(options, figures=figures, recipe=recipe)
+        row = {"method": "ST-BiSNN", "predictor": "sign", "seeds": 2, "ece": {"mean": 0.25, "std": 0.0}}
+        return {"figures": {name: {"recipe": recipe, "summary": [row]} for name in figures}}
+
+    monkeypatch.setattr(reproduction, "reproduce", reproduce)
+    code, out, _ = bisnn_("reproduce", "all", "--recipe", "paper", "--seeds", 2, "--first-seed", 5, "--jobs", 3, "-q")
+    assert code == 0
+    assert asked == {
+        "figures": ["fig1", "fig2"],
+        "recipe": "paper",
+        "seeds": range(5, 7),
+        "out": Path("out/paper"),
+        "jobs": 3,
+        "show": False,
+    }
+    assert "0.250 ± 0.000" in out

@@ -203,7 +203,8 @@ def _show_rows(header: list[str], rows: list[list[Any]], most: int = 20) -> None
 def reproduce(
     figure: Annotated[Figure, typer.Argument(help="The paper's figure 1 (1-D regression), figure 2 (two moons), or both.")],
     recipe: Annotated[Recipe, typer.Option(help="tuned: best and short. paper: as the paper says, hours.")] = Recipe.tuned,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... to train with.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for runs, results.json, figures. Default: out/ and the recipe.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: one a core.")] = None,
     quiet: Quiet = False,
@@ -213,7 +214,9 @@ def reproduce(
 
     out = out or Path("out") / recipe.value
     figures = ["fig1", "fig2"] if figure is Figure.all else [figure.value]
-    results = reproduction.reproduce(figures, recipe.value, seeds=range(seeds), out=out, jobs=jobs, show=not quiet)
+    results = reproduction.reproduce(
+        figures, recipe.value, seeds=range(first_seed, first_seed + seeds), out=out, jobs=jobs, show=not quiet
+    )
     console = _console()
     for name in figures:
         console.print(reproduction.table(results["figures"][name]))
