@@ -141,15 +141,41 @@ def test_one_writer_and_a_killed_one_lets_go(tmp_path):
 def test_left_overs_of_a_killed_writer_are_removed(tmp_path):
     (tmp_path / ".config.toml.123.tmp").write_text("half")
     run = RunFolder(tmp_path)
+    (tmp_path / ".lock").write_text("")
     with run.locked():
         run.create(small())
     assert {p.name for p in tmp_path.iterdir()} == {".lock", "config.toml"}
 
 
+def test_files_of_others_are_left_alone(tmp_path):
+    (tmp_path / ".notes.tmp").write_text("mine")
+    with RunFolder(tmp_path).locked():
+        pass
+    with pytest.raises(ValueError, match="is not empty; give another folder"):
+        RunFolder(tmp_path).check_new()
+    assert (tmp_path / ".notes.tmp").read_text() == "mine"
+
+
+def test_only_regular_files_are_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="is no regular file"):
+        write_atomic(tmp_path / "pipe", b"x")
+    with pytest.raises(FileNotFoundError, match=r"missing/f'$"):  # the file's own name, not the temporary one's
+        write_atomic(tmp_path / "missing" / "f", b"x")
+
+
+def test_another_version(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "VERSION", 2)
+        save_tree(tmp_path / "f", TREE, "state")
+    with pytest.raises(Damaged, match="was written by another version of bisnn: format 2, this one reads 1"):
+        load_tree(tmp_path / "f", "state")
+
+
 def test_folder_in_use_is_not_overwritten(tmp_path):
     run = RunFolder(tmp_path)
     run.create(small())
-    with pytest.raises(ValueError, match="is not empty; continue it with: bisnn resume"):
+    with pytest.raises(ValueError, match=r"is not empty; continue it with: bisnn resume .* or give another folder"):
         run.create(small())
     run.config_file.unlink()
     (tmp_path / "thesis.txt").write_text("mine")

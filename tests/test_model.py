@@ -74,7 +74,7 @@ def test_own_data_with_names_and_units(tmp_path):
     assert trained.predict(np.array([[105.0, 105.0], [195.0, 195.0]])).mean.argmax(-1).tolist() == [0, 1]
     assert evaluation.evaluate(folder, show=False)["metrics"]["sign"]["accuracy"]["value"] > 0.9
     split = load_dataset(config)
-    assert (len(split.train.x), len(split.test.x)) == (45, 15)
+    assert (len(split.train.x), len(split.test.x)) == (44, 16)
     assert split.train.x.min() == 0
     assert split.train.x.max() == 1
 
@@ -198,6 +198,28 @@ def test_what_a_report_shows(runs):
     torch.testing.assert_close(curves["entropy"], running.entropy.mean(1))
     torch.testing.assert_close(curves["mutual_information"], curves["entropy"] - curves["expected_entropy"], atol=1e-5, rtol=0)
     assert curves["accuracy"][-1] == pytest.approx(metrics.accuracy(trained.predict_points(test.x, 3, encode.TEST).mean, test.y))
+
+
+def test_evaluation_of_another_model_is_refused(tmp_path):
+    folder = training.train(small(), tmp_path / "run", show=False)
+    evaluation.evaluate(folder, show=False)
+    evaluation.load_evaluation(folder)
+    trained = model.load(folder)
+    with torch.no_grad():
+        next(trained.net.parameters()).neg_()
+    trained.save(folder / "model.safetensors")
+    with pytest.raises(ValueError, match="its model has changed since it was evaluated; do it again"):
+        evaluation.load_evaluation(folder)
+
+
+def test_every_class_is_in_both_parts_of_a_split(tmp_path):
+    rows = [f"{i},{'rare' if i < 4 else 'common'}" for i in range(60)]
+    (tmp_path / "points.csv").write_text("\n".join(rows))
+    for seed in range(5):
+        data = {"name": "table", "train": str(tmp_path / "points.csv"), "test_share": 0.25}
+        split = load_dataset(small("st", {"data": data}, seed=seed))
+        assert torch.bincount(split.test.y).tolist() == [14, 1]
+        assert torch.bincount(split.train.y).tolist() == [42, 3]
 
 
 def test_not_evaluated(runs, tmp_path):

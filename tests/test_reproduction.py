@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,8 +71,10 @@ def test_results_and_figures(stand_ins, tmp_path, monkeypatch):
 
 
 def test_other_settings_are_not_overwritten(stand_ins, tmp_path):
-    reproduction.measure(CONFIGS["moons_st"], tmp_path / "run", False)
-    with pytest.raises(ValueError, match="was trained with other settings"):
+    first = reproduction.measure(CONFIGS["moons_st"], tmp_path / "run", False)
+    other_jobs = CONFIGS["moons_st"].updated(**{"train.threads": 2})
+    assert reproduction.measure(other_jobs, tmp_path / "run", False) == first, "the number of threads does not count"
+    with pytest.raises(ValueError, match="was trained with another seed; remove it"):
         reproduction.measure(CONFIGS["moons_st"].updated(seed=3), tmp_path / "run", False)
 
 
@@ -105,6 +108,15 @@ def test_bad_arguments(tmp_path, arguments, message):
         reproduction.reproduce(["fig1"], seeds=[], out=tmp_path)
 
 
+@pytest.mark.parametrize("content", ["[]", "{}", "nonsense", '{"figures": 3}'])
+def test_damaged_results_are_found_before_training(stand_ins, tmp_path, monkeypatch, content):
+    monkeypatch.setattr(reproduction, "run_all", lambda *arguments: pytest.fail("trained"))
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(ValueError, match="is damaged; remove it"):
+        reproduction.reproduce(seeds=[0], out=tmp_path, show=False)
+    assert (tmp_path / "results.json").read_text() == content
+
+
 SCRIPT = """
 import sys
 from bisnn import reproduction
@@ -116,16 +128,38 @@ if __name__ == "__main__":
 """
 
 
-def test_a_signal_stops_all_runs_and_saves_them(tmp_path):
+def children(process):
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_dead_worker_is_one_message(tmp_path):
+    with start(tmp_path) as process:
+        for pid in children(process):
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+                break
+        error = process.communicate(timeout=60)[1]
+    assert "a worker process died" in error
+    assert "BrokenProcessPool" not in error
+
+
+def start(tmp_path):
+    """Three runs, two at a time, in a process of its own; both under way."""
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        files = [tmp_path / str(i) / "metrics.jsonl" for i in (0, 1)]
-        deadline = time.monotonic() + 60
-        while not all(file.exists() for file in files):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    files = [tmp_path / str(i) / "metrics.jsonl" for i in (0, 1)]
+    deadline = time.monotonic() + 60
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return process
+
+
+def test_a_signal_stops_all_runs_and_saves_them(tmp_path):
+    with start(tmp_path) as process:
         process.send_signal(signal.SIGTERM)
         error = process.communicate(timeout=60)[1]
     assert "stopped and saved; the same command goes on" in error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 
 import numpy as np
@@ -23,6 +24,21 @@ def write(tmp_path, name, content):
     return path
 
 
+def damaged_archive():
+    file = io.BytesIO()
+    np.savez_compressed(file, x=np.random.default_rng(0).random((50, 2)))
+    content = bytearray(file.getvalue())
+    content[150:200] = bytes(50)
+    return bytes(content)
+
+
+DAMAGED = damaged_archive()
+HUGE = (
+    b"\x93NUMPY\x01\x00v\x00"
+    + b"{'descr': '<f8', 'fortran_order': False, 'shape': (99999999999999, 2), }".ljust(117)
+    + b"\n"
+    + bytes(16)
+)
 X = np.array([[0.25, 1.0], [-3.0, 2e-3], [7.0, 0.5]])
 
 
@@ -48,10 +64,13 @@ BAD = {
     "infinite": ("a.csv", "1,2\ninf,2\n", "line 2, column 1"),
     "a word": ("a.csv", "1,2\n1,two\n", "line 2, column 2: must be a finite number; got 'two'"),
     "a hole": ("a.csv", "1,2\n1,\n", "line 2, column 2"),
-    "ragged": ("a.csv", "1,2\n1,2,3\n", "row 2 has 3 columns, the first 2"),
+    "ragged": ("a.csv", "1,2\n1,2,3\n", "line 2 has 3 columns, the first 2"),
     "one column too many": ("a.csv", "1,2,0\n", "takes 2 features a row; got 3; leave out the column of the class"),
     "too few": ("a.csv", "1\n", "takes 2 features a row; got 1"),
     "binary": ("a.csv", b"\xff\xfe\x01\x02", "is no CSV text"),
+    "line number after blank lines": ("a.csv", "x,y\n\n1,2\n\n\n1,two\n", "line 6, column 2"),
+    "missing values are no empty line": ("a.csv", "1,2\n,\n3,4\n", "line 2, column 1: must be a finite number; got ''"),
+    "missing values are no header": ("a.csv", "NA,NA\n1,2\n", "line 1, column 1"),
     "npy nan": ("a.npy", np.array([[1.0, np.nan]]), "row 1, column 2 is nan"),
     "npy one axis": ("a.npy", np.array([1.0, 2.0]), r"must have rows and columns.*\(2,\)"),
     "npy empty": ("a.npy", np.zeros((0, 2)), "not be empty"),
@@ -63,6 +82,9 @@ BAD = {
     "bare pickle": ("a.npy", pickle.dumps(X), "pickled|damaged"),
     "npy cut short": ("a.npy", b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'fortran_order': False, 'shape': (3, 2), }", "damaged"),
     "npz garbage": ("a.npz", b"PK\x03\x04nonsense", "damaged|pickled"),
+    "npz compressed and damaged": ("a.npz", DAMAGED, "damaged"),
+    "npy of no axis": ("a.npy", np.array(1.0), "must have rows and columns"),
+    "npy too large": ("a.npy", HUGE, "damaged"),
     "other suffix": ("a.txt", "1,2\n", "must be one of .csv, .npy, .npz"),
 }
 
@@ -117,6 +139,7 @@ def test_labelled_rows(tmp_path):
 def test_numbers_as_classes_are_sorted_by_value(tmp_path):
     x, texts = table.read_labelled(write(tmp_path, "a.npy", np.array([[0.5, 10.0], [0.1, 9.0], [0.1, 9.0], [0.3, 10.0]])))
     assert table.labels("a.npy", texts)[1] == ("9", "10")
+    assert table.labels("a.npy", ["²", "1", "²", "1"])[1] == ("1", "²")
     assert x.shape == (4, 1)
     _, again = table.read_labelled(write(tmp_path, "a.npz", {"x": x, "y": np.array([[10], [9], [9], [10]])}))
     assert again == texts
@@ -127,6 +150,9 @@ def test_numbers_as_classes_are_sorted_by_value(tmp_path):
     [
         ("a.csv", "1\n2\n", "needs at least one feature and, last, the class"),
         ("a.npz", {"x": X}, "has no array y"),
+        ("a.npz", {"x": np.array(1.0), "y": np.zeros(2)}, "must have rows and columns"),
+        ("a.npz", {"x": X, "y": np.array([0, np.nan, 1])}, "row 2 of y is not finite"),
+        ("a.npy", X[:, :1], "needs at least one feature and, last, the class"),
         ("a.npz", {"x": X, "y": np.zeros(2)}, r"one entry for each of the 3 rows of x; got shape \(2,\)"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import multiprocessing
 import os
@@ -128,6 +127,10 @@ def test_best_and_patience(tmp_path, monkeypatch):
     before = files(folder)
     assert training.resume(folder, show=False) == folder, "a run that stopped early is finished"
     assert files(folder) == before
+    for name in ("state.safetensors", "state.previous.safetensors"):
+        (folder / name).unlink()
+    training.resume(folder, show=False)
+    assert files(folder) == before, "and so is one without its checkpoints"
 
 
 def test_validate_every(tmp_path):
@@ -140,7 +143,7 @@ def test_validate_every(tmp_path):
 
 
 class Killed(BaseException):
-    """Stands for kill -9: nothing catches it, nothing is cleaned up that a killed process would not have cleaned up."""
+    """Stops a run in this process where nothing catches it."""
 
 
 @pytest.fixture(scope="module")
@@ -149,72 +152,76 @@ def uninterrupted(tmp_path_factory):
     return config, files(training.train(config, tmp_path_factory.mktemp("whole") / "run", show=False))
 
 
-def test_a_kill_at_every_file_operation_changes_nothing(tmp_path, monkeypatch, uninterrupted):
-    config, expected = uninterrupted
-    names = ("replace", "fsync")
-    real = {name: getattr(os, name) for name in names}
-    countdown = [0]
-
-    def counted(name):
-        def operation(*arguments):
-            countdown[0] -= 1
-            if countdown[0] == 0:
-                raise Killed
-            return real[name](*arguments)
-
-        return operation
-
-    for name in names:
-        monkeypatch.setattr(checkpoint.os, name, counted(name))
-    kills = 0
-    for at in range(1, 400, 3):
-        folder = tmp_path / str(at)
-        countdown[0] = at
-        try:
-            training.train(config, folder, show=False)
-        except Killed:
-            kills += 1
-            countdown[0] = -1
-            if (folder / "config.toml").exists():
-                training.resume(folder, show=False)
-            else:
-                training.train(config, folder, show=False)
-        else:
-            break  # more operations than the run has
-        assert files(folder) == expected
-    assert kills > 10
-
-
 def run_in_a_child(function, *arguments):
-    """A forked process (which has everything imported), and a way to look at its end."""
+    """A forked process, which has everything imported."""
     process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
     process.start()
     return process
 
 
-def test_kill_9_at_random_moments_changes_nothing(tmp_path):
-    changes = {"train.epochs": 40, "data.validation": 0.25, "train.keep": "best"}
+def die_at(operation_number, config, folder):
+    """Train in a process that ends, with no clean-up whatever, before its n-th file operation."""
+    count = 0
+
+    def counted(real):
+        def operation(*arguments):
+            nonlocal count
+            count += 1
+            if count == operation_number:
+                os._exit(9)
+            return real(*arguments)
+
+        return operation
+
+    for name in ("replace", "fsync"):
+        setattr(os, name, counted(getattr(os, name)))
+    training.train(config, folder, show=False)
+
+
+def go_on(folder, config):
+    if (folder / "config.toml").exists():
+        training.resume(folder, show=False)
+    else:
+        training.train(config, folder, show=False)
+
+
+def test_a_kill_at_every_file_operation_changes_nothing(tmp_path):
+    config = small(**{"data.validation": 0.25, "train.keep": "best", "train.epochs": 2, "data.train": 12})
+    expected = files(training.train(config, tmp_path / "whole", show=False))
+    kills = 0
+    while True:
+        folder = tmp_path / str(kills)
+        process = run_in_a_child(die_at, kills + 1, config, folder)
+        process.join()
+        if process.exitcode == 0:
+            break  # fewer operations than that
+        assert process.exitcode == 9
+        kills += 1
+        go_on(folder, config)
+        assert files(folder) == expected, f"killed before file operation {kills}"
+    assert kills > 20
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2])
+def test_kill_9_at_random_moments_changes_nothing(tmp_path, seconds):
+    """Also where several epochs lie between two checkpoints, and are done again."""
+    changes = {"train.epochs": 40, "data.validation": 0.25, "train.keep": "best", "train.checkpoint_seconds": seconds}
     config = small(**changes)
     expected = files(training.train(config, tmp_path / "whole", show=False))
     folder = tmp_path / "killed"
     seed = time.time_ns()
     draw = random.Random(seed)
-    process = run_in_a_child(training.train, config, folder)
     kills = 0
-    for _ in range(60):
-        time.sleep(draw.uniform(0.0, 0.25))
+    while kills < 8:
+        process = run_in_a_child(go_on, folder, config)
+        time.sleep(draw.uniform(0.05, 0.4))
         process.kill()
         process.join()
         kills += process.exitcode == -signal.SIGKILL
         if process.exitcode == 0:
             break
-        if (folder / "config.toml").exists():
-            process = run_in_a_child(training.resume, folder)
-        else:
-            process = run_in_a_child(training.train, config, folder)
-    else:
-        process.join()
-    assert kills >= 2, f"seed {seed}"
+    go_on(folder, config)
+    assert kills >= 1, f"seed {seed}"
     assert files(folder) == expected, f"seed {seed}"
 
 
@@ -227,8 +234,8 @@ def test_damaged_checkpoint_is_told_and_the_previous_one_used(tmp_path, monkeypa
     monkeypatch.undo()
     state = folder / "state.safetensors"
     state.write_bytes(state.read_bytes()[:1000])
-    training.resume(folder)
-    assert "using the checkpoint before it" in " ".join(capsys.readouterr().out.split())
+    training.resume(folder, show=False)
+    assert "using the checkpoint before it" in capsys.readouterr().err
     assert files(folder) == expected
 
 
@@ -290,6 +297,15 @@ def model_of(run, tmp_path):
     return load(tmp_path / "expected.safetensors")
 
 
+def test_a_signal_in_the_last_step_is_not_lost(tmp_path, monkeypatch, uninterrupted):
+    config, expected = uninterrupted
+    update = training.Training.update
+    monkeypatch.setattr(training.Training, "update", lambda self: (update(self), self.step == 12 and os.kill(os.getpid(), 15))[0])
+    with pytest.raises(Interrupted, match="stopped at its end and saved"):
+        training.train(config, tmp_path / "run", show=False)
+    assert files(tmp_path / "run") == expected
+
+
 def test_training_in_a_thread_takes_no_signals(tmp_path):
     thread = threading.Thread(target=training.train, args=(small(), tmp_path / "run"), kwargs={"show": False})
     thread.start()
@@ -304,7 +320,7 @@ def test_training_in_a_thread_takes_no_signals(tmp_path):
     ("change", "message"),
     [
         ({"neuron.threshold": 50.0}, "layer 1 fell silent .* in epoch 1.*lower neuron.threshold"),
-        ({"rule.lr": 1e38, "rule.precondition": "none"}, "NaN or infinite in epoch 1; lower rule.lr"),
+        ({"rule.lr": 1e38, "rule.precondition": "none"}, "NaN or infinite in epoch 1; lower rule"),
     ],
 )
 def test_hopeless_runs_stop_with_advice(tmp_path, change, message):
@@ -334,7 +350,7 @@ def test_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch, uninterrupte
         patch.setattr(checkpoint.os, "fsync", full)
         with pytest.raises(OSError, match="No space left on device") as error:
             training.train(config, folder, show=False)
-    assert str(folder) in str(error.value)
+    assert f"make room, then bisnn resume {folder}" in str(error.value)
     assert not list(folder.glob("*.tmp")) + list(folder.glob(".*.tmp"))
     training.resume(folder, show=False)
     assert files(folder) == expected
@@ -351,6 +367,46 @@ def test_read_only_folder(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError):
         training.train(small(), tmp_path / "run", show=False)
+
+
+def test_a_start_that_fails_leaves_no_folder(tmp_path):
+    data = {"name": "table", "train": str(tmp_path / "missing.csv")}
+    with pytest.raises(ValueError, match="there is no such file"):
+        training.train(small("st", {"data": data}), tmp_path / "run", show=False)
+    with pytest.raises(ValueError, match=r"data\.validation: leaves no training point of 40"):
+        training.train(small(**{"data.validation": 0.99}), tmp_path / "run", show=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_and_data_must_be_those_the_run_began_with(tmp_path, monkeypatch):
+    rows = [f"{i % 7},{i % 5},{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "points.csv").write_text("\n".join(rows))
+    config = small("st", {"data": {"name": "table", "train": str(tmp_path / "points.csv")}})
+    folder = tmp_path / "run"
+    stop_after(monkeypatch, 5)
+    with pytest.raises(Killed):
+        training.train(config, folder, show=False)
+    monkeypatch.undo()
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace("lr = 0.5", "lr = 0.6"))
+    with pytest.raises(ValueError, match=r"was changed since the run began, in rule\.lr; change it back"):
+        training.resume(folder, show=False)
+    (folder / "config.toml").write_text(text)
+    (tmp_path / "points.csv").write_text("\n".join([*rows[1:], rows[0]]))
+    with pytest.raises(ValueError, match=r"is not what .* began with"):
+        training.resume(folder, show=False)
+    (tmp_path / "points.csv").write_text("\n".join(rows))
+    training.resume(folder, show=False)
+    (tmp_path / "points.csv").write_text("\n".join(rows[1:]))
+    with pytest.raises(ValueError, match=r"is not what .* was trained on"):
+        evaluation.evaluate(folder, show=False)
+
+
+def test_a_validation_loss_that_is_not_finite_is_never_the_best(tmp_path, monkeypatch):
+    losses = iter([math.nan, 0.3, math.inf, 0.4])
+    monkeypatch.setattr(training.Training, "_validate", lambda self: {"loss": next(losses)})
+    folder = training.train(small(**{"data.validation": 0.25, "train.keep": "best"}), tmp_path / "run", show=False)
+    assert load(folder).epoch == 2
 
 
 def test_resume_of_nothing(tmp_path):
@@ -418,8 +474,9 @@ def test_training_on_a_gpu(tmp_path, monkeypatch, rule):
 def test_processes_on_a_gpu(tmp_path):
     """nccl: one process a GPU, as many as there are."""
     count = torch.cuda.device_count()
-    done = torchrun(tmp_path, small(**{"train.device": "cuda"}), "run", count, always=True)
-    assert done.returncode == 0, done.stderr
+    with train_with_torchrun(tmp_path, small(**{"train.device": "cuda"}), "run", count) as done:
+        assert done.communicate(timeout=200)
+    assert done.returncode == 0
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
@@ -433,13 +490,16 @@ def test_no_gpu_is_a_clear_message(tmp_path):
 # Several processes
 
 
-def torchrun(tmp_path, config, name, processes, always=False):
-    file = tmp_path / f"{name}.toml"
-    file.write_text(config.to_toml())
-    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 or always else []
-    command += ["-m", "bisnn", "train", str(file), "--out", str(tmp_path / name), "--no-report", "--quiet"]
+def torchrun(*arguments, processes=2):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m", "bisnn"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=200)
+    command += [*map(str, arguments), "--no-report", "--quiet"]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def train_with_torchrun(tmp_path, config, name, processes=2):
+    (tmp_path / f"{name}.toml").write_text(config.to_toml())
+    return torchrun("train", tmp_path / f"{name}.toml", "--out", tmp_path / name, processes=processes)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo between local processes")
@@ -450,8 +510,9 @@ def test_two_processes_equal_one(tmp_path, rule, steps):
     if steps > 1:
         changes = {"train.epochs": 3, "train.batch_size": 7, "train.dtype": "float64", "data.validation": 0.14}  # 43 points
     config = small(rule, **changes, **{"data.train": 25, "train.checkpoint_seconds": 1e6})
-    done = torchrun(tmp_path, config, "run", 2)
-    assert done.returncode == 0, done.stderr
+    with train_with_torchrun(tmp_path, config, "run") as done:
+        error = done.communicate(timeout=200)[1]
+    assert done.returncode == 0, error
     expected = training.train(config, tmp_path / "alone", show=False)
     rows, alone = RunFolder(tmp_path / "run").read_metrics(), RunFolder(expected).read_metrics()
     assert rows[-1]["step"] == alone[-1]["step"] == steps
@@ -469,7 +530,28 @@ def test_two_processes_equal_one(tmp_path, rule, steps):
 def test_several_processes_fail_with_one_message(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("x")
-    done = torchrun(tmp_path, small(), "run", 2)
+    with train_with_torchrun(tmp_path, small(), "run") as done:
+        error = done.communicate(timeout=200)[1]
     assert done.returncode != 0
-    assert done.stderr.count("is not empty; give another folder") == 1
-    assert json.dumps([p.name for p in sorted((tmp_path / "run").iterdir())]) == '[".lock", "mine.txt"]'
+    assert error.count("is not empty; give another folder") == 1
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo between local processes")
+def test_several_processes_stop_and_resume_to_the_same_bits(tmp_path):
+    config = small(**{"train.epochs": 200, "train.checkpoint_seconds": 1e6})
+    with train_with_torchrun(tmp_path, config, "whole") as done:
+        done.communicate(timeout=200)
+    with train_with_torchrun(tmp_path, config, "cut") as first:
+        while not (tmp_path / "cut" / "metrics.jsonl").exists():
+            assert first.poll() is None
+            time.sleep(0.05)
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=200)
+    rows = len(RunFolder(tmp_path / "cut").read_metrics())
+    assert 0 < rows < 200
+    with torchrun("resume", tmp_path / "cut") as second:
+        error = second.communicate(timeout=200)[1]
+    assert second.returncode == 0, error
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")

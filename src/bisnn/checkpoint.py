@@ -6,9 +6,11 @@ A run folder has `config.toml` (resolved), `metrics.jsonl` (a row an epoch), `st
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,13 +25,17 @@ from torch import Tensor
 from bisnn import config
 from bisnn.config import Config
 
+VERSION = 1  # of the files
+
 
 class Damaged(ValueError):
     """A file that is not what was written: cut short, changed, or of another kind."""
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write the whole file or nothing: temporary file, fsync, rename. Errors leave the old file as it was."""
+    """Write the whole file or nothing: temporary file, fsync, rename. Errors leave the old file as it was, and name it."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: is no regular file, and would be replaced by one; give the name of a file")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -37,8 +43,11 @@ def write_atomic(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)  # the rename itself is on disk only after this
     try:
         os.fsync(folder)
@@ -50,7 +59,7 @@ def save_tree(path: Path, tree: Any, kind: str) -> None:
     """Nested dicts and lists of tensors, numbers and strings as one safetensors file, with a digest over all of it."""
     tensors: dict[str, Tensor] = {}
     body = json.dumps(_packed(tree, tensors))
-    header = {"kind": kind, "tree": body, "digest": _digest(body, tensors)}
+    header = {"kind": kind, "version": VERSION, "tree": body, "digest": _digest(body, tensors)}
     write_atomic(path, save(tensors, {"bisnn": json.dumps(header)}))  # one entry: safetensors does not keep the order of several
 
 
@@ -67,6 +76,8 @@ def load_tree(path: Path, kind: str) -> Any:
         raise Damaged(f"{path}: is damaged or no safetensors file ({error})") from None
     if header.get("kind") != kind:
         raise Damaged(f"{path}: is no bisnn {kind} file; it says {header.get('kind', 'nothing of its kind')!r}")
+    if header.get("version") != VERSION:
+        raise Damaged(f"{path}: was written by another version of bisnn: format {header.get('version')}, this one reads {VERSION}")
     if header.get("digest") != _digest(header.get("tree", ""), tensors):
         raise Damaged(f"{path}: is damaged: its content does not match its digest")
     return _unpacked(json.loads(header["tree"]), tensors)
@@ -102,6 +113,9 @@ def _unpacked(node: Any, tensors: dict[str, Tensor]) -> Any:
     return node
 
 
+_LEFT_OVER = re.compile(r"\.(config\.toml|metrics\.jsonl|[\w.]+\.safetensors|evaluation\.json)\.\d+\.tmp")  # of a killed writer
+
+
 class RunFolder:
     """The files of one run."""
 
@@ -120,24 +134,30 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """The only writer of the folder, or an error. The system lets go of the lock when a process ends, however it ends."""
+        """The only writer of this run, or an error. The system lets go of the lock when a process ends, however it ends."""
         lock = FileLock(self.path / ".lock", timeout=0)
         try:
             lock.acquire()
         except Timeout:
             raise ValueError(f"{self}: another process is writing this run; wait for it, or give another folder") from None
         try:
-            for left_over in self.path.glob(".*.tmp"):  # of a writer that was killed
-                left_over.unlink()
+            for entry in self.path.iterdir():
+                if _LEFT_OVER.fullmatch(entry.name):
+                    entry.unlink()
             yield
         finally:
             lock.release()
 
+    def check_new(self) -> None:
+        """The folder must be new, or empty but for what a killed start leaves behind."""
+        entries = self.path.iterdir() if self.path.exists() else ()
+        if any(entry.name != ".lock" and not _LEFT_OVER.fullmatch(entry.name) for entry in entries):
+            way = f"continue it with: bisnn resume {self}, or give" if self.config_file.exists() else "give"
+            raise ValueError(f"{self}: is not empty; {way} another folder")
+
     def create(self, settings: Config) -> None:
-        """Begin a run: the folder must be new or empty (of anything but the lock)."""
-        if any(entry.name != ".lock" for entry in self.path.iterdir()):
-            way = f"continue it with: bisnn resume {self}" if self.config_file.exists() else "give another folder"
-            raise ValueError(f"{self}: is not empty; {way}")
+        """Begin a run."""
+        self.check_new()
         write_atomic(self.config_file, f"# Resolved settings of this run.\n{settings.to_toml()}".encode())
 
     def read_config(self) -> Config:
@@ -162,21 +182,24 @@ class RunFolder:
 
     def load_state(self) -> tuple[dict[str, Any] | None, list[str]]:
         """The newest whole checkpoint, None if there is none yet; and what the user should be told about damaged ones."""
-        notes: list[str] = []
+        damaged: list[str] = []
         for file in (self.state_file, self.previous_file):
             try:
-                return load_tree(file, "state"), notes
+                return load_tree(file, "state"), [f"{why}; using the checkpoint before it" for why in damaged]
             except FileNotFoundError:
                 continue
             except Damaged as error:
-                notes.append(f"{error}; using the checkpoint before it")
-        if notes:
-            raise ValueError(f"{self}: no checkpoint is whole: {'; '.join(notes)}; train again in another folder")
-        return None, notes
+                damaged.append(str(error))
+        if damaged:
+            raise ValueError(f"{self}: no checkpoint is whole: {'; '.join(damaged)}; train again in another folder")
+        return None, []
 
     def append_metrics(self, row: dict[str, Any]) -> None:
-        with open(self.metrics_file, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        try:
+            with open(self.metrics_file, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.metrics_file)) from None
 
     def cut_metrics(self, rows: int) -> None:
         """Keep the first `rows` rows: those after the checkpoint, and one that a kill left half-written, will come again."""

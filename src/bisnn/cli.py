@@ -62,9 +62,7 @@ class Recipe(StrEnum):
 )
 def train(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a config that comes with bisnn.")],
-    out: Annotated[
-        Path | None, typer.Option(help="The run folder to make. Default: runs/ and the names of data, rule, seed.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder to make. Default: runs/, the config and the seed.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable.")] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Train only: no evaluation, no report.")] = False,
     quiet: Quiet = False,
@@ -74,6 +72,7 @@ def train(
     from bisnn import training
 
     settings = configs.load(config, set_ or ())
+    out = out or Path("runs") / f"{Path(config).stem}_seed{settings.seed}"
     folder = training.train(settings, out, show=not quiet)
     _finish(folder, no_report, quiet)
 
@@ -94,7 +93,7 @@ def _finish(folder: Path, no_report: bool, quiet: bool) -> None:
     if os.environ.get("RANK", "0") != "0":
         return
     if no_report:
-        _console().print(f"model: {folder / 'model.safetensors'}", highlight=False)
+        _console().print(f"model: {folder / 'model.safetensors'}")
         return
     _verdict(folder, quiet)
     _write_report([folder], None, quiet)
@@ -124,7 +123,6 @@ def _verdict(folder: Path, quiet: bool) -> None:
     console.print(table)
     console.print(
         "{weights:,} weights: {bytes_1_bit:,} bytes at 1 bit, {bytes_32_bit:,} at 32".format(**memory),
-        highlight=False,
     )
 
 
@@ -142,17 +140,18 @@ def predict(
     quiet: Quiet = False,
 ) -> None:
     """Predict from a file of points, with how sure the model is."""
-    from rich.progress import Progress
-
     from bisnn import model as models
     from bisnn.checkpoint import write_atomic
     from bisnn.data import table
+    from bisnn.display import bars
 
+    if out is not None and (out.suffix.lower() != ".csv" or out.resolve() == data.resolve()):
+        raise ValueError(f"{out}: must be a .csv file other than the input; give e.g. --out predictions.csv")
     if map_ and samples is not None:
         raise typer.BadParameter("--map and --samples exclude each other")
     model = models.load(run)
     x = table.read_features(data, model.features)
-    with Progress(disable=quiet or len(x) <= models.BATCH, transient=True) as progress:
+    with bars(show=not quiet and len(x) > models.BATCH) as progress:
         bar = progress.add_task("points", total=len(x))
         usual: Any = None if map_ else "usual"
         result = model.predict(x, samples or usual, advance=lambda points: progress.advance(bar, points))
@@ -163,7 +162,7 @@ def predict(
         sys.stdout.write(_csv(header, rows))
     else:
         write_atomic(out, _csv(header, rows).encode())
-        _console().print(f"{len(rows)} predictions: {out}", highlight=False)
+        _console().print(f"{len(rows)} predictions: {out}")
 
 
 def _prediction_rows(model: Model, result: Any) -> tuple[list[str], list[list[Any]]]:
@@ -220,9 +219,7 @@ def reproduce(
     console = _console()
     for name in figures:
         console.print(reproduction.table(results["figures"][name]))
-    console.print(
-        f"results: {out / 'results.json'}, figures: {', '.join(str(out / f'{name}.png') for name in figures)}", highlight=False
-    )
+    console.print(f"results: {out / 'results.json'}, figures: {', '.join(str(out / f'{name}.png') for name in figures)}")
 
 
 @app.command(epilog=_epilog("bisnn report runs/two_moons_bayes_seed0", "bisnn report runs/* --out comparison.html"))
@@ -238,7 +235,7 @@ def report(
 def _write_report(runs: list[Path], out: Path | None, quiet: bool) -> None:
     from bisnn import reporting
 
-    _console().print(f"report: {reporting.report(runs, out, show=not quiet)}", highlight=False)
+    _console().print(f"report: {reporting.report(runs, out, show=not quiet)}")
 
 
 @app.command(epilog=_epilog("bisnn info"))
@@ -283,22 +280,40 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 def _console() -> Any:
-    from rich.console import Console
+    from bisnn import display
 
-    return Console()
+    return display.console()
 
 
 def main() -> None:
     """Run a command. What its user can put right is one line on stderr; BISNN_DEBUG=1 shows where it came from."""
     try:
         app()
-    except (ValueError, OSError, Stopped, Interrupted, KeyboardInterrupt) as error:
-        if os.environ.get("BISNN_DEBUG"):
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (ValueError, OSError, Stopped, Interrupted, KeyboardInterrupt, MemoryError, RuntimeError) as error:
+        text = _message(error)
+        if text is None or os.environ.get("BISNN_DEBUG"):
             raise
-        if os.environ.get("RANK", "0") == "0":
-            text = "stopped" if isinstance(error, KeyboardInterrupt) else str(error)
+        if text:
             print(f"bisnn: {text}", file=sys.stderr)
         sys.exit(128 + error.signal if isinstance(error, Interrupted) else 130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _message(error: BaseException) -> str | None:
+    """What to print; nothing on a process whose first one prints it; None for an error that is no user's."""
+    rank = os.environ.get("RANK", "0")
+    if rank != "0" and (isinstance(error, (Stopped, Interrupted, KeyboardInterrupt)) or getattr(error, "from_first", False)):
+        return ""
+    where = "" if rank == "0" else f"process {rank}: "
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped"
+    if isinstance(error, (ValueError, OSError, Stopped, Interrupted)):
+        return where + str(error)
+    if isinstance(error, MemoryError) or "allocate" in str(error):  # torch says it with a RuntimeError
+        return f"{where}not enough memory: lower train.batch_size, encode.steps or network.layers"
+    return None
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ VERSION = 1  # of the file format
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=10_000_000)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -56,7 +57,7 @@ class Table(Section):
     name: Literal["table"]
     train: str  # path, relative to the config file
     test: str | None = None  # path; without one, `test_share` of the rows
-    test_share: Share = 0.2
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     task: Literal["classification", "regression"] = "classification"
     rescale: bool = True  # each feature to [0, 1] by its range in the training rows
     validation: Share = 0.0
@@ -113,7 +114,7 @@ class Bayes(Preconditioned):
     name: Literal["bayes"]
     temperature: NotNegative
     tau: Positive = 1.0
-    prior: float = 0.0  # logit of every weight
+    prior: Finite = 0.0  # logit of every weight
     straight_through: bool = False  # hard samples forward, the relaxed sample's gradient
     tau_end: Positive | None = None
     temperature_end: Positive | None = None
@@ -172,7 +173,7 @@ class Config(Section):
     """All settings of a run."""
 
     version: int
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     data: Annotated[TwoMoons | OneD | Table, Field(discriminator="name")]
     encode: Encode = Encode()
     network: Architecture = Architecture()
@@ -217,6 +218,16 @@ class Config(Section):
         return parse(settings, "config.updated")
 
 
+def differences(a: Config, b: Config) -> list[str]:
+    """The dotted keys in which two configs differ; the number of threads does not count."""
+    left, right = (
+        {f"{s}.{k}": v for s, d in c.model_dump().items() for k, v in (d if isinstance(d, dict) else {"": d}).items()}
+        for c in (a, b)
+    )
+    changed = [key.rstrip(".") for key in {**left, **right} if left.get(key) != right.get(key)]
+    return [key for key in changed if key != "train.threads"]
+
+
 def shipped() -> dict[str, Path]:
     """The configs that come with the package, by name."""
     folder = Path(str(resources.files("bisnn") / "configs"))
@@ -249,7 +260,10 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         key, equals, value = override.partition("=")
         if not equals or not key.strip():
             raise ValueError(f"--set {override}: must read section.key=value, e.g. --set rule.lr=0.1")
-        _assign(settings, key.strip(), _value(value.strip()), f"--set {override}")
+        parsed = _value(value.strip())
+        if key.strip() in ("data.train", "data.test") and isinstance(parsed, str):
+            parsed = str(Path(parsed).resolve())  # a path on the command line is relative to where it was typed
+        _assign(settings, key.strip(), parsed, f"--set {override}")
     source = " ".join([str(file), *(f"--set {override}" for override in overrides)])
     return _absolute(parse(settings, source), file.parent)
 
@@ -324,6 +338,8 @@ def _nearest(key: str, settings: dict[str, Any]) -> str:
         chosen = [o for o in options if len(options) == 1 or typing.get_args(o.model_fields["name"].annotation)[0] == name]
         model = chosen[0] if chosen else None
     own = [f"{head}.{name}" if head else name for name in model.model_fields] if model else []
+    if key in set(keys()):
+        return f"it belongs to another {head}; {settings[head].get('name')} has {', '.join(own)}"
     everywhere = {valid.rpartition(".")[2]: valid for valid in keys()}
     near = difflib.get_close_matches(key, own, n=1) or [everywhere[n] for n in difflib.get_close_matches(leaf, everywhere, n=1)]
     return f"the nearest valid key is {near[0]}" if near else f"valid keys here: {', '.join(own)}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+
+from bisnn.checkpoint import write_atomic
 
 BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#718096"
 
@@ -29,7 +32,7 @@ def fig1(results: dict[str, Any], path: Path) -> None:
         axis.set_xlabel("x, rescaled")
     axes[0].set_ylabel("y, rescaled")
     axes[0].legend(fontsize=7, loc="upper left")
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
 
 
 def fig2(results: dict[str, Any], path: Path) -> None:
@@ -63,7 +66,13 @@ def fig2(results: dict[str, Any], path: Path) -> None:
             )
             axis.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 1), yticks=(0, 1))
     figure.colorbar(shown, ax=axes, label="probability of class 1", shrink=0.6)
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=150)
+    write_atomic(path, image.getvalue())
 
 
 def _numbers(results: dict[str, Any], panel: dict[str, Any], names: tuple[str, ...]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from bisnn import encode, metrics, weights
 from bisnn.checkpoint import RunFolder, load_tree, save_tree, write_atomic
+from bisnn.config import Table
 from bisnn.data.dataset import Dataset, load_dataset, spikes
+from bisnn.display import bars
 from bisnn.model import Model, load, weight_bits
 from bisnn.prediction import Classification, Regression
 
@@ -34,16 +37,32 @@ def evaluate(folder: str | Path, *, show: bool = True) -> dict[str, Any]:
     Returns, for each predictor, each metric's value with its 95 % bootstrap interval, as `evaluation.json` has them.
     """
     run = RunFolder(folder)
+    run.read_config()
     model = load(folder)
     data = load_dataset(model.config)
-    state, _ = run.load_state()
-    with run.locked(), Progress(disable=not show, transient=True) as progress:
+    if isinstance(model.config.data, Table) and data.digest() != model.data:
+        raise ValueError(f"{model.config.data.train}: is not what {folder} was trained on (or its test file is not): restore it")
+    with run.locked(), bars(show=show) as progress:
         tree = _judged(model, data, progress)
-        tree |= {"seconds": state["seconds"] if state else None, "epoch": model.epoch}
+        tree |= {"seconds": _seconds(run), "epoch": model.epoch, "model": model_digest(run)}
         save_tree(run.evaluation_file, tree, "evaluation")
         verdict = {name: tree[name] for name in ("task", "rule", "epoch", "points", "seconds", "metrics", "memory")}
         write_atomic(run.path / "evaluation.json", (json.dumps(verdict, indent=1) + "\n").encode())
     return verdict
+
+
+def model_digest(run: RunFolder) -> str:
+    """Of the model's file: says which model an evaluation is of."""
+    return hashlib.blake2b(run.model_file.read_bytes(), digest_size=16).hexdigest()
+
+
+def _seconds(run: RunFolder) -> float | None:
+    """How long training took, where a checkpoint still knows it (the model does not: the same run gives the same file)."""
+    try:
+        state, _ = run.load_state()
+    except ValueError:
+        return None
+    return state["seconds"] if state else None
 
 
 def load_evaluation(folder: str | Path) -> dict[str, Any]:
@@ -52,7 +71,10 @@ def load_evaluation(folder: str | Path) -> dict[str, Any]:
     run.read_config()
     if not run.evaluation_file.exists():
         raise ValueError(f"{folder}: has not been evaluated; do it with: bisnn evaluate {folder}")
-    return load_tree(run.evaluation_file, "evaluation")
+    judged = load_tree(run.evaluation_file, "evaluation")
+    if not run.model_file.exists() or judged["model"] != model_digest(run):
+        raise ValueError(f"{folder}: its model has changed since it was evaluated; do it again with: bisnn evaluate {folder}")
+    return judged
 
 
 def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:

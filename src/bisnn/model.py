@@ -53,10 +53,11 @@ class Model:
     low: Tensor  # (d,) the training rows' range
     high: Tensor
     epoch: int  # that the weights are from
+    data: str  # fingerprint of the points it was trained on
 
     @classmethod
     def of(cls, net: Network, config: Config, data: Dataset, epoch: int) -> Model:
-        return cls(net, config, data.classes, data.low, data.high, epoch)
+        return cls(net, config, data.classes, data.low, data.high, epoch, data.digest())
 
     @property
     def features(self) -> int:
@@ -89,7 +90,7 @@ class Model:
         members = self.members if samples == "usual" else samples
         if members is not None and self.members is None:
             raise ValueError(
-                f"samples: the rule {self.config.rule.name!r} has no posterior to draw from; got {samples!r}; use None"
+                f"samples: the rule {self.config.rule.name!r} has no posterior to draw from; got {samples!r}; leave it out"
             )
         return self.predict_points(rescaled(x, self.low, self.high), members, encode.PREDICT, over_time, advance)
 
@@ -113,7 +114,8 @@ class Model:
 
     def save(self, path: Path) -> None:
         """One safetensors file: latents, constants, readouts; settings and scales in its header."""
-        about = {"config": self.config.model_dump(exclude_none=True), "classes": list(self.classes), "epoch": self.epoch}
+        about: dict[str, Any] = {"config": self.config.model_dump(exclude_none=True), "classes": list(self.classes)}
+        about |= {"epoch": self.epoch, "data": self.data}
         scale = {"low": self.low, "high": self.high}
         save_tree(path, {**about, "scale": scale, "net": self.net.state_dict()}, "model")
 
@@ -134,13 +136,14 @@ def load(path: str | Path) -> Model:
         low, high = tree["scale"]["low"], tree["scale"]["high"]
         net = build_network(config, len(low), len(classes) or 1)
         net.load_state_dict(tree["net"])
+        model = Model(net, config, classes, low, high, tree["epoch"], tree["data"])
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such run folder or model file; `bisnn train CONFIG` makes one") from None
     except (KeyError, TypeError, RuntimeError) as error:
         raise Damaged(f"{file}: is no model of this version of bisnn ({error})") from None
     if not all(torch.isfinite(p).all() for p in net.parameters()):
         raise Damaged(f"{file}: holds weights that are not finite; train again")
-    return Model(net, config, classes, low, high, tree["epoch"])
+    return model
 
 
 def weight_bits(net: Network) -> int:

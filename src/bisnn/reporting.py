@@ -26,13 +26,13 @@ from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
-from rich.progress import Progress
 from torch import Tensor
 
 import bisnn
 from bisnn import metrics
 from bisnn.checkpoint import RunFolder, write_atomic
 from bisnn.config import Config, Table
+from bisnn.display import bars
 from bisnn.evaluation import load_evaluation
 
 POINTS = 500  # test points drawn in a scatter plot
@@ -109,6 +109,8 @@ def report(folders: Sequence[str | Path], out: str | Path | None = None, *, show
     runs = _read(folders)
     if path.is_dir():
         raise ValueError(f"{path}: is a folder; give the name of a file, e.g. {path / 'report.html'}")
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"{path}: the report is an HTML page; give a name that ends in .html")
     if not path.parent.is_dir():
         raise ValueError(f"{path}: there is no folder {path.parent}; make it first, or give another file")
     parts = {
@@ -120,7 +122,7 @@ def report(folders: Sequence[str | Path], out: str | Path | None = None, *, show
         "Weights": _posterior,
     }
     sections = []
-    with _STYLED, style.context(["default", LOOK]), Progress(disable=not show, transient=True) as progress:
+    with _STYLED, style.context(["default", LOOK]), bars(show=show) as progress:
         bar = progress.add_task("charts", total=len(runs) * len(parts))
         for run in runs:
             drawn = {}

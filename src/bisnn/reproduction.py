@@ -14,15 +14,17 @@ import platform
 import signal
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.progress import Progress
 from torch import Tensor
 
 from bisnn import config as configs
@@ -32,7 +34,8 @@ from bisnn.checks import choice
 from bisnn.config import Config
 from bisnn.data.dataset import load_dataset
 from bisnn.data.toy import CLUSTERS, X_RANGE
-from bisnn.errors import Interrupted
+from bisnn.display import bars
+from bisnn.errors import Interrupted, Stopped
 from bisnn.prediction import Classification
 
 if TYPE_CHECKING:
@@ -78,7 +81,7 @@ def reproduce(
     recipe: str = "tuned",
     *,
     seeds: Iterable[int] = range(5),
-    out: str | Path = "out",
+    out: str | Path | None = None,
     jobs: int | None = None,
     show: bool = True,
 ) -> dict[str, Any]:
@@ -88,14 +91,15 @@ def reproduce(
         figures: of "fig1", "fig2".
         recipe: "tuned" or "paper".
         seeds: one run a method and seed.
-        out: folder for the runs, `results.json` and one picture a figure. Finished runs in it are taken as they are.
+        out: folder for the runs, `results.json` and one picture a figure, by default `out/` and the recipe. Finished runs in it are
+            taken as they are.
         jobs: runs at a time, by default one a core; each gets its share of the cores.
         show: progress bars.
     """
     for name in figures:
         choice("figures", name, tuple(FIGURES))
     choice("recipe", recipe, ("tuned", "paper"))
-    seeds, out = list(seeds), Path(out)
+    seeds, out = list(seeds), Path(out or Path("out") / recipe)
     if not seeds:
         raise ValueError("seeds: needs at least one; got none; give e.g. range(5)")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -107,13 +111,8 @@ def reproduce(
         settings = configs.load(entry.config).updated(seed=seed, **entry.changes, **{"train.threads": max(1, cores // jobs)})
         tasks.append((settings, out / "runs" / entry.name(seed), seed == seeds[0]))
     resumed = any(folder.exists() for _, folder, _ in tasks)
+    results = _earlier(out / "results.json")
     measured = run_all(tasks, jobs, show)
-    results: dict[str, Any] = {"figures": {}}
-    if (out / "results.json").exists():
-        try:
-            results = json.loads((out / "results.json").read_text())
-        except ValueError:
-            raise ValueError(f"{out / 'results.json'}: is damaged; remove it or give another --out") from None
     for name in figures:
         mine = [(entry, seed, m) for (n, entry, seed), m in zip(plan, measured, strict=True) if n == name]
         rows = [{"method": entry.label, "seed": seed, **row} for entry, seed, m in mine for row in m["rows"]]
@@ -129,8 +128,22 @@ def reproduce(
             "panels": [{"method": entry.label, **panel} for entry, _, m in mine for panel in m["panels"]],
             "training_points": next(m["points"] for _, _, m in mine if m["points"]),
         }
-        drawing.FIGURES[name](results["figures"][name], out / f"{name}.png")
     write_atomic(out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
+    for name in figures:
+        drawing.FIGURES[name](results["figures"][name], out / f"{name}.png")
+    return results
+
+
+def _earlier(file: Path) -> dict[str, Any]:
+    """The results so far: figures that are not made again stay."""
+    if not file.exists():
+        return {"figures": {}}
+    try:
+        results = json.loads(file.read_text())
+    except ValueError:
+        results = None
+    if not isinstance(results, dict) or not isinstance(results.get("figures"), dict):
+        raise ValueError(f"{file}: is damaged; remove it or give another --out")
     return results
 
 
@@ -149,19 +162,22 @@ def run_all(tasks: list[tuple[Config, Path, bool]], jobs: int, show: bool) -> li
     """`measure` for each task, in worker processes; the bar follows the runs' metrics files."""
     others = multiprocessing.active_children()
     context = multiprocessing.get_context("spawn")  # numba's and torch's threads do not survive a fork
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_ctrl_c_to_the_parent)
-    with pool, Progress(disable=not show) as progress, training.signals() as caught:
-        bar = progress.add_task("", total=len(tasks))
+    pool = ProcessPoolExecutor(jobs, mp_context=context)
+    with _workers_ignore_ctrl_c():
         futures: list[Future] = [pool.submit(measure, *task) for task in tasks]
+    with pool, bars(show=show, transient=False) as progress, training.signals() as caught:
+        bar = progress.add_task("", total=len(tasks))
         waiting = set(futures)
         try:
             while waiting and not caught[0]:
                 done, waiting = wait(waiting, timeout=0.5)
-                for future in done:
+                for future in done if not caught[0] else ():
                     future.result()  # raises what went wrong
                 under_way = [_progress(task) for task, future in zip(tasks, futures, strict=True) if future in waiting]
                 finished = len(tasks) - len(waiting)
                 progress.update(bar, completed=finished + sum(under_way), description=f"{finished} of {len(tasks)} runs")
+        except BrokenProcessPool:
+            raise Stopped("a worker process died: was it killed, or out of memory? The same command goes on") from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             if waiting:
@@ -175,8 +191,17 @@ def run_all(tasks: list[tuple[Config, Path, bool]], jobs: int, show: bool) -> li
     return [future.result() for future in futures]
 
 
-def _leave_ctrl_c_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def _workers_ignore_ctrl_c() -> Iterator[None]:
+    """Processes started in here ignore Ctrl-C, which a terminal sends to all of them: this one tells them to stop."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _progress(task: tuple[Config, Path, bool]) -> float:
@@ -198,7 +223,10 @@ def measure(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
     except Interrupted as stop:
         _stopping = stop
         raise
-    evaluation.evaluate(folder, show=False)
+    try:
+        evaluation.load_evaluation(folder)
+    except ValueError:  # none yet, or of another model
+        evaluation.evaluate(folder, show=False)
     return (_fig1 if config.task == "regression" else _fig2)(config, folder, picture)
 
 
@@ -209,10 +237,11 @@ def _trained(config: Config, folder: Path) -> None:
     run = RunFolder(folder)
     if not run.config_file.exists():
         training.train(config, folder, show=False)
-    elif run.read_config() != config:
-        raise ValueError(f"{folder}: was trained with other settings; remove it or give another --out")
-    else:
-        training.resume(folder, show=False)
+        return
+    changed = configs.differences(run.read_config(), config)
+    if changed:
+        raise ValueError(f"{folder}: was trained with another {', '.join(changed)}; remove it or give another --out")
+    training.resume(folder, show=False)
 
 
 def _fig1(config: Config, folder: Path, picture: bool) -> dict[str, Any]:

@@ -7,12 +7,15 @@ killed and resumed ends with the same bits as one that was not, at the same numb
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import importlib.util
 import math
 import os
 import signal
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -20,14 +23,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
+from rich.progress import BarColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from bisnn import encode, metrics
 from bisnn.checkpoint import RunFolder
-from bisnn.config import Bayes, BopRule, Config, Full
+from bisnn.config import Bayes, BopRule, Config, Full, Table, differences, parse
 from bisnn.data.dataset import load_dataset, spikes
+from bisnn.display import bars
 from bisnn.errors import Interrupted, Stopped
 from bisnn.losses import activity_loss, local_loss
 from bisnn.model import Model, build_network
@@ -57,34 +61,53 @@ def resume(folder: str | Path, *, show: bool = True) -> Path:
 
 def _run(folder: RunFolder, fresh: Config | None, show: bool) -> Path:
     """Train `fresh` from the start, or what lies in the folder from its last checkpoint."""
+    if fresh is not None:
+        fresh = fresh.updated(**{"train.threads": fresh.train.threads or torch.get_num_threads()})
     with Processes.joined((fresh or folder.read_config()).train.device) as processes, contextlib.ExitStack() as stack:
+        config = fresh or processes.first(folder.read_config)
+        stack.enter_context(_threads(config.train.threads))
+        training = Training(config, processes)  # before anything is written: bad data leaves no folder behind
 
-        def begin() -> tuple[Config, dict[str, Any] | None, list[str]]:
+        def begin() -> tuple[dict[str, Any] | None, list[str]]:
             if fresh is None:
-                config = folder.read_config()
                 stack.enter_context(folder.locked())
                 state, notes = folder.load_state()
-                folder.cut_metrics(state["rows"] if state else 0)
-                return config, state, notes
+                if not folder.model_file.exists() or (state is not None and not state["finished"]):
+                    folder.cut_metrics(state["rows"] if state else 0)
+                return state, notes
+            folder.check_new()
             folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(folder.locked())
-            threads = fresh.train.threads or torch.get_num_threads()
-            config = fresh.updated(**{"train.threads": threads})
-            folder.create(config)
-            return config, None, []
+            folder.create(fresh)
+            return None, []
 
-        config, state, notes = processes.first(begin)
-        stack.enter_context(_threads(config.train.threads))
-        training = Training(config, processes)
-        if state is not None:
-            training.load(state)
-            if state["processes"] != processes.count:
-                notes.append(f"the run had {state['processes']} processes and has {processes.count} now: its bits will differ")
-        display = stack.enter_context(_Display(config, training.epochs_done, show and processes.rank == 0))
+        state, notes = processes.first(begin)
+        display = stack.enter_context(_Display(config, show, processes.rank == 0))
         for note in notes:
             display.say(note)
-        training.fit(folder, display)
+        if state is not None:
+            training.load(state, folder)
+            if state["processes"] != processes.count:
+                display.say(f"the run had {state['processes']} processes and has {processes.count} now: its bits will differ")
+        if processes.first(folder.model_file.exists) and (state is None or training.finished):
+            display.say(f"{folder}: has ended already")
+        else:
+            display.begin(training.epochs_done)
+            with _advice(folder):
+                training.fit(folder, display)
     return folder.path
+
+
+@contextmanager
+def _advice(folder: RunFolder) -> Iterator[None]:
+    """A full disk: nothing is lost, and the message says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        way = f"{error.strerror}; what was saved is whole: make room, then bisnn resume {folder}"
+        raise OSError(error.errno, way, error.filename) from None
 
 
 @contextmanager
@@ -137,6 +160,7 @@ class Processes:
             try:
                 outcome[0] = function()
             except Exception as error:
+                error.from_first = True  # type: ignore[attr-defined]  # so that only one process prints it
                 outcome[1] = error
         dist.broadcast_object_list(outcome, device=self.device if self.device.type == "cuda" else None)
         if outcome[1] is not None:
@@ -158,6 +182,15 @@ def build_rule(config: Config, net: torch.nn.Module, steps_per_epoch: int) -> Ru
             return torch.optim.Adam(params, rule.lr)
         return torch.optim.SGD(params, rule.lr, rule.momentum)
     return STBiSNN(params, **options)
+
+
+PROGRESS = ("step", "rows", "seconds", "sums", "before", "best", "since_best", "stopped_early")  # attributes of a Training
+
+
+@torch.no_grad()
+def _write(net: torch.nn.Module, weights: list[Tensor]) -> None:
+    for p, value in zip(net.parameters(), weights, strict=True):
+        p.copy_(value)
 
 
 class Training:
@@ -194,17 +227,21 @@ class Training:
         return self.stopped_early or self.epochs_done >= self.config.train.epochs
 
     def state(self) -> dict[str, Any]:
-        names = ("step", "rows", "seconds", "sums", "before", "best", "since_best", "stopped_early")
-        progress = {name: getattr(self, name) for name in names}
+        progress = {name: getattr(self, name) for name in PROGRESS}
         latents = [p.detach() for p in self.net.parameters()]
-        return {**progress, "latents": latents, "rule": self.rule.state_dict(), "processes": self.processes.count}
+        about = {"config": self.config.to_toml(), "data": self.data.digest(), "processes": self.processes.count}
+        return {**progress, **about, "finished": self.finished, "latents": latents, "rule": self.rule.state_dict()}
 
-    def load(self, state: dict[str, Any]) -> None:
-        for name in ("step", "rows", "seconds", "sums", "before", "best", "since_best", "stopped_early"):
+    def load(self, state: dict[str, Any], folder: RunFolder) -> None:
+        """Go on from a checkpoint of the same config and the same data."""
+        changed = differences(parse(tomllib.loads(state["config"]), str(folder)), self.config)
+        if changed:
+            raise ValueError(f"{folder.config_file}: was changed since the run began, in {', '.join(changed)}; change it back")
+        if isinstance(self.config.data, Table) and state["data"] != self.data.digest():
+            raise ValueError(f"{self.config.data.train}: is not what {folder} began with (or its test file is not): restore it")
+        for name in PROGRESS:
             setattr(self, name, state[name])
-        with torch.no_grad():
-            for p, value in zip(self.net.parameters(), state["latents"], strict=True):
-                p.copy_(value)
+        _write(self.net, state["latents"])
         self.rule.load_state_dict(state["rule"])
 
     # One step
@@ -254,55 +291,45 @@ class Training:
 
     def fit(self, folder: RunFolder, display: _Display) -> None:
         """Train to the end, or until a signal; write checkpoints, metrics and the model."""
-        first = self.processes.rank == 0
-        tensorboard = _tensorboard(folder, self.epochs_done) if first else None
-        began, saved = time.monotonic() - self.seconds, time.monotonic()
+        first = self.processes.first  # only the first process writes; all learn of its errors
+        tensorboard = _tensorboard(folder, self.epochs_done) if self.processes.rank == 0 else None
+        began, saved, stop = time.monotonic() - self.seconds, time.monotonic(), False
         with signals() as caught:
-            while not self.finished:
+            while not self.finished and not stop:
                 added = self.update()
                 self.sums += added
                 if not bool(torch.isfinite(added).all()):
-                    raise Stopped(_NOT_FINITE.format(epoch=self.epochs_done + 1, folder=folder))
+                    raise Stopped(_NOT_FINITE.format(epoch=self._epoch, folder=folder))
                 self.seconds = time.monotonic() - began
                 if display.show:
-                    display.step(math.ceil(self.step / self.steps_per_epoch), self._running())
+                    display.step(self._epoch, self._running())
                 if self.step % self.steps_per_epoch == 0:
                     row = self._end_epoch()
-                    if first:
-                        folder.append_metrics(row)
+                    first(functools.partial(folder.append_metrics, row))
                     self.rows += 1
                     display.epoch(row)
                     if tensorboard:
                         _log(tensorboard, row)
                     self._check_rates(row, folder)
                 due = time.monotonic() - saved >= self.config.train.checkpoint_seconds
-                flags = self.processes.total(torch.tensor([float(first and due), float(caught[0])]))
-                if flags[0] or flags[1] or self.finished:
+                flags = self.processes.total(torch.tensor([float(due and self.processes.rank == 0), float(caught[0])]))
+                stop = bool(flags[1])
+                if flags[0] or stop or self.finished:
                     saved = time.monotonic()
                     if not all(bool(torch.isfinite(p).all()) for p in self.net.parameters()):
-                        raise Stopped(_NOT_FINITE.format(epoch=self.epochs_done + 1, folder=folder))
-                    self._save(folder)
-                if flags[1] and not self.finished:
-                    if first:
-                        self.trained_model().save(folder.model_file)
-                    where = f"epoch {self.epochs_done + 1} of {self.config.train.epochs}"
-                    raise Interrupted(f"stopped in {where} and saved; go on with: bisnn resume {folder}", caught[0])
+                        raise Stopped(_NOT_FINITE.format(epoch=self._epoch, folder=folder))
+                    first(lambda: folder.save_state(self.state()))
         if tensorboard:
             tensorboard.close()
-        self.processes.first(lambda: self.trained_model().save(folder.model_file))
+        first(lambda: self.trained_model().save(folder.model_file))
+        if stop:
+            where = "at its end" if self.finished else f"in epoch {self._epoch} of {self.config.train.epochs}"
+            raise Interrupted(f"stopped {where} and saved; go on with: bisnn resume {folder}", caught[0] or signal.SIGTERM)
 
-    def _save(self, folder: RunFolder) -> None:
-        def write() -> None:
-            try:
-                folder.save_state(self.state())
-            except OSError as error:
-                raise OSError(
-                    error.errno,
-                    f"{error.strerror}; the last checkpoint is whole: make room, then bisnn resume {folder}",
-                    str(folder),
-                ) from None
-
-        self.processes.first(write)
+    @property
+    def _epoch(self) -> int:
+        """The epoch, from 1, of the last step."""
+        return math.ceil(self.step / self.steps_per_epoch)
 
     def _running(self) -> dict[str, Any]:
         """Means over the epoch so far."""
@@ -335,7 +362,7 @@ class Training:
         return {"loss": error**2, "rmse": error}
 
     def _compare(self, validation: dict[str, float]) -> None:
-        if self.best is None or validation["loss"] < self.best["loss"]:
+        if math.isfinite(validation["loss"]) and (self.best is None or validation["loss"] < self.best["loss"]):
             weights = [p.detach().cpu().clone() for p in self.net.parameters()]
             self.best = {"loss": validation["loss"], "epoch": self.epochs_done, "weights": weights}
             self.since_best = 0
@@ -357,15 +384,13 @@ class Training:
         if self.config.train.keep == "last" or self.best is None:
             return self._model(self.epochs_done)
         net = build_network(self.config, self.data.train.x.shape[1], self.data.outputs)
-        with torch.no_grad():
-            for p, value in zip(net.parameters(), self.best["weights"], strict=True):
-                p.copy_(value)
+        _write(net, self.best["weights"])
         return Model.of(net, self.config, self.data, self.best["epoch"])
 
 
 _NOT_FINITE = (
     "{folder}: the loss or the weights became NaN or infinite in epoch {epoch}; lower rule.lr, or check the data's scale; "
-    "the last checkpoint before it is whole"
+    "checkpoints from before it are kept"
 )
 _SILENT = (
     "{folder}: layer {layer} fell silent ({rate:.2g} spikes per neuron and step in epoch {epoch}): nothing behind it can learn; "
@@ -429,34 +454,35 @@ def status(values: dict[str, Any]) -> str:
 
 
 class _Display:
-    """The progress bar; where the output is no terminal, a line now and then."""
+    """The progress bar; where there is no terminal, a line now and then. Notes are always shown, by the first process."""
 
-    def __init__(self, config: Config, epochs_done: int, show: bool):
-        self.epochs, self.show = config.train.epochs, show
-        self.flips: dict[str, Any] = {}  # of the last whole epoch
+    def __init__(self, config: Config, show: bool, first: bool):
+        self.epochs, self.show, self.first = config.train.epochs, show and first, first
+        self.last: dict[str, Any] = {}  # what only a whole epoch has
         self.last_line = time.monotonic()
         columns = ("{task.description}", BarColumn(), "{task.percentage:>3.0f} %", "{task.fields[status]}", TimeRemainingColumn())
-        self.progress = Progress(*columns, disable=not show)
-        self.task: TaskID = self.progress.add_task("", total=config.train.epochs, completed=epochs_done, status="")
+        self.progress = bars(*columns, show=self.show, transient=False)
 
     def __enter__(self) -> _Display:
-        self.progress.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.progress.stop()
 
     def say(self, text: str) -> None:
-        if self.show:
-            self.progress.console.print(text, markup=False, highlight=False)
+        if self.first:
+            self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def begin(self, epochs_done: int) -> None:
+        self.task = self.progress.add_task("", total=self.epochs, completed=epochs_done, status="")
+        self.progress.start()
 
     def step(self, epoch: int, values: dict[str, Any]) -> None:
-        text = status({**values, **self.flips})
-        self.progress.update(self.task, description=f"epoch {epoch}/{self.epochs}", status=text)
+        self.progress.update(self.task, description=f"epoch {epoch}/{self.epochs}", status=status({**values, **self.last}))
 
     def epoch(self, row: dict[str, Any]) -> None:
-        self.flips = {name: row[name] for name in ("flips", "validation") if name in row}
+        self.last = {name: row[name] for name in ("flips", "validation") if name in row}
         self.progress.update(self.task, completed=row["epoch"], status=status(row))
-        if not self.progress.console.is_terminal and time.monotonic() - self.last_line > 10:
+        if self.show and not self.progress.console.is_terminal and time.monotonic() - self.last_line > 10:
             self.last_line = time.monotonic()
             self.say(f"epoch {row['epoch']}/{self.epochs}  {status(row)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,13 @@ class Dataset:
     classes: tuple[str, ...]  # names; empty for regression
     low: Tensor  # (d,) float64: what `rescaled` maps to 0
     high: Tensor  # (d,) to 1
+
+    def digest(self) -> str:
+        """A fingerprint of all points: a file that was edited is another dataset."""
+        digest = hashlib.blake2b(repr(self.classes).encode(), digest_size=16)
+        for part in (*self.train, *(self.validation or ()), *self.test):
+            digest.update(f"{part.dtype} {tuple(part.shape)}".encode() + part.numpy().tobytes())
+        return digest.hexdigest()
 
     @property
     def outputs(self) -> int:
@@ -52,6 +60,8 @@ def load_dataset(config: Config) -> Dataset:
     validation = None
     if data.validation:
         held_out = max(1, round(data.validation * len(train.x)))
+        if held_out >= len(train.x):
+            raise ValueError(f"data.validation: leaves no training point of {len(train.x)}; got {data.validation:g}; lower it")
         order = torch.from_numpy(encode.keyed_rng(config.seed, encode.SPLIT, epoch=1).permutation(len(train.x)))
         validation, train = (Split(train.x[part], train.y[part]) for part in order.split([held_out, len(order) - held_out]))
     return Dataset(train, validation, test, classes, low, high)
@@ -66,11 +76,11 @@ def _from_table(data: Table, seed: int) -> tuple[Split, Split, tuple[str, ...], 
         if parts[1][0].shape[1] != x.shape[1]:
             raise ValueError(f"{data.test}: must have the {x.shape[1]} features of {data.train}; got {parts[1][0].shape[1]}")
     else:
-        order = encode.keyed_rng(seed, encode.SPLIT).permutation(len(x))
-        count = max(1, round(data.test_share * len(x)))
-        if len(x) - count < 2:
+        held_out = _held_out(texts if data.task == "classification" else [""] * len(texts), data.test_share, seed)
+        if held_out.all() or not held_out.any():
             raise ValueError(f"{data.train}: has {len(x)} rows, too few to hold out data.test_share = {data.test_share:g} of them")
-        parts = [(x[rows], [texts[i] for i in rows]) for rows in (order[count:], order[:count])]
+        rows = [np.flatnonzero(~held_out), np.flatnonzero(held_out)]
+        parts = [(x[chosen], [texts[i] for i in chosen]) for chosen in rows]
         files.append(data.train)
     low, high = np.zeros(x.shape[1]), np.ones(x.shape[1])
     if data.rescale:
@@ -85,6 +95,16 @@ def _from_table(data: Table, seed: int) -> tuple[Split, Split, tuple[str, ...], 
             y = table.targets(file, column).astype(np.float32)
         splits.append(Split(rescaled(features, *bounds), torch.from_numpy(y)))
     return splits[0], splits[1], classes or (), *bounds
+
+
+def _held_out(classes: list[str], share: float, seed: int) -> np.ndarray:
+    """Which rows are test rows: the share of each class, at random, so that every class stays in the training rows."""
+    order = encode.keyed_rng(seed, encode.SPLIT).permutation(len(classes))
+    chosen = np.zeros(len(classes), dtype=bool)
+    for name in sorted(set(classes)):
+        members = [i for i in order if classes[i] == name]
+        chosen[members[: round(share * len(members))]] = True
+    return chosen
 
 
 def spikes(config: Config, x: Tensor, purpose: int, epoch: int, samples: Tensor) -> Tensor:

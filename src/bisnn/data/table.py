@@ -6,22 +6,22 @@ The csv module and numpy.load do the parsing; pandas would be a heavy dependency
 from __future__ import annotations
 
 import csv
+import re
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
 
 KINDS = (".csv", ".npy", ".npz")
+MISSING = ("", "na", "n/a", "null", "none", "-", "?")  # in a first row, these are missing numbers and no header
+_BROKEN = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, MemoryError)  # what damaged archives raise
 
 
 def read_features(path: str | Path, features: int) -> np.ndarray:
     """Points to predict, (N, features) float64: the columns of a CSV, the array of an NPY, the array `x` of an NPZ."""
     path = _existing(path)
-    if path.suffix.lower() == ".csv":
-        rows, line = _csv_rows(path)
-        x = _numbers(path, rows, line)
-    else:
-        x = _floats(path, _arrays(path)["x"])
+    x = _numbers(path, *_csv_rows(path)) if path.suffix.lower() == ".csv" else _floats(path, _arrays(path)["x"])
     if x.shape[1] != features:
         hint = "; leave out the column of the class or target" if x.shape[1] == features + 1 else ""
         raise ValueError(f"{path}: the model takes {features} features a row; got {x.shape[1]}{hint}")
@@ -32,22 +32,25 @@ def read_labelled(path: str | Path) -> tuple[np.ndarray, list[str]]:
     """Features (N, d) float64 and the class or target of each row, as text: the last column, or the array `y` of an NPZ."""
     path = _existing(path)
     if path.suffix.lower() == ".csv":
-        rows, line = _csv_rows(path)
+        rows, lines = _csv_rows(path)
         if len(rows[0]) < 2:
             raise ValueError(f"{path}: needs at least one feature and, last, the class or target; got {len(rows[0])} column")
-        return _numbers(path, [row[:-1] for row in rows], line), [row[-1].strip() for row in rows]
+        return _numbers(path, [row[:-1] for row in rows], lines), [row[-1].strip() for row in rows]
     arrays = _arrays(path)
-    x, y = arrays["x"], arrays.get("y")
+    x, y = _floats(path, arrays["x"]), arrays.get("y")
     if y is None:
         if path.suffix.lower() == ".npz":
             raise ValueError(f"{path}: has no array y with the classes or targets; got x alone; save it with numpy.savez(x=, y=)")
-        x = _floats(path, x)
+        if x.shape[1] < 2:
+            raise ValueError(f"{path}: needs at least one feature and, last, the class or target; got {x.shape[1]} column")
         x, y = x[:, :-1], x[:, -1]
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1 or len(y) != len(x):
         raise ValueError(f"{path}: y must have one entry for each of the {len(x)} rows of x; got shape {y.shape}")
-    return _floats(path, x), [_text(value) for value in y.tolist()]
+    if y.dtype.kind == "f" and not np.isfinite(y).all():
+        raise ValueError(f"{path}: row {int(np.argmin(np.isfinite(y))) + 1} of y is not finite; drop it or fill it in")
+    return x, [_text(value) for value in y.tolist()]
 
 
 def labels(path: str | Path, texts: list[str], classes: tuple[str, ...] | None = None) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -56,7 +59,7 @@ def labels(path: str | Path, texts: list[str], classes: tuple[str, ...] | None =
         raise ValueError(f"{path}: row {texts.index('') + 1} has no class; fill it in or drop the row")
     if classes is None:
         names = set(texts)
-        whole = all(name.lstrip("+-").isdigit() for name in names)
+        whole = all(re.fullmatch(r"[+-]?[0-9]+", name) for name in names)
         classes = tuple(sorted(names, key=int) if whole else sorted(names))
         if len(classes) < 2 or len(classes) > max(2, len(texts) // 2):
             raise ValueError(
@@ -71,7 +74,7 @@ def labels(path: str | Path, texts: list[str], classes: tuple[str, ...] | None =
 
 def targets(path: str | Path, texts: list[str]) -> np.ndarray:
     """Real targets, (N, 1) float64."""
-    return _numbers(_existing(path), [[text] for text in texts], 1, "target")
+    return _numbers(_existing(path), [[text] for text in texts], None)
 
 
 def _existing(path: str | Path) -> Path:
@@ -85,24 +88,26 @@ def _existing(path: str | Path) -> Path:
     return path
 
 
-def _csv_rows(path: Path) -> tuple[list[list[str]], int]:
-    """The rows as text and the line number of the first; a first row without any number is taken as the header."""
+def _csv_rows(path: Path) -> tuple[list[list[str]], list[int]]:
+    """The rows as text and their line numbers; a first row of words is taken as the header. Empty lines are passed over."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             first = file.readline()
             file.seek(0)
             delimiter = max(",;\t", key=first.count)
-            rows = [row for row in csv.reader(file, delimiter=delimiter) if any(cell.strip() for cell in row)]
+            reader = csv.reader(file, delimiter=delimiter)
+            numbered = [(row, reader.line_num) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path}: is no CSV text in UTF-8 ({error}); save it as one") from None
-    header = int(bool(rows) and not any(_is_number(cell) for cell in rows[0]))
-    rows = rows[header:]
-    if not rows:
+    if numbered and not any(_is_number(cell) or cell.strip().lower() in MISSING for cell in numbered[0][0]):
+        del numbered[0]
+    if not numbered:
         raise ValueError(f"{path}: is empty: it has no rows of numbers; give at least one")
-    for i, row in enumerate(rows):
+    rows, lines = [row for row, _ in numbered], [line for _, line in numbered]
+    for row, line in numbered:
         if len(row) != len(rows[0]):
-            raise ValueError(f"{path}: row {i + 1} has {len(row)} columns, the first {len(rows[0])}; make them equal")
-    return rows, 1 + header
+            raise ValueError(f"{path}: line {line} has {len(row)} columns, the first {len(rows[0])}; make them equal")
+    return rows, lines
 
 
 def _is_number(text: str) -> bool:
@@ -113,11 +118,12 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _numbers(path: Path, rows: list[list[str]], first_line: int, what: str = "column") -> np.ndarray:
+def _numbers(path: Path, rows: list[list[str]], lines: list[int] | None) -> np.ndarray:
+    """Cells to float64. `lines` are the rows' line numbers; None if the rows are targets, one a row."""
     for i, row in enumerate(rows):
         for j, cell in enumerate(row):
             if not _is_number(cell) or not np.isfinite(float(cell)):
-                where = f"line {i + first_line}, {what} {j + 1}" if what == "column" else f"{what} of row {i + 1}"
+                where = f"line {lines[i]}, column {j + 1}" if lines else f"target of row {i + 1}"
                 raise ValueError(f"{path}: {where}: must be a finite number; got {cell!r}; replace it or drop the row")
     return np.array(rows, dtype=np.float64)
 
@@ -126,7 +132,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         loaded = np.load(path, allow_pickle=False)
         arrays = {"x": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, KeyError) as error:
+    except (ValueError, EOFError, OSError, KeyError, *_BROKEN) as error:
         if "pickle" in str(error).lower() or "object" in str(error).lower():
             raise ValueError(
                 f"{path}: holds pickled Python objects, which could run code when read, or is no NumPy file; save plain numbers"
