@@ -117,7 +117,7 @@ def _verdict(folder: Path, quiet: bool) -> None:
     for name in names:
         table.add_column({"nll": "NLL", "ece": "ECE", "rmse": "RMSE", "mae": "MAE"}.get(name, name))
     for predictor, values in verdict["metrics"].items():
-        table.add_row(predictor, *("{value:.4f} [{low:.3f}, {high:.3f}]".format(**values[name]) for name in names))
+        table.add_row(predictor, *("{value:.4f}\n[{low:.3f}, {high:.3f}]".format(**values[name]) for name in names))
     memory = verdict["memory"]
     console = _console()
     console.print(table)

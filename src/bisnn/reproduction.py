@@ -335,9 +335,11 @@ def table(figure: dict[str, Any]) -> Table:
     from rich.table import Table
 
     first = figure["summary"][0]
-    numbers = [name for name in first if name not in ("method", "predictor", "seeds")]
+    numbers = [name for name in first if name not in ("method", "predictor", "seeds", "brier", "confidence")]
     grid = Table("method", "predictor", *(name.replace("_", " ") for name in numbers))
     grid.title = f"recipe {figure['recipe']}, mean and deviation over {first['seeds']} seeds"
     for row in figure["summary"]:
-        grid.add_row(row["method"], row["predictor"], *(f"{row[n]['mean']:.3f} ± {row[n]['std']:.3f}" for n in numbers))
+        grid.add_row(
+            row["method"].replace(", ", "\n"), row["predictor"], *(f"{row[n]['mean']:.3f}\n± {row[n]['std']:.3f}" for n in numbers)
+        )
     return grid
