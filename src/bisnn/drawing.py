@@ -31,6 +31,7 @@ def fig1(results: dict[str, Any], path: Path) -> None:
         axis.set_title(f"{panel['method']}, {panel['predictor']}\n{inside}\ndeviation {numbers[2]}, {numbers[3]}", fontsize=9)
         axis.set_xlabel("x, rescaled")
     axes[0].set_ylabel("y, rescaled")
+    figure.suptitle(_caption(results), fontsize=9)
     axes[0].legend(fontsize=7, loc="upper left")
     _save(figure, path)
 
@@ -65,8 +66,14 @@ def fig2(results: dict[str, Any], path: Path) -> None:
                 fontsize=9,
             )
             axis.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 1), yticks=(0, 1))
+    figure.suptitle(_caption(results), fontsize=9)
     figure.colorbar(shown, ax=axes, label="probability of class 1", shrink=0.6)
     _save(figure, path)
+
+
+def _caption(results: dict[str, Any]) -> str:
+    seeds = results["seeds"]
+    return f"recipe {results['recipe']}; drawn: seed {seeds[0]}; numbers: mean over {len(seeds)} seed{'s' * (len(seeds) > 1)}"
 
 
 def _save(figure: Figure, path: Path) -> None:

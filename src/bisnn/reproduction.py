@@ -70,7 +70,7 @@ FIGURES = {
         "paper": [Entry("ST-BiSNN", "one_d_st_paper"), Entry("Bayes-BiSNN", "one_d_bayes_paper")],
     },
     "fig2": {
-        "tuned": [Entry("ST-BiSNN", "two_moons_st"), *_temperatures("two_moons_bayes", 1e-7, 0.05, 3.0)],
+        "tuned": [Entry("ST-BiSNN", "two_moons_st"), *_temperatures("two_moons_bayes", 1e-7, 0.03, 3.0)],
         "paper": [Entry("ST-BiSNN", "two_moons_st_paper"), *_temperatures("two_moons_bayes_paper", 1e-7, 0.05, 3.0)],
     },
 }
