@@ -106,13 +106,13 @@ def report(folders: Sequence[str | Path], out: str | Path | None = None, *, show
     if isinstance(folders, (str, Path)) or not folders:
         raise ValueError(f"folders: must be a list of one run folder or more; got {folders!r}; give e.g. [folder]")
     path = Path(out) if out is not None else RunFolder(folders[0]).report_file if len(folders) == 1 else Path("report.html")
-    runs = _read(folders)
     if path.is_dir():
         raise ValueError(f"{path}: is a folder; give the name of a file, e.g. {path / 'report.html'}")
     if path.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"{path}: the report is an HTML page; give a name that ends in .html")
-    if not path.parent.is_dir():
+    if out is not None and not path.parent.is_dir():
         raise ValueError(f"{path}: there is no folder {path.parent}; make it first, or give another file")
+    runs = _read(folders)
     parts = {
         "Learning": _learning,
         "Predictions": _predictions,
