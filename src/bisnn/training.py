@@ -90,7 +90,8 @@ def _run(folder: RunFolder, fresh: Config | None, show: bool) -> Path:
             if state["processes"] != processes.count:
                 display.say(f"the run had {state['processes']} processes and has {processes.count} now: its bits will differ")
         if processes.first(folder.model_file.exists) and (state is None or training.finished):
-            display.say(f"{folder}: has ended already")
+            if display.show:
+                display.say(f"{folder}: has ended already")
         else:
             display.begin(training.epochs_done)
             with _advice(folder):
@@ -107,7 +108,9 @@ def _advice(folder: RunFolder) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         way = f"{error.strerror}; what was saved is whole: make room, then bisnn resume {folder}"
-        raise OSError(error.errno, way, error.filename) from None
+        told = OSError(error.errno, way, error.filename)
+        told.from_first = getattr(error, "from_first", False)  # type: ignore[attr-defined]
+        raise told from None
 
 
 @contextmanager
