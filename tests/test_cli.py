@@ -103,6 +103,8 @@ def test_info(bisnn_):
     assert code == 0
     assert re.search(r"kernel, cpu float32\W+cpu", out)
     assert "two_moons_bayes" in out
+    assert bisnn.info()["bisnn"] == bisnn.__version__
+    assert all(value in out for value in bisnn.info().values() if len(value) < 50)
     assert bisnn_("--version")[1].strip() == bisnn.__version__
 
 

@@ -24,6 +24,7 @@ _HOME = {
     "evaluation": ("evaluate",),
     "reporting": ("report",),
     "reproduction": ("reproduce",),
+    "system": ("info",),
 }
 _MODULES = ("config", "data", "encode", "kernels", "metrics", "weights")
 _NAMES = {name: module for module, names in _HOME.items() for name in names}
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from bisnn.reporting import report
     from bisnn.reproduction import reproduce
     from bisnn.rules import BayesBiSNN, Bop, STBiSNN
+    from bisnn.system import info
     from bisnn.training import resume, train
     from bisnn.weights import free_energy, kl_divergence, map_weights, sample_weights
 

@@ -241,32 +241,13 @@ def _write_report(runs: list[Path], out: Path | None, quiet: bool) -> None:
 @app.command(epilog=_epilog("bisnn info"))
 def info() -> None:
     """Versions, devices, and the kernels in use."""
-    import importlib.metadata
-    import platform
-
-    import torch
     from rich.table import Table
 
-    import bisnn
-    from bisnn import config as configs
-    from bisnn import kernels
+    from bisnn import system
 
     table = Table(show_header=False)
-    table.add_row("bisnn", bisnn.__version__)
-    table.add_row("python", platform.python_version())
-    for name in ("torch", "numpy", "numba", "safetensors", "tensorboard"):
-        try:
-            table.add_row(name, importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            table.add_row(name, "not installed")
-    table.add_row("cpu", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of PyTorch")
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    table.add_row("cuda", ", ".join(gpus) or "no device")
-    for device in ("cpu", "cuda"):
-        for dtype in (torch.float32, torch.float64):
-            table.add_row(f"kernel, {device} {str(dtype).removeprefix('torch.')}", kernels.name_for(torch.device(device), dtype))
-    table.add_row("config version", str(configs.VERSION))
-    table.add_row("configs", ", ".join(configs.shipped()))
+    for name, value in system.info().items():
+        table.add_row(name, value)
     _console().print(table)
 
 
