@@ -106,12 +106,13 @@ def evaluate(run: Run, quiet: Quiet = False) -> None:
 
 
 def _verdict(folder: Path, quiet: bool) -> None:
+    from rich import box
     from rich.table import Table
 
     from bisnn import evaluation
 
     verdict = evaluation.evaluate(folder, show=not quiet)
-    table = Table(title=f"{folder}: {verdict['points']} test points; value and 95 % bootstrap interval")
+    table = Table(title=f"{folder}: {verdict['points']} test points; value and 95 % bootstrap interval", box=box.SIMPLE)
     table.add_column("predictor")
     names = list(next(iter(verdict["metrics"].values())))
     for name in names:

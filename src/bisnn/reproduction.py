@@ -83,6 +83,7 @@ def reproduce(
     seeds: Iterable[int] = range(5),
     out: str | Path | None = None,
     jobs: int | None = None,
+    train: bool = True,
     show: bool = True,
 ) -> dict[str, Any]:
     """Train, measure and draw; returns what `results.json` in `out` then holds.
@@ -94,6 +95,7 @@ def reproduce(
         out: folder for the runs, `results.json` and one picture a figure, by default `out/` and the recipe. Finished runs in it are
             taken as they are.
         jobs: runs at a time, by default one a core; each gets its share of the cores.
+        train: False measures the runs that are there as they are, also interrupted ones (the rows say how many epochs they had).
         show: progress bars.
     """
     for name in figures:
@@ -109,8 +111,8 @@ def reproduce(
     tasks = []
     for _, entry, seed in plan:
         settings = configs.load(entry.config).updated(seed=seed, **entry.changes, **{"train.threads": max(1, cores // jobs)})
-        tasks.append((settings, out / "runs" / entry.name(seed), seed == seeds[0]))
-    resumed = any(folder.exists() for _, folder, _ in tasks)
+        tasks.append((settings, out / "runs" / entry.name(seed), seed == seeds[0], train))
+    resumed = any(folder.exists() for _, folder, _, _ in tasks)
     results = _earlier(out / "results.json")
     measured = run_all(tasks, jobs, show)
     for name in figures:
@@ -158,7 +160,10 @@ def _processor() -> str:
 # Runs, several at a time
 
 
-def run_all(tasks: list[tuple[Config, Path, bool]], jobs: int, show: bool) -> list[dict[str, Any]]:
+Task = tuple[Config, Path, bool, bool]  # the arguments of `measure`
+
+
+def run_all(tasks: list[Task], jobs: int, show: bool) -> list[dict[str, Any]]:
     """`measure` for each task, in worker processes; the bar follows the runs' metrics files."""
     others = multiprocessing.active_children()
     context = multiprocessing.get_context("spawn")  # numba's and torch's threads do not survive a fork
@@ -204,22 +209,22 @@ def _workers_ignore_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _progress(task: tuple[Config, Path, bool]) -> float:
-    config, folder, _ = task
+def _progress(task: Task) -> float:
+    config, folder = task[:2]
     try:
         return 0.9 * min(1.0, (folder / "metrics.jsonl").read_bytes().count(b"\n") / config.train.epochs)
     except OSError:
         return 0.0
 
 
-def measure(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
-    """Train (or go on, or take what is finished), evaluate, and measure what the figure shows."""
+def measure(config: Config, folder: Path, picture: bool, train: bool) -> dict[str, Any]:
+    """Train (or go on, or take what is there), evaluate, and measure what the figure shows."""
     global _stopping
     if _stopping is not None:
         raise _stopping  # the pool hands a worker its next task even after a signal
     torch.set_num_threads(config.train.threads)
     try:
-        _trained(config, folder)
+        _trained(config, folder, train)
     except Interrupted as stop:
         _stopping = stop
         raise
@@ -233,15 +238,16 @@ def measure(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
 _stopping: Interrupted | None = None  # in a worker process that got a signal
 
 
-def _trained(config: Config, folder: Path) -> None:
+def _trained(config: Config, folder: Path, train: bool) -> None:
     run = RunFolder(folder)
-    if not run.config_file.exists():
+    if train and not run.config_file.exists():
         training.train(config, folder, show=False)
         return
     changed = configs.differences(run.read_config(), config)
     if changed:
         raise ValueError(f"{folder}: was trained with another {', '.join(changed)}; remove it or give another --out")
-    training.resume(folder, show=False)
+    if train:
+        training.resume(folder, show=False)
 
 
 def _fig1(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
@@ -253,7 +259,7 @@ def _fig1(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
     for name, result in judged["predictors"].items():
         error = (result["mean"] - y).square()[:, 0]
         std = result["std"][:, 0]
-        row = {"predictor": name, "training_seconds": round(judged["seconds"], 1)}
+        row = {"predictor": name, "epochs": judged["epoch"], "training_seconds": round(judged["seconds"], 1)}
         for where, part in (("inside", inside), ("gaps", ~inside)):
             row[f"rmse_{where}"] = float(error[part].mean().sqrt())
             row[f"deviation_{where}"] = float(std[part].mean())
@@ -283,7 +289,7 @@ def _fig2(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
         result = trained.predict_points(points if picture else points[far], members, encode.GRID)
         assert isinstance(result, Classification)
         confidence = result.mean.max(-1).values
-        row = {"predictor": name, "training_seconds": round(judged["seconds"], 1)}
+        row = {"predictor": name, "epochs": judged["epoch"], "training_seconds": round(judged["seconds"], 1)}
         row |= {metric: value["value"] for metric, value in judged["metrics"][name].items()}
         row["confidence"] = float(judged["predictors"][name]["mean"].max(-1).values.mean())
         row["far_confidence"] = float((confidence[far] if picture else confidence).mean())
@@ -335,7 +341,7 @@ def table(figure: dict[str, Any]) -> Table:
     from rich.table import Table
 
     first = figure["summary"][0]
-    numbers = [name for name in first if name not in ("method", "predictor", "seeds", "brier", "confidence")]
+    numbers = [name for name in first if name not in ("method", "predictor", "seeds", "epochs", "brier", "confidence")]
     grid = Table("method", "predictor", *(name.replace("_", " ") for name in numbers))
     grid.title = f"recipe {figure['recipe']}, mean and deviation over {first['seeds']} seeds"
     for row in figure["summary"]:
