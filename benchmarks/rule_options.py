@@ -60,7 +60,7 @@ def main() -> None:
             folder = (
                 options.out / ("select" if options.select else "test") / f"{name.replace(', ', '_').replace(' ', '-')}_seed{seed}"
             )
-            tasks.append((settings, folder, False))
+            tasks.append((settings, folder, False, True))
             plan.append((name, seed, folder))
     measured = reproduction.run_all(tasks, options.jobs, True)
     rows = []

@@ -241,6 +241,7 @@ def test_reproduce_passes_its_options_on(bisnn_, tmp_path, monkeypatch):
         "seeds": range(5, 7),
         "out": Path("out/paper"),
         "jobs": 3,
+        "train": True,
         "show": False,
     }
     assert "0.250" in out

@@ -71,11 +71,11 @@ def test_results_and_figures(stand_ins, tmp_path, monkeypatch):
 
 
 def test_other_settings_are_not_overwritten(stand_ins, tmp_path):
-    first = reproduction.measure(CONFIGS["moons_st"], tmp_path / "run", False)
+    first = reproduction.measure(CONFIGS["moons_st"], tmp_path / "run", False, True)
     other_jobs = CONFIGS["moons_st"].updated(**{"train.threads": 2})
-    assert reproduction.measure(other_jobs, tmp_path / "run", False) == first, "the number of threads does not count"
+    assert reproduction.measure(other_jobs, tmp_path / "run", False, True) == first, "the number of threads does not count"
     with pytest.raises(ValueError, match="was trained with another seed; remove it"):
-        reproduction.measure(CONFIGS["moons_st"].updated(seed=3), tmp_path / "run", False)
+        reproduction.measure(CONFIGS["moons_st"].updated(seed=3), tmp_path / "run", False, True)
 
 
 def test_regions():
@@ -108,6 +108,25 @@ def test_bad_arguments(tmp_path, arguments, message):
         reproduction.reproduce(["fig1"], seeds=[], out=tmp_path)
 
 
+def test_without_training(stand_ins, tmp_path):
+    config = CONFIGS["moons_st"]
+    with pytest.raises(ValueError, match="there is no such run folder"):
+        reproduction.measure(config, tmp_path / "run", False, False)
+    training = reproduction.training.Training(config, reproduction.training.Processes(0, 1, torch.device("cpu")))
+    folder = reproduction.RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.create(config)
+    training.seconds = 1.0
+    folder.save_state(training.state())
+    with pytest.raises(ValueError, match="has no model yet"):
+        reproduction.measure(config, folder.path, False, False)
+    training.trained_model().save(folder.model_file)
+    before = {p: p.read_bytes() for p in folder.path.iterdir()}
+    rows = reproduction.measure(config, folder.path, False, False)["rows"]
+    assert rows[0]["epochs"] == 0, "and the rows say so"
+    assert {p: p.read_bytes() for p in before} == before
+
+
 @pytest.mark.parametrize("content", ["[]", "{}", "nonsense", '{"figures": 3}'])
 def test_damaged_results_are_found_before_training(stand_ins, tmp_path, monkeypatch, content):
     monkeypatch.setattr(reproduction, "run_all", lambda *arguments: pytest.fail("trained"))
@@ -124,7 +143,7 @@ from runs import small
 if __name__ == "__main__":
     config = small("st", **{"train.epochs": 4000})
     from pathlib import Path
-    reproduction.run_all([(config, Path(sys.argv[1]) / str(i), False) for i in range(3)], 2, False)
+    reproduction.run_all([(config, Path(sys.argv[1]) / str(i), False, True) for i in range(3)], 2, False)
 """
 
 

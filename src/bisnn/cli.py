@@ -207,6 +207,9 @@ def reproduce(
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for runs, results.json, figures. Default: out/ and the recipe.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: one a core.")] = None,
+    no_training: Annotated[
+        bool, typer.Option("--no-training", help="Measure and draw what is there, also unfinished runs.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train the runs of the paper's synthetic figures, measure and draw them. The same command again goes on where it stopped."""
@@ -215,7 +218,13 @@ def reproduce(
     out = out or Path("out") / recipe.value
     figures = ["fig1", "fig2"] if figure is Figure.all else [figure.value]
     results = reproduction.reproduce(
-        figures, recipe.value, seeds=range(first_seed, first_seed + seeds), out=out, jobs=jobs, show=not quiet
+        figures,
+        recipe.value,
+        seeds=range(first_seed, first_seed + seeds),
+        out=out,
+        jobs=jobs,
+        train=not no_training,
+        show=not quiet,
     )
     console = _console()
     for name in figures:
