@@ -278,6 +278,8 @@ def _console() -> Any:
 
 def main() -> None:
     """Run a command. What its user can put right is one line on stderr; BISNN_DEBUG=1 shows where it came from."""
+    # Before torch loads: its idle threads would spin on the cores that our kernels' threads, or other programs, want.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except BrokenPipeError:  # `| head`
