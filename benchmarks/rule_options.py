@@ -73,7 +73,7 @@ def main() -> None:
         else:
             rows += [{"method": name, "seed": seed, **row} for row in result["rows"]]
     results = {"command": " ".join(["python", *sys.argv]), "summary": reproduction.summary(rows), "rows": rows}
-    Console(width=200).print(reproduction.table({"recipe": "options", **results}))
+    Console(width=200).print(reproduction.table({"recipe": "options", "seeds": range(options.seeds), **results}))
     (options.out / ("select.json" if options.select else "results.json")).write_text(json.dumps(results, indent=1) + "\n")
 
 

@@ -230,7 +230,7 @@ def test_reproduce_passes_its_options_on(bisnn_, tmp_path, monkeypatch):
     def reproduce(figures, recipe, **options):
         asked.update(options, figures=figures, recipe=recipe)
         row = {"method": "ST-BiSNN", "predictor": "sign", "seeds": 2, "ece": {"mean": 0.25, "std": 0.0}}
-        return {"figures": {name: {"recipe": recipe, "summary": [row]} for name in figures}}
+        return {"figures": {name: {"recipe": recipe, "seeds": [5, 6], "summary": [row]} for name in figures}}
 
     monkeypatch.setattr(reproduction, "reproduce", reproduce)
     code, out, _ = bisnn_("reproduce", "all", "--recipe", "paper", "--seeds", 2, "--first-seed", 5, "--jobs", 3, "-q")

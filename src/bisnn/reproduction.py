@@ -343,7 +343,7 @@ def table(figure: dict[str, Any]) -> Table:
     first = figure["summary"][0]
     numbers = [name for name in first if name not in ("method", "predictor", "seeds", "epochs", "brier", "confidence")]
     grid = Table("method", "predictor", *(name.replace("_", " ") for name in numbers))
-    grid.title = f"recipe {figure['recipe']}, mean and deviation over {first['seeds']} seeds"
+    grid.title = f"recipe {figure['recipe']}, mean and deviation over seeds {', '.join(map(str, figure['seeds']))}"
     for row in figure["summary"]:
         grid.add_row(
             row["method"].replace(", ", "\n"), row["predictor"], *(f"{row[n]['mean']:.3f}\n± {row[n]['std']:.3f}" for n in numbers)
