@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -555,3 +556,29 @@ def test_several_processes_stop_and_resume_to_the_same_bits(tmp_path):
         error = second.communicate(timeout=200)[1]
     assert second.returncode == 0, error
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+# What the user sees
+
+
+def test_progress_shows_what_happens_within_80_columns(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    training.train(small(**{"data.validation": 0.25}), tmp_path / "run")
+    shown = capsys.readouterr().err
+    row = RunFolder(tmp_path / "run").read_metrics()[-1]
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "\n", re.sub(r"\x1b\[[0-9;]*m", "", shown))  # no colours; cursor moves end a line
+    last = [line for line in plain.splitlines() if "4/4" in line][-1]
+    assert len(last) <= 80
+    assert f"loss {row['loss']:.3g}  acc {row['accuracy']:.3f}  rates {row['rates'][0]:.2f} {row['rates'][1]:.2f}" in last
+    assert f"flips {100 * row['flips']:.2g} %  val {row['validation']['loss']:.4f}" in last
+    assert re.search(r"\d\d:\d\d", last), "time left"
+
+
+def test_a_log_file_gets_a_line_now_and_then(tmp_path, monkeypatch, capsys):
+    clock = iter(range(0, 10**6, 7))
+    monkeypatch.setattr(training.time, "monotonic", lambda: next(clock))  # each look at the clock is seven seconds on
+    training.train(small(), tmp_path / "run")
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch")]
+    assert len(lines) >= 3
+    assert lines[0].startswith("epoch 1/4  loss ")

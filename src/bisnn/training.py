@@ -305,7 +305,7 @@ class Training:
                     raise Stopped(_NOT_FINITE.format(epoch=self._epoch, folder=folder))
                 self.seconds = time.monotonic() - began
                 if display.show:
-                    display.step(self._epoch, self._running())
+                    display.step(self.step / self.steps_per_epoch, self._running())
                 if self.step % self.steps_per_epoch == 0:
                     row = self._end_epoch()
                     first(functools.partial(folder.append_metrics, row))
@@ -446,13 +446,13 @@ def _log(writer: Any, row: dict[str, Any]) -> None:
 
 def status(values: dict[str, Any]) -> str:
     """A row of metrics on one line."""
-    parts = [f"loss {values['loss']:.4g}"]
-    parts += [f"{name} {values[name]:.3f}" for name in ("accuracy", "rmse") if name in values]
-    parts.append("rates " + " ".join(f"{rate:.3f}" for rate in values["rates"]))
+    parts = [f"loss {values['loss']:.3g}"]
+    parts += [f"{name} {values[key]:.3f}" for name, key in (("acc", "accuracy"), ("rmse", "rmse")) if key in values]
+    parts.append("rates " + " ".join(f"{rate:.2f}" for rate in values["rates"]))
     if "flips" in values:
-        parts.append(f"flips {100 * values['flips']:.2f} %")
+        parts.append(f"flips {100 * values['flips']:.2g} %")
     if "validation" in values:
-        parts.append(f"validation loss {values['validation']['loss']:.4f}")
+        parts.append(f"val {values['validation']['loss']:.4f}")
     return "  ".join(parts)
 
 
@@ -463,7 +463,12 @@ class _Display:
         self.epochs, self.show, self.first = config.train.epochs, show and first, first
         self.last: dict[str, Any] = {}  # what only a whole epoch has
         self.last_line = time.monotonic()
-        columns = ("{task.description}", BarColumn(), "{task.percentage:>3.0f} %", "{task.fields[status]}", TimeRemainingColumn())
+        columns = (
+            "{task.description}",
+            BarColumn(8),
+            "{task.fields[status]}",
+            TimeRemainingColumn(compact=True),
+        )  # fits 80 columns
         self.progress = bars(*columns, show=self.show, transient=False)
 
     def __enter__(self) -> _Display:
@@ -480,12 +485,14 @@ class _Display:
         self.task = self.progress.add_task("", total=self.epochs, completed=epochs_done, status="")
         self.progress.start()
 
-    def step(self, epoch: int, values: dict[str, Any]) -> None:
-        self.progress.update(self.task, description=f"epoch {epoch}/{self.epochs}", status=status({**values, **self.last}))
+    def step(self, epochs: float, values: dict[str, Any]) -> None:
+        """After `epochs` epochs, which need not be whole."""
+        where = f"{math.ceil(epochs)}/{self.epochs}"
+        self.progress.update(self.task, completed=epochs, description=where, status=status({**values, **self.last}))
 
     def epoch(self, row: dict[str, Any]) -> None:
         self.last = {name: row[name] for name in ("flips", "validation") if name in row}
-        self.progress.update(self.task, completed=row["epoch"], status=status(row))
+        self.progress.update(self.task, status=status(row))
         if self.show and not self.progress.console.is_terminal and time.monotonic() - self.last_line > 10:
             self.last_line = time.monotonic()
             self.say(f"epoch {row['epoch']}/{self.epochs}  {status(row)}")
