@@ -144,6 +144,7 @@ class Processes:
         dist.init_process_group("nccl" if kind == "cuda" else "gloo")
         try:
             yield cls(dist.get_rank(), dist.get_world_size(), device)
+            dist.barrier()  # all leave together: a process that ends while another still talks to it can crash on the way out
         finally:
             dist.destroy_process_group()
 
