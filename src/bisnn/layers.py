@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bisnn.checks import positive_int
+from bisnn.fused import srm_layer
 from bisnn.kernels.reference import advance, potential
 from bisnn.neuron import SRM, spike, srm_scan
-from bisnn.product import spike_linear
-from bisnn.weights import is_realised, pinned, sign
+from bisnn.weights import is_hard, is_realised, pinned, sign
 
 
 class LayerState(NamedTuple):
@@ -113,21 +113,24 @@ class Layer(nn.Module):
 
     # The way of the data
 
-    def forward(self, x: Tensor, state: LayerState | None = None, bptt: bool = False, weight: Tensor | None = None) -> LayerOutput:
+    def forward(
+        self, x: Tensor, state: LayerState | None = None, bptt: bool = False, weight: Tensor | None = None, spikes: bool = False
+    ) -> LayerOutput:
         """Spikes and potentials of all time steps of x, (T, B, *input_shape).
 
         With `bptt` gradients travel to the layer below, through the refractory feedback and through the state; without
         (local learning), they reach this layer's weights only, through eq. (der-general). `weight` stands in for the parameter.
+        `spikes` promises that x is 0 or 1 everywhere.
         """
         if weight is None:
             weight = self._realisation()
         if not bptt:
             x = x.detach()
-        return self._run(x, weight, state, bptt)
+        return self._run(x, weight, state, bptt, spikes)
 
-    def _run(self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool) -> LayerOutput:
-        spikes, potentials, after = self._scan(self.product(x, weight), weight, state, bptt)
-        return LayerOutput(spikes, potentials, self._next_state(x, state, after, bptt))
+    def _run(self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool, spikes: bool) -> LayerOutput:
+        """The whole layer as one operation; `Recurrent` has its own way."""
+        raise NotImplementedError
 
     def _realisation(self) -> Tensor:
         if not self.input_shape:
@@ -140,20 +143,17 @@ class Layer(nn.Module):
             )
         return self.weight
 
-    def _scan(
-        self, I: Tensor, weight: Tensor, state: LayerState | None, bptt: bool
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
-        neuron = self.neuron
+    def _before(self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """P, Q, R before the first time step."""
         if state is None:
-            P = Q = R = I.new_zeros(I.shape[1:])
-        else:
-            P, Q, R = state[:3]
-            if not bptt and weight.requires_grad and torch.is_grad_enabled():
-                # P is W X_m: its value is carried (same bits), its gradient is taken at the carried input trace.
-                P = _with_gradient_of(P, self.product(state.X_m, weight))
-                Q = _with_gradient_of(Q, self.product(state.X_s, weight))
-        s, u, *after = srm_scan(I, P, Q, R, self.kappa, self.constants, neuron.surrogate, neuron.slope, bptt)
-        return s, u, tuple(after)
+            zero = self.kappa.new_zeros(x.shape[1], *self.current_shape)
+            return zero, zero, zero
+        P, Q, R = state[:3]
+        if not bptt and weight.requires_grad and torch.is_grad_enabled():
+            # P is W X_m: its value is carried (same bits), its gradient is taken at the carried input trace.
+            P = _with_gradient_of(P, self.product(state.X_m, weight))
+            Q = _with_gradient_of(Q, self.product(state.X_s, weight))
+        return P, Q, R
 
     def _next_state(
         self, x: Tensor, state: LayerState | None, after: tuple[Tensor, Tensor, Tensor], bptt: bool
@@ -217,8 +217,13 @@ class Linear(Layer):
         return torch.tensor(self.n_in, dtype=torch.float64)
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        rows = x.reshape(-1, self.n_in)
-        return spike_linear(rows, weight).reshape(*x.shape[: x.ndim - len(self.input_shape)], self.n_out)
+        return F.linear(x.flatten(x.ndim - len(self.input_shape)), weight)
+
+    def _run(self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool, spikes: bool) -> LayerOutput:
+        before, neuron = self._before(x, weight, state, bptt), (self.neuron.surrogate, self.neuron.slope, bptt)
+        flags = (is_hard(weight), spikes)
+        s, u, *after, _ = srm_layer(x.flatten(2), weight, *before, self.kappa, self.constants, [], [], 1, *flags, *neuron)
+        return LayerOutput(s, u, self._next_state(x, state, (after[0], after[1], after[2]), bptt))
 
     def extra_repr(self) -> str:
         return f"{self.n_in}, {self.n_out}"
@@ -290,12 +295,14 @@ class Conv2d(Layer):
         images = x.reshape(-1, *self.input_shape)
         return F.conv2d(images, weight, None, self.stride, self.padding).reshape(*x.shape[:-3], *self.current_shape)
 
-    def _run(self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool) -> LayerOutput:
-        spikes, u, state = super()._run(x, weight, state, bptt)
-        if self.pool > 1:
-            highest = F.max_pool2d(u.flatten(0, 1), self.pool).unflatten(0, u.shape[:2])
-            spikes = spike(highest, self.constants[3], self.neuron.surrogate, self.neuron.slope)
-        return LayerOutput(spikes, u, state)
+    def _run(self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool, spikes: bool) -> LayerOutput:
+        # Channels come last in memory: then a pixel's neighbours are whole vectors, for the kernels and for the scan.
+        before = (z.movedim(1, -1) for z in self._before(x, weight, state, bptt))
+        settings = (list(self.stride), list(self.padding), self.pool, is_hard(weight), spikes)
+        neuron = (self.neuron.surrogate, self.neuron.slope, bptt)
+        s, u, *after, _ = srm_layer(x.movedim(2, -1), weight, *before, self.kappa, self.constants, *settings, *neuron)
+        P, Q, R = (z.movedim(-1, 1) for z in after)
+        return LayerOutput(s.movedim(-1, 2), u.movedim(-1, 2), self._next_state(x, state, (P, Q, R), bptt))
 
     def extra_repr(self) -> str:
         return (
@@ -384,7 +391,7 @@ class Recurrent(Layer):
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x, self.matrix(weight))
 
-    def _run(self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool) -> LayerOutput:
+    def _run(self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool, spikes: bool) -> LayerOutput:
         x = x.flatten(2)
         if bptt:
             I, s, u, after = self._steps(x, weight, state)
@@ -395,7 +402,8 @@ class Recurrent(Layer):
             inputs = torch.cat([x, s], dim=-1)  # the layer's own past spikes are constants for the gradient
             if weight.requires_grad and torch.is_grad_enabled():
                 I = _with_gradient_of(I, self.product(inputs, weight))
-                s, u, after = self._scan(I, weight, state, bptt)  # the same bits, now with a gradient
+                before, neuron = self._before(x, weight, state, bptt), (self.neuron.surrogate, self.neuron.slope, bptt)
+                s, u, *after = srm_scan(I, *before, self.kappa, self.constants, *neuron)  # the same bits, now with a gradient
         if self.outputs is not None:
             s = s[..., self.outputs]
         return LayerOutput(s, u, self._next_state(inputs, state, after, bptt))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bisnn.checks import as_generator, choice, number, positive_int
 from bisnn.layers import Conv2d, Layer, LayerState, Linear, Recurrent
 from bisnn.neuron import SRM
-from bisnn.weights import sign
+from bisnn.weights import is_spikes, sign
 
 NetworkState = tuple[LayerState, ...]
 
@@ -40,7 +40,11 @@ class Readout(nn.Module):
 
     def forward(self, s: Tensor) -> Tensor:
         """(T, B, ...) -> (T, B, outputs): an exact integer where s is 0 or 1, times `scale`."""
-        return F.linear(s.flatten(2), self.V) * self.scale
+        V = self.V
+        if s.ndim == 5:  # channels come last in memory: V follows, which is smaller than s
+            V = V.unflatten(1, s.shape[2:]).movedim(1, -1).flatten(1)
+            s = s.movedim(2, -1)
+        return F.linear(s.flatten(2), V) * self.scale
 
     def extra_repr(self) -> str:
         return f"{self.V.shape[1]}, {self.V.shape[0]}, scale={float(self.scale):.4g}"
@@ -121,6 +125,7 @@ class Network(nn.Module):
         the same gradient. With `weights`, one tensor a layer, these stand in for the parameters. Runs in the network's own
         precision, also under autocast: currents must stay exact.
         """
+        spikes = is_spikes(x)
         x = self.checked(x, state)
         if weights is not None and [w.shape for w in weights] != [layer.weight.shape for layer in self.layers]:
             raise ValueError(
@@ -128,13 +133,13 @@ class Network(nn.Module):
                 f"{[tuple(w.shape) for w in weights]}; give one tensor a layer"
             )
         with torch.autocast(x.device.type, enabled=False):
-            return self._forward(x, state, weights)
+            return self._forward(x, state, weights, spikes)
 
-    def _forward(self, x: Tensor, state: NetworkState | None, weights: Sequence[Tensor] | None) -> Output:
+    def _forward(self, x: Tensor, state: NetworkState | None, weights: Sequence[Tensor] | None, binary: bool) -> Output:
         spikes, potentials, readouts, states = [], [], [], []
         for i, (layer, readout) in enumerate(zip(self.layers, self.readouts, strict=True)):
             before, weight = None if state is None else state[i], None if weights is None else weights[i]
-            x, u, after = layer(x, before, self.gradient == "bptt", weight)
+            x, u, after = layer(x, before, self.gradient == "bptt", weight, binary or i > 0)
             spikes.append(x)
             potentials.append(u)
             readouts.append(readout(x) if isinstance(readout, Readout) else None)

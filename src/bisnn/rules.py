@@ -118,6 +118,10 @@ class Rule(Optimizer):
         """A realisation w of the latent, and the factor on the gradient taken there (None for 1)."""
         return weights.sign(w_r), None
 
+    def _hard(self, group: dict[str, Any]) -> bool:
+        """Whether realisations are -1 and +1."""
+        return True
+
     def _update(self, w_r: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         """The new latent of a binary parameter, from the mean gradient over the blocks."""
         raise NotImplementedError
@@ -149,7 +153,8 @@ class Rule(Optimizer):
                 self._guarded.add(p)
         done = False
         try:
-            with weights.held(binary, [realised[p][0] for p in binary]):
+            hard = all(self._hard(group) for group in self.param_groups if group["binary"])
+            with weights.held(binary, [realised[p][0] for p in binary], hard):
                 self._inside = True
                 yield
             done = True
@@ -412,6 +417,9 @@ class BayesBiSNN(_Preconditioned):
         delta = weights.logistic_noise(w_r, self._generator)
         w = weights.sign(w_r + delta) if group["straight_through"] else weights.relax(w_r, delta, tau)
         return w, weights.mean_gradient_factor(w_r, delta, tau)
+
+    def _hard(self, group: dict[str, Any]) -> bool:
+        return group["straight_through"]
 
     def _update(self, w_r: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         prior = group["prior"].to(w_r) if isinstance(group["prior"], Tensor) else group["prior"]

@@ -135,9 +135,25 @@ def is_realised(parameter: nn.Parameter) -> bool:
     return getattr(parameter, "_bisnn_realised", False)
 
 
+def is_hard(w: Tensor) -> bool:
+    """Whether all weights are known to be -1 or +1: by their values where looking is cheap, else by what wrote them."""
+    return bool((w.detach().abs() == 1).all()) if _readable(w) and w.device.type == "cpu" else getattr(w, "_bisnn_hard", False)
+
+
+def is_spikes(x: Tensor) -> bool:
+    """Whether all inputs are known to be 0 or 1: by type, or by their values where they can be read."""
+    return isinstance(x, Tensor) and (x.dtype == torch.bool or (_readable(x) and bool(((x == 0) | (x == 1)).all())))
+
+
+def _readable(x: Tensor) -> bool:
+    return not (torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x) or x.is_meta)
+
+
 @contextmanager
-def held(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> Iterator[None]:
+def held(parameters: Sequence[nn.Parameter], values: Sequence[Tensor], hard: bool) -> Iterator[None]:
     """Let `parameters` hold `values` inside the block; the latents come back on leaving, whatever happened inside.
+
+    `hard` says whether the values are -1 and +1.
 
     Written in place under no_grad, so that autograd notices a backward pass that comes too late.
     """
@@ -145,17 +161,17 @@ def held(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> Iterat
         raise RuntimeError("these parameters hold a realisation already: realisations do not nest")
     latents = [p.detach().clone() for p in parameters]
     try:
-        _write(parameters, values, True)
+        _write(parameters, values, True, hard)
         yield
     finally:
-        _write(parameters, latents, False)
+        _write(parameters, latents, False, False)
 
 
 @torch.no_grad()
-def _write(parameters: Sequence[nn.Parameter], values: Sequence[Tensor], realised: bool) -> None:
+def _write(parameters: Sequence[nn.Parameter], values: Sequence[Tensor], realised: bool, hard: bool) -> None:
     for p, value in zip(parameters, values, strict=True):
         p.copy_(value)
-        p._bisnn_realised = realised  # type: ignore[attr-defined]
+        p._bisnn_realised, p._bisnn_hard = realised, hard  # type: ignore[attr-defined]
 
 
 def binary_parameters(of: nn.Module | Iterable[nn.Parameter]) -> list[nn.Parameter]:
@@ -174,7 +190,7 @@ def binary_parameters(of: nn.Module | Iterable[nn.Parameter]) -> list[nn.Paramet
 def map_weights(of: nn.Module | Iterable[nn.Parameter]) -> Iterator[None]:
     """Inside the block the binary parameters hold the MAP weights sign(w^r)."""
     parameters = binary_parameters(of)
-    with held(parameters, [sign(p.detach()) for p in parameters]):
+    with held(parameters, [sign(p.detach()) for p in parameters], hard=True):
         yield
 
 
@@ -183,5 +199,5 @@ def sample_weights(of: nn.Module | Iterable[nn.Parameter], generator: int | torc
     """Inside the block the binary parameters hold one sample from the posterior Bern(sigma(2 w^r))."""
     parameters = binary_parameters(of)
     generator = as_generator(generator, parameters[0].device if parameters else "cpu")
-    with held(parameters, [sample(p.detach(), generator) for p in parameters]):
+    with held(parameters, [sample(p.detach(), generator) for p in parameters], hard=True):
         yield

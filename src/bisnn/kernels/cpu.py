@@ -1,4 +1,4 @@
-"""The scan, its adjoint and products with sparse spikes on the CPU, compiled by numba: float32, all of torch's threads.
+"""The scan, its adjoint and the products of a layer on the CPU, compiled by numba: float32, all of torch's threads.
 
 A block of neurons keeps its traces in the L1 cache while time runs; the inner loop over neurons is what the compiler
 vectorises. No fastmath and no fused multiply-add: the forward bits are those of `reference`.
@@ -21,10 +21,11 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from bisnn.kernels import reference
+from bisnn.kernels import bits, reference
+from bisnn.kernels.bits import kernel
 from bisnn.kernels.reference import FLUSH
 
-BLOCK = 2048  # neurons whose traces (4 bytes each, four arrays) stay in L1 while time runs
+BLOCK = 1024  # neurons whose traces (4 bytes each, four arrays) stay in L1 while time runs
 SERIAL = 1 << 17  # elementary operations below which a second thread costs more than it saves
 _f = np.float32
 _FLUSH = _f(FLUSH)
@@ -32,31 +33,58 @@ _FLUSH_GRADIENT = _f(2.0**-100)  # adjoint traces: small gradients are legitimat
 _ZERO, _ONE, _HALF = _f(0), _f(1), _f(0.5)
 
 
-# Each kernel has one signature and is compiled when this module is imported (from numba's cache on disk, after the first time).
 _V, _M = "float32[::1]", "float32[:, ::1]"  # vector, matrix
 
+# Neurons are worked on in units that lie together in memory and keep their traces in a cache while time runs: BLOCK neurons, or
+# with pooling the pixels of one row of windows. `H`, `row` and `size` say where units lie: H rows of `row` neurons make a unit's
+# image of `size` neurons (without pooling, all neurons are one image, of rows of BLOCK).
 
-def _kernel(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return njit(signature, nogil=True, cache=True, error_model="numpy")
 
-
-@_kernel(f"void(int64, int64, {_M}, {_V}, {_V}, {_V}, {_V}, {_V}, {_M}, {_M})")
-def _scan(lo, hi, I, P, Q, R, kappa, c, s, u):
+@kernel(f"void(int64, int64, {_M}, {_V}, {_V}, {_V}, {_V}, {_V}, {_M}, int64, int64, int64, int64, int64)")
+def _scan(lo, hi, I, P, Q, R, kappa, c, s, pool, H, row, size, C):
+    """Potentials take the place of the currents: half the memory, and one stream less."""
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
-    for first in range(lo, hi, BLOCK):
-        last = min(first + BLOCK, hi)
+    units = -(-H // pool)  # of an image
+    for unit in range(lo, hi):
+        image = unit // units * size
+        first = image + unit % units * pool * row
+        last = min(first + pool * row, image + size)
         p, q, r, k = P[first:last], Q[first:last], R[first:last], kappa[first:last]
         for t in range(I.shape[0]):
-            I_t, s_t, u_t = I[t, first:last], s[t, first:last], u[t, first:last]
+            u_t = I[t, first:last]  # I_t before, u_t after
+            if pool == 1:
+                s_t = s[t, first:last]
+                for i in range(last - first):
+                    v = k[i] * (p[i] - q[i]) - r[i]
+                    x = _ONE if v > theta else _ZERO
+                    s_t[i] = x
+                    p_i, q_i, r_i = a_m * (p[i] + u_t[i]), a_s * (q[i] + u_t[i]), a_r * (r[i] + x)
+                    u_t[i] = v
+                    p[i] = _ZERO if abs(p_i) <= _FLUSH else p_i
+                    q[i] = _ZERO if abs(q_i) <= _FLUSH else q_i
+                    r[i] = _ZERO if abs(r_i) <= _FLUSH else r_i
+                continue
             for i in range(last - first):
                 v = k[i] * (p[i] - q[i]) - r[i]
-                x = _ONE if v > theta else _ZERO
+                p_i, q_i, r_i = a_m * (p[i] + u_t[i]), a_s * (q[i] + u_t[i]), a_r * (r[i] + (_ONE if v > theta else _ZERO))
                 u_t[i] = v
-                s_t[i] = x
-                p_i, q_i, r_i = a_m * (p[i] + I_t[i]), a_s * (q[i] + I_t[i]), a_r * (r[i] + x)
                 p[i] = _ZERO if abs(p_i) <= _FLUSH else p_i
                 q[i] = _ZERO if abs(q_i) <= _FLUSH else q_i
                 r[i] = _ZERO if abs(r_i) <= _FLUSH else r_i
+            if last - first == pool * row:  # a row of windows; what is left over at an edge belongs to none
+                W = row // C // pool
+                out = (unit // units * (H // pool) + unit % units) * W * C
+                s_t = s[t, out : out + W * C]
+                for w in range(W):
+                    s_w = s_t[w * C : (w + 1) * C]
+                    for i in range(C):
+                        s_w[i] = _ZERO
+                    for dy in range(pool):
+                        for dx in range(pool):
+                            at = dy * row + (w * pool + dx) * C
+                            u_w = u_t[at : at + C]
+                            for i in range(C):
+                                s_w[i] = _ONE if u_w[i] > theta else s_w[i]
 
 
 @njit(inline="always")
@@ -80,25 +108,67 @@ def _sigmoid_derivative(x):
     return e / (d * d)
 
 
-@_kernel(f"void(int64, int64, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, float32, boolean, {_M})")
-def _adjoint(lo, hi, g_s, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory, g_I):
+@njit(inline="always")
+def _to_first_maximum(e, u, pool, row, C, g):
+    """g = e (of windows) at the first maximum of u in each window, in row order."""
+    highest = np.empty(C, np.float32)
+    for w in range(e.shape[0] // C):
+        e_w = e[w * C : (w + 1) * C]
+        highest[:] = u[w * pool * C : w * pool * C + C]
+        for dy in range(pool):
+            for dx in range(pool):
+                at = dy * row + (w * pool + dx) * C
+                u_w = u[at : at + C]
+                for i in range(C):
+                    highest[i] = max(highest[i], u_w[i])
+        for dy in range(pool):  # of several equal ones only the first counts
+            for dx in range(pool):
+                at = dy * row + (w * pool + dx) * C
+                u_w, g_w = u[at : at + C], g[at : at + C]
+                for i in range(C):
+                    taken = u_w[i] == highest[i]
+                    g_w[i] = e_w[i] if taken else _ZERO
+                    highest[i] = np.float32(np.inf) if taken else highest[i]
+
+
+@kernel(
+    f"void(int64, int64, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, float32, boolean, {_M}, "
+    "int64, int64, int64, int64, int64)"
+)
+def _adjoint(lo, hi, g_s, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory, g_I, pool, H, row, size, C):
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
     has_s, has_u = g_s.shape[0] > 0, g_u.shape[0] > 0
-    g = np.empty(BLOCK, np.float32)
-    for first in range(lo, hi, BLOCK):
-        last = min(first + BLOCK, hi)
+    g = np.empty(pool * row, np.float32)
+    units = -(-H // pool)
+    for unit in range(lo, hi):
+        image = unit // units * size
+        first = image + unit % units * pool * row
+        last = min(first + pool * row, image + size)
         p, q, r, k = G_P[first:last], G_Q[first:last], G_R[first:last], kappa[first:last]
         n = last - first
         for t in range(u.shape[0] - 1, -1, -1):
             u_t, g_I_t = u[t, first:last], g_I[t, first:last]
+            e = g[:n]  # error on the spikes
+            if has_s and pool == 1:
+                e = g_s[t, first:last]
+            else:
+                e[:] = _ZERO
+            if has_s and pool > 1 and n == pool * row:
+                W = row // C // pool
+                out = (unit // units * (H // pool) + unit % units) * W * C
+                _to_first_maximum(g_s[t, out : out + W * C], u_t, pool, row, C, g)
+            if sigmoid and not (refractory or has_u):  # local learning, as it mostly is: one loop
+                for i in range(n):
+                    d = k[i] * (e[i] * (slope * _sigmoid_derivative(slope * (u_t[i] - theta))))
+                    p_i, q_i = a_m * p[i], a_s * q[i]
+                    g_I_t[i] = p_i + q_i
+                    p_i, q_i = p_i + d, q_i - d
+                    p[i] = _ZERO if abs(p_i) <= _FLUSH_GRADIENT else p_i
+                    q[i] = _ZERO if abs(q_i) <= _FLUSH_GRADIENT else q_i
+                continue
             for i in range(n):
                 r[i] = a_r * r[i]
-            if has_s:
-                g_s_t = g_s[t, first:last]
-                for i in range(n):
-                    g[i] = r[i] + g_s_t[i]
-            else:
-                g[:n] = r
+                g[i] = e[i] + r[i]
             if sigmoid:
                 for i in range(n):
                     g[i] = g[i] * (slope * _sigmoid_derivative(slope * (u_t[i] - theta)))
@@ -143,17 +213,27 @@ def _flat(x: Tensor, steps: int | None = None) -> np.ndarray:
     return x.detach().numpy().reshape(-1 if steps is None else (steps, -1))
 
 
+def _units(like: Tensor, pool: int) -> tuple[int, tuple[int, int, int, int, int]]:
+    """How many units the neurons `like` (B, ...) make, and (pool, H, row, size, C) for the kernels."""
+    if pool == 1:
+        H = -(-like.numel() // BLOCK)
+        return H, (1, H, BLOCK, like.numel(), 1)
+    B, H, W, C = like.shape
+    return B * -(-H // pool), (pool, H, W * C, H * W * C, C)
+
+
 def scan(
-    I: Tensor, P: Tensor, Q: Tensor, R: Tensor, kappa: Tensor, constants: Tensor
+    I: Tensor, P: Tensor, Q: Tensor, R: Tensor, kappa: Tensor, constants: Tensor, pool: int = 1, reuse: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `reference.scan`, bit for bit."""
+    """As `reference.scan`, bit for bit; with `reuse`, u lies where I was."""
     T = I.shape[0]
-    I = I.contiguous()
+    u = I.contiguous() if reuse else I.clone(memory_format=torch.contiguous_format)
     P, Q, R = (x.expand(I.shape[1:]).clone(memory_format=torch.contiguous_format) for x in (P, Q, R))
     k = kappa.expand(I.shape[1:]).contiguous()
-    s, u = torch.empty_like(I), torch.empty_like(I)
+    s = torch.empty_like(u) if pool == 1 else I.new_empty(*I.shape[:2], I.shape[2] // pool, I.shape[3] // pool, I.shape[4])
     state = (_flat(P), _flat(Q), _flat(R))
-    _run(_scan, I.numel(), P.numel(), BLOCK, _flat(I, T), *state, _flat(k), _flat(constants), _flat(s, T), _flat(u, T))
+    size, units = _units(P, pool)
+    _run(_scan, I.numel(), size, 1, _flat(u, T), *state, _flat(k), _flat(constants), _flat(s, T), *units)
     return s, u, P, Q, R
 
 
@@ -167,6 +247,7 @@ def adjoint(
     surrogate: str,
     slope: float,
     refractory: bool,
+    pool: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `reference.adjoint`, to float32 accuracy."""
     T, u = u.shape[0], u.contiguous()
@@ -177,100 +258,95 @@ def adjoint(
         G_R.zero_()
     k = kappa.expand(u.shape[1:]).contiguous()
     g_I = torch.empty_like(u)
-    state = (_flat(G_P), _flat(G_Q), _flat(G_R))
-    settings = (surrogate == "sigmoid", _f(slope), refractory)
-    _run(_adjoint, u.numel(), k.numel(), BLOCK, e_s, e_u, *state, _flat(u, T), _flat(k), _flat(constants), *settings, _flat(g_I, T))
+    arrays = (e_s, e_u, _flat(G_P), _flat(G_Q), _flat(G_R), _flat(u, T), _flat(k), _flat(constants))
+    size, units = _units(k, pool)
+    _run(_adjoint, u.numel(), size, 1, *arrays, surrogate == "sigmoid", _f(slope), refractory, _flat(g_I, T), *units)
     return g_I, G_P, G_Q, G_R
 
 
-# Products with spikes: where few are active, adding the rows of the active ones beats a dense matrix product.
+# Products with spikes. Hard weights: popcounts. Real ones: where few spikes are active, adding the rows of the active ones beats a
+# dense product, forward and in the weight gradient.
 
-SPARSE = 0.1  # density of spikes up to which it does; it breaks even at 0.07 to 0.2, by CPU (benchmarks/kernels.py)
-COLUMNS = 16  # neurons a thread gets at least: a cache line of float32
-
-
-_BITS_OF_ONE = np.uint32(0x3F800000)
+SPARSE = 0.15  # density of spikes up to which it does (benchmarks/kernels.py)
 
 
-@_kernel("boolean(uint32[:, ::1], uint32[::1], int64[::1])")
-def _events(x, index, start):
-    """Columns of the nonzeros of each row of x, given as bits; returns whether all of them are 1.0.
-
-    Eight at a time: most eights are empty, and one OR tells. Within an eight there is no branch: spikes are unpredictable.
-    """
-    k = 0
-    ones = True
-    eights = x.shape[1] // 8 * 8
-    for r in range(x.shape[0]):
-        row = x[r]
-        start[r] = k
-        for j in range(0, eights, 8):
-            if row[j] | row[j + 1] | row[j + 2] | row[j + 3] | row[j + 4] | row[j + 5] | row[j + 6] | row[j + 7]:
-                for i in range(j, j + 8):
-                    index[k] = i
-                    k += row[i] != 0
-                    ones &= (row[i] == 0) | (row[i] == _BITS_OF_ONE)
-        for i in range(eights, x.shape[1]):
-            index[k] = i
-            k += row[i] != 0
-            ones &= (row[i] == 0) | (row[i] == _BITS_OF_ONE)
-    start[x.shape[0]] = k
-    return ones
-
-
-@_kernel(f"void(int64, int64, uint32[::1], int64[::1], {_M}, {_M})")
-def _add_rows(lo, hi, index, start, w, out):
-    """out[r] = sum of w[j] over the active j of row r; w is (n_in, n_out)."""
-    for r in range(out.shape[0]):
-        o = out[r, lo:hi]
-        for i in range(hi - lo):
-            o[i] = _ZERO
-        for k in range(start[r], start[r + 1]):
-            row = w[index[k], lo:hi]
-            for i in range(hi - lo):
-                o[i] += row[i]
-
-
-@_kernel(f"void(int64, int64, uint32[::1], int64[::1], {_M}, {_M})")
-def _scatter_rows(lo, hi, index, start, g, g_w):
-    """g_w[j] += g[r] for every active j of row r; g_w is (n_in, n_out)."""
-    for r in range(g.shape[0]):
-        e = g[r, lo:hi]
-        for k in range(start[r], start[r + 1]):
-            row = g_w[index[k], lo:hi]
-            for i in range(hi - lo):
-                row[i] += e[i]
-
-
-def _sparse_rows(x: Tensor) -> tuple[np.ndarray, np.ndarray] | None:
-    """(index, start) of the active inputs of each row of x (R, n_in), or None if x is no sparse matrix of spikes."""
-    sampled = x[:: max(1, len(x) // 256)]  # the density of some rows decides
-    if int(sampled.count_nonzero()) > SPARSE * sampled.numel():
-        return None
-    index = np.empty(x.numel() + 1, np.uint32)
-    start = np.empty(len(x) + 1, np.int64)
-    return (index, start) if _events(x.detach().numpy().view(np.uint32), index, start) else None
-
-
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x (R, n_in) times weight (n_out, n_in): as `reference.linear`; the same bits for hard weights and spikes."""
+def keep(x: Tensor) -> Tensor:
+    """Spikes as bits, packed along the last axis into int32."""
     x = x.contiguous()
-    rows = _sparse_rows(x)
-    if rows is None:
-        return reference.linear(x, weight)
-    w = weight.detach().t().contiguous()
-    out = torch.empty(len(x), len(weight))
-    _run(_add_rows, int(rows[1][-1]) * len(weight), len(weight), COLUMNS, *rows, w.numpy(), out.numpy())
-    return out
+    rows = x.detach().numpy().reshape(-1, x.shape[-1]).view(np.uint32)
+    shape, dtype = kept_shape(x.shape)
+    kept = torch.empty(shape, dtype=dtype)
+    _run(bits.pack, x.numel(), len(rows), 1, rows, _words(kept))
+    return kept
 
 
-def linear_weight_gradient(g: Tensor, x: Tensor) -> Tensor:
-    """g^T x, (n_out, n_in), for the gradient g (R, n_out) of the product and its input x (R, n_in)."""
-    x = x.contiguous()
-    rows = _sparse_rows(x)
-    if rows is None:
-        return reference.linear_weight_gradient(g, x)
-    g = g.contiguous()
-    g_w = torch.zeros(x.shape[1], g.shape[1])
-    _run(_scatter_rows, int(rows[1][-1]) * g.shape[1], g.shape[1], COLUMNS, *rows, g.detach().numpy(), g_w.numpy())
-    return g_w.t().contiguous()
+def kept_shape(shape: torch.Size) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of what `keep` returns."""
+    return (*shape[:-1], -(-shape[-1] // 32)), torch.int32
+
+
+def _words(kept: Tensor) -> np.ndarray:
+    """Packed spikes (..., words) as a matrix of uint32."""
+    return kept.numpy().view(np.uint32).reshape(-1, kept.shape[-1])
+
+
+def _rows(kept: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> np.ndarray:
+    """The inputs of each output neuron or pixel, as rows of bits: (R, words)."""
+    if weight.ndim == 2:
+        return _words(kept)
+    _, channels, k0, k1 = weight.shape
+    images = kept.numpy().view(np.uint32).reshape(-1, *kept.shape[2:])
+    H, W = ((n + 2 * p - k) // d + 1 for n, k, d, p in zip(kept.shape[2:4], (k0, k1), stride, padding, strict=True))
+    rows = np.empty((len(images), H, W, -(-k0 * k1 * channels // 32)), np.uint32)
+    _run(bits.windows, rows.size, len(images), 1, images, channels, k0, k1, *stride, *padding, rows)
+    return rows.reshape(-1, rows.shape[-1])
+
+
+def _sparse(kept: Tensor, channels: int) -> bool:
+    words = kept.numpy().view(np.uint32)
+    return int(np.bitwise_count(words).sum()) <= SPARSE * words.size // words.shape[-1] * channels
+
+
+def _matrix(weight: Tensor) -> Tensor:
+    """Weights as (n_out, inputs), the inputs of a convolution in the order of `bits.windows`."""
+    return weight.detach() if weight.ndim == 2 else weight.detach().movedim(1, -1).flatten(1)
+
+
+def product(x: Tensor, kept: Tensor | None, weight: Tensor, stride: list[int], padding: list[int], hard: bool) -> Tensor:
+    """As `reference.product`; the same bits for hard weights and spikes."""
+    if kept is None or not (hard or _sparse(kept, x.shape[-1])):
+        return reference.product(x, kept, weight, stride, padding, hard)
+    rows, w = _rows(kept, weight, stride, padding), _matrix(weight)
+    if weight.ndim == 2:
+        I = x.new_empty(*x.shape[:2], len(w))
+    else:
+        sizes = zip(x.shape[2:4], weight.shape[2:], stride, padding, strict=True)
+        I = x.new_empty(*x.shape[:2], *((n + 2 * p - k) // d + 1 for n, k, d, p in sizes), len(w))
+    out = I.numpy().reshape(-1, len(w))
+    if hard:
+        w_bits = np.ascontiguousarray(_words(keep((w > 0).to(x.dtype))).T)
+        _run(bits.counts, rows.size * len(w), len(rows), 1, rows, w_bits, out)
+    else:
+        _run(bits.add_rows, rows.size * len(w), len(rows), 1, rows, w.t().contiguous().numpy(), out)
+    return I
+
+
+def weight_gradient(g: Tensor, x: Tensor, spikes: bool, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+    """As `reference.weight_gradient`, to float32 accuracy."""
+    channels = weight.shape[1]
+    if spikes and not _sparse(x, channels):
+        dense = torch.empty(*x.shape[:-1], channels)
+        _run(bits.unpack, dense.numel(), dense.numel() // channels, 1, _words(x), dense.numpy().reshape(-1, channels))
+        x, spikes = dense, False
+    if not spikes:
+        return reference.weight_gradient(g, x, spikes, weight, stride, padding)
+    rows = _rows(x, weight, stride, padding)
+    g_w = torch.zeros(weight[0].numel(), len(weight))
+    g_rows = g.contiguous().numpy().reshape(-1, len(weight))
+    _run(bits.add_rows_transposed, rows.size * len(weight), rows.shape[1], 1, rows, g_rows, g_w.numpy())
+    if weight.ndim == 2:
+        return g_w.t().contiguous()
+    return g_w.t().reshape(len(weight), *weight.shape[2:], channels).movedim(-1, 1).contiguous()
+
+
+input_gradient = reference.input_gradient

@@ -45,16 +45,32 @@ def pseudo_derivative(v: Tensor, surrogate: str, slope: float) -> Tensor:
 
 
 def scan(
-    I: Tensor, P: Tensor, Q: Tensor, R: Tensor, kappa: Tensor, constants: Tensor
+    I: Tensor, P: Tensor, Q: Tensor, R: Tensor, kappa: Tensor, constants: Tensor, pool: int = 1, reuse: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Spikes s and potentials u of all time steps, and the state after the last: (s, u, P, Q, R)."""
+    """Spikes s and potentials u of all time steps, and the state after the last: (s, u, P, Q, R).
+
+    With `pool`, currents are (T, B, H, W, C) and s is what leaves the layer: 1 where the highest potential of a window of
+    pool x pool pixels exceeds theta, which is the OR of the window's spikes. With `reuse` a kernel may overwrite I.
+    """
     theta = constants[3]
     s, u = (torch.empty_like(I, memory_format=torch.contiguous_format) for _ in range(2))
     for t in range(I.shape[0]):
         u[t] = potential(P, Q, R, kappa)
         s[t] = (u[t] > theta).to(I.dtype)  # equality does not fire
         P, Q, R = advance(I[t], s[t], P, Q, R, constants)
+    if pool > 1:
+        s = channels_last(F.max_pool2d(channels_first(s), pool), s)
     return s, u, P.contiguous(), Q.contiguous(), R.contiguous()
+
+
+def channels_first(x: Tensor) -> Tensor:
+    """Images (T, B, H, W, C) as (T B, C, H, W), a view."""
+    return x.flatten(0, 1).permute(0, 3, 1, 2)
+
+
+def channels_last(images: Tensor, like: Tensor) -> Tensor:
+    """Images (T B, C, H, W) as (T, B, H, W, C), contiguous, with T and B of `like`."""
+    return images.permute(0, 2, 3, 1).unflatten(0, like.shape[:2]).contiguous()
 
 
 def adjoint(
@@ -67,12 +83,18 @@ def adjoint(
     surrogate: str,
     slope: float,
     refractory: bool,
+    pool: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients (g_I, g_P, g_Q, g_R) of the current and the initial state, from those of the scan's outputs.
 
-    With `refractory` the error also travels through the neuron's own feedback R (BPTT); without, that path is cut.
+    With `refractory` the error also travels through the neuron's own feedback R (BPTT); without, that path is cut. With `pool`
+    the error of a window goes to its first maximum.
     """
     a_m, a_s, a_r, theta = constants.unbind()
+    if g_s is not None and pool > 1:
+        images = channels_first(u)
+        _, first = F.max_pool2d(images, pool, return_indices=True)
+        g_s = channels_last(F.max_unpool2d(channels_first(g_s), first, pool, output_size=images.shape[-2:]), u)
     G_P, G_Q, G_R = (torch.zeros_like(u[0]) if g is None else g for g in g_state)
     if not refractory:
         G_R = torch.zeros_like(u[0])
@@ -90,11 +112,40 @@ def adjoint(
     return g_I, G_P.contiguous(), G_Q.contiguous(), G_R.contiguous()
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """The currents of a dense layer: x (R, n_in) times weight (n_out, n_in)."""
-    return x @ weight.t()
+# The product of a layer, and its gradients. Inputs are (T, B, n_in) for weights (n_out, n_in), or images (T, B, H, W, C) for
+# kernels (C_out, C, k0, k1). `hard` promises weights of +-1 and `spikes` inputs of 0 and 1: a kernel may use it.
 
 
-def linear_weight_gradient(g: Tensor, x: Tensor) -> Tensor:
-    """Its weight gradient g^T x, (n_out, n_in), for g (R, n_out)."""
-    return g.t() @ x
+def keep(x: Tensor) -> Tensor:
+    """Spikes in the form in which they are kept for the backward pass, here one byte each."""
+    return x.to(torch.uint8)
+
+
+def kept_shape(shape: torch.Size) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of what `keep` returns."""
+    return tuple(shape), torch.uint8
+
+
+def product(x: Tensor, kept: Tensor | None, weight: Tensor, stride: list[int], padding: list[int], hard: bool) -> Tensor:
+    """Currents I = W s of all time steps; `kept` is None where the inputs are no spikes."""
+    if weight.ndim == 2:
+        return F.linear(x, weight)
+    return channels_last(F.conv2d(channels_first(x), weight, None, stride, padding), x)
+
+
+def weight_gradient(
+    g: Tensor, x: Tensor, spikes: bool, weight: Tensor, stride: list[int], padding: list[int]
+) -> Tensor:
+    """Gradient of the weights from that of the currents, and the inputs: real-valued, or spikes as `keep` gave them."""
+    x = x.to(g.dtype)
+    if weight.ndim == 2:
+        return g.flatten(0, 1).t() @ x.flatten(0, 1)
+    return torch.nn.grad.conv2d_weight(channels_first(x), weight.shape, channels_first(g), stride, padding)  # type: ignore[arg-type]
+
+
+def input_gradient(g: Tensor, shape: torch.Size, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+    """Gradient of the inputs from that of the currents."""
+    if weight.ndim == 2:
+        return g @ weight
+    size = torch.Size([g.shape[0] * g.shape[1], shape[-1], *shape[2:4]])
+    return channels_last(torch.nn.grad.conv2d_input(size, weight, channels_first(g), stride, padding), g)  # type: ignore[arg-type]

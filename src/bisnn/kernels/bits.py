@@ -1,0 +1,208 @@
+"""Sums over single bits, compiled by numba: what a layer does where inputs are spikes, with no multiplication over synapses.
+
+Spikes are packed along their last axis into 32-bit words, the lowest bit first (32 and not 64, because popcounts then come out in
+the width of a float32 and the loops vectorise). A convolution is made a dense product by gathering, for each output pixel, the
+bits under the kernel (`windows`): taps in row order, channels within a tap. So three kernels serve all layers:
+
+    counts    hard weights: sum_j w_ij s_j = 2 popcount(w_i & s) - popcount(s), an exact integer
+    add_rows  real weights: the sum of the rows of W^T at the active inputs
+    add_rows  of the transposed bits: the weight gradient, the sum of the rows of g at the time steps where an input was active
+
+All release the GIL and take a range lo..hi of their first axis, for a thread each. Only numpy and numba are needed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.core.extending import intrinsic
+
+_M, _B = "float32[:, ::1]", "uint32[:, ::1]"  # matrix of floats, of words
+_F = np.float32
+_ONE_BITS = np.uint32(0x3F800000)  # of the float32 1.0
+_U0, _U1 = np.uint32(0), np.uint32(1)
+ROWS = 256  # rows of a gradient whose selections are added while they stay in the L2 cache; a multiple of 32
+BLOCK = 16  # words of inputs whose weights stay there, likewise
+COLUMNS = 512  # columns that a block of rows is counted for at a time, so that the counts stay in the L1 cache
+
+
+def kernel(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """One signature each, compiled at import (from numba's cache on disk, after the first time); no fastmath."""
+    return njit(signature, nogil=True, cache=True, error_model="numpy")
+
+
+@intrinsic
+def _popcount(typingctx, x):
+    """Number of ones of a uint32, as an instruction that LLVM can vectorise; numba has none of its own."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.ctpop(arguments[0])
+
+    return types.uint32(types.uint32), generate
+
+
+@intrinsic
+def _lowest(typingctx, x):
+    """Index of the lowest one of a uint32 that is not 0."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
+
+    return types.uint32(types.uint32), generate
+
+
+@kernel(f"boolean(int64, int64, {_B}, {_B})")
+def pack(lo, hi, x, words):
+    """words[r] = the bits of row r of x, float32 given as its bits; returns whether every value is 0 or 1."""
+    n = x.shape[1]
+    good = True
+    for r in range(lo, hi):
+        for k in range(words.shape[1]):
+            first = 32 * k
+            word = _U0
+            if first + 32 <= n:
+                part = x[r, first : first + 32]
+                other = _U0
+                for i in range(32):
+                    word |= np.uint32(part[i] != _U0) << np.uint32(i)
+                    other |= np.uint32((part[i] != _U0) & (part[i] != _ONE_BITS))
+                good &= other == _U0
+            else:
+                for i in range(n - first):
+                    v = x[r, first + i]
+                    word |= np.uint32(v != _U0) << np.uint32(i)
+                    good &= (v == _U0) | (v == _ONE_BITS)
+            words[r, k] = word
+    return good
+
+
+@kernel(f"void(int64, int64, {_B}, {_M})")
+def unpack(lo, hi, words, x):
+    """The inverse of `pack`."""
+    for r in range(lo, hi):
+        for i in range(x.shape[1]):
+            x[r, i] = _F((words[r, i >> 5] >> np.uint32(i & 31)) & _U1)
+
+
+@kernel("void(int64, int64, uint32[:, :, :, ::1], int64, int64, int64, int64, int64, int64, int64, uint32[:, :, :, ::1])")
+def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out):
+    """out[n, y, x] = the k0 k1 channels bits of images[n] (H, W, words) under the kernel at output pixel (y, x), 0 outside."""
+    H, W, n_words = images.shape[1], images.shape[2], images.shape[3]
+    whole = channels % 32 == 0
+    for n in range(lo, hi):
+        for y in range(out.shape[1]):
+            for x in range(out.shape[2]):
+                target = out[n, y, x]
+                for i in range(target.shape[0]):
+                    target[i] = _U0
+                at = 0  # bit position in the window
+                for i in range(k0):
+                    h = y * stride0 + i - pad0
+                    for j in range(k1):
+                        w = x * stride1 + j - pad1
+                        if 0 <= h < H and 0 <= w < W:
+                            source = images[n, h, w]
+                            word, shift = at >> 5, np.uint32(at & 31)
+                            for k in range(n_words):
+                                bits = source[k]
+                                if bits:
+                                    target[word + k] |= bits << shift
+                                    if not whole and shift != 0 and bits >> (np.uint32(32) - shift):
+                                        target[word + k + 1] |= bits >> (np.uint32(32) - shift)
+                        at += channels
+
+
+@kernel(f"void(int64, int64, {_B}, {_B}, {_M})")
+def counts(lo, hi, x, w, out):
+    """out[r, i] = 2 popcount(w[:, i] & x[r]) - popcount(x[r]) for rows x (R, words) and weight bits w (words, n_out)."""
+    n_words, n_out = w.shape
+    sums = np.empty(COLUMNS, np.uint32)
+    for first in range(0, n_out, COLUMNS):
+        n = min(COLUMNS, n_out - first)
+        acc = sums[:n]
+        for r in range(lo, hi):
+            row = x[r]
+            active = _U0
+            for i in range(n):
+                acc[i] = _U0
+            k = 0
+            while k + 4 <= n_words:
+                a, b, c, d = row[k], row[k + 1], row[k + 2], row[k + 3]
+                if a | b | c | d:
+                    active += _popcount(a) + _popcount(b) + _popcount(c) + _popcount(d)
+                    w_a, w_b = w[k, first : first + n], w[k + 1, first : first + n]
+                    w_c, w_d = w[k + 2, first : first + n], w[k + 3, first : first + n]
+                    for i in range(n):
+                        acc[i] += (_popcount(w_a[i] & a) + _popcount(w_b[i] & b)) + (_popcount(w_c[i] & c) + _popcount(w_d[i] & d))
+                k += 4
+            while k < n_words:
+                a = row[k]
+                if a:
+                    active += _popcount(a)
+                    w_a = w[k, first : first + n]
+                    for i in range(n):
+                        acc[i] += _popcount(w_a[i] & a)
+                k += 1
+            o = out[r, first : first + n]
+            for i in range(n):
+                o[i] = _F(np.int32(_U1 + _U1) * np.int32(acc[i]) - np.int32(active))
+
+
+@njit(inline="always")
+def _add_listed(index, count, rows, out):
+    """out += the sum of rows[index[k]] for k < count: eight at a time, so that `out` is read and written less."""
+    k = 0
+    while k + 8 <= count:
+        a, b, c, d = rows[index[k]], rows[index[k + 1]], rows[index[k + 2]], rows[index[k + 3]]
+        e, f, g, h = rows[index[k + 4]], rows[index[k + 5]], rows[index[k + 6]], rows[index[k + 7]]
+        for i in range(out.shape[0]):
+            out[i] += ((a[i] + b[i]) + (c[i] + d[i])) + ((e[i] + f[i]) + (g[i] + h[i]))
+        k += 8
+    while k + 2 <= count:
+        a, b = rows[index[k]], rows[index[k + 1]]
+        for i in range(out.shape[0]):
+            out[i] += a[i] + b[i]
+        k += 2
+    if k < count:
+        a = rows[index[k]]
+        for i in range(out.shape[0]):
+            out[i] += a[i]
+
+
+@kernel(f"void(int64, int64, {_B}, {_M}, {_M})")
+def add_rows(lo, hi, x, w, out):
+    """out[r] = the sum of w[j] over the ones j of row r of x (R, words); w is (n_in, n_out)."""
+    index = np.empty(32 * BLOCK, np.uint32)
+    out[lo:hi] = _F(0)
+    for first in range(0, x.shape[1], BLOCK):
+        for r in range(lo, hi):
+            count = 0
+            for k in range(first, min(first + BLOCK, x.shape[1])):
+                word = x[r, k]
+                while word:
+                    index[count] = np.uint32(32 * k) + _lowest(word)
+                    word &= word - _U1
+                    count += 1
+            _add_listed(index, count, w, out[r])
+
+
+@kernel(f"void(int64, int64, {_B}, {_M}, {_M})")
+def add_rows_transposed(lo, hi, x, g, out):
+    """out[j] += the sum of g[r] over the rows r of x (R, words) whose bit j is one, for the inputs j of words lo..hi."""
+    index = np.empty((32, ROWS), np.uint32)  # of one word's inputs: the rows where each is active
+    count = np.empty(32, np.int64)
+    for first in range(0, x.shape[0], ROWS):
+        for k in range(lo, hi):
+            count[:] = 0
+            for r in range(first, min(first + ROWS, x.shape[0])):
+                word = x[r, k]
+                while word:
+                    j = _lowest(word)
+                    index[j, count[j]] = r
+                    count[j] += 1
+                    word &= word - _U1
+            for j in range(min(32, out.shape[0] - 32 * k)):
+                _add_listed(index[j], count[j], g, out[32 * k + j])
