@@ -75,11 +75,9 @@ def srm_layer_backward(
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, weight (each empty unless needed), P, Q, R; x is what was kept of the input, of shape `x_shape`."""
-    kernel = kernels.choose(u)
-    g_I, *g_state = kernel.adjoint(g_s, g_u, (g_P, g_Q, g_R), u, kappa, constants, surrogate, slope, refractory, pool)
-    g_x = kernel.input_gradient(g_I, torch.Size(x_shape), weight, stride, padding) if needs_x else u.new_empty(0)
-    g_w = kernel.weight_gradient(g_I, x, spikes, weight, stride, padding) if needs_weight else u.new_empty(0)
-    return (g_x, g_w, *g_state)
+    g_state, neuron = (g_P, g_Q, g_R), (surrogate, slope, refractory)
+    layer = (weight, kappa, constants, stride, padding, pool)
+    return kernels.choose(u).gradients(g_s, g_u, g_state, u, x, x_shape, spikes, *layer, *neuron, needs_x, needs_weight)
 
 
 def _current_shape(x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> list[int]:

@@ -1,13 +1,16 @@
 """The scan over time, in several implementations that give the same bits.
 
-`reference` (plain PyTorch, any device and float type) is the definition; `cpu` (numba) is what runs by default on a
-CPU in float32. Which one runs is decided by device and dtype alone, or by `forced`.
+`reference` (plain PyTorch, any device and float type) is the definition; in float32, `cpu` (numba) is what runs on a CPU and
+`cuda` (Triton) on an NVIDIA GPU. Which one runs is decided by device and dtype alone, or by `forced`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 
 import torch
@@ -15,27 +18,26 @@ from torch import Tensor
 
 from bisnn.checks import choice
 
-NAMES = ("reference", "cpu")
+NAMES = ("reference", "cpu", "cuda")
 _forced: str | None = None
 
 
 def choose(I: Tensor) -> ModuleType:
     """The kernel module that handles a current of this device and dtype."""
-    name = name_for(I.device, I.dtype)
-    if name == "cpu":
-        from bisnn.kernels import cpu  # imported when first used: numba takes a while to load
-
-        return cpu
-    from bisnn.kernels import reference
-
-    return reference
+    return import_module(f"bisnn.kernels.{name_for(I.device, I.dtype)}")  # when first used: numba and Triton take a while to load
 
 
 def name_for(device: torch.device, dtype: torch.dtype) -> str:
     """Name of the kernel in use for `device` and `dtype`."""
     if _forced is not None:
         return _forced
-    return "cpu" if device.type == "cpu" and dtype == torch.float32 else "reference"
+    fast = device.type == "cpu" or (device.type == "cuda" and _has_triton())
+    return device.type if fast and dtype == torch.float32 else "reference"
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None  # not on every platform that has CUDA
 
 
 @contextmanager

@@ -304,7 +304,7 @@ def _rows(kept: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -
 
 def _sparse(kept: Tensor, channels: int) -> bool:
     words = kept.numpy().view(np.uint32)
-    return int(np.bitwise_count(words).sum()) <= SPARSE * words.size // words.shape[-1] * channels
+    return int(np.bitwise_count(words).sum()) <= SPARSE * channels * (words.size // words.shape[-1])
 
 
 def _matrix(weight: Tensor) -> Tensor:
@@ -331,15 +331,15 @@ def product(x: Tensor, kept: Tensor | None, weight: Tensor, stride: list[int], p
     return I
 
 
-def weight_gradient(g: Tensor, x: Tensor, spikes: bool, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
-    """As `reference.weight_gradient`, to float32 accuracy."""
+def _weight_gradient(g: Tensor, x: Tensor, spikes: bool, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+    """As `reference.weight_gradient`, to float32 accuracy, of inputs as they were or as `keep` gave them."""
     channels = weight.shape[1]
     if spikes and not _sparse(x, channels):
         dense = torch.empty(*x.shape[:-1], channels)
         _run(bits.unpack, dense.numel(), dense.numel() // channels, 1, _words(x), dense.numpy().reshape(-1, channels))
         x, spikes = dense, False
     if not spikes:
-        return reference.weight_gradient(g, x, spikes, weight, stride, padding)
+        return reference.weight_gradient(g, x, weight, stride, padding)
     rows = _rows(x, weight, stride, padding)
     g_w = torch.zeros(weight[0].numel(), len(weight))
     g_rows = g.contiguous().numpy().reshape(-1, len(weight))
@@ -349,4 +349,28 @@ def weight_gradient(g: Tensor, x: Tensor, spikes: bool, weight: Tensor, stride: 
     return g_w.t().reshape(len(weight), *weight.shape[2:], channels).movedim(-1, 1).contiguous()
 
 
-input_gradient = reference.input_gradient
+def gradients(
+    g_s: Tensor | None,
+    g_u: Tensor | None,
+    g_state: tuple[Tensor | None, Tensor | None, Tensor | None],
+    u: Tensor,
+    x: Tensor,
+    x_shape: list[int],
+    spikes: bool,
+    weight: Tensor,
+    kappa: Tensor,
+    constants: Tensor,
+    stride: list[int],
+    padding: list[int],
+    pool: int,
+    surrogate: str,
+    slope: float,
+    refractory: bool,
+    needs_x: bool,
+    needs_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As `reference.gradients`, to float32 accuracy."""
+    g_I, *g_before = adjoint(g_s, g_u, g_state, u, kappa, constants, surrogate, slope, refractory, pool)
+    g_x = reference.input_gradient(g_I, x_shape, weight, stride, padding) if needs_x else u.new_empty(0)
+    g_w = _weight_gradient(g_I, x, spikes, weight, stride, padding) if needs_weight else u.new_empty(0)
+    return (g_x, g_w, *g_before)

@@ -133,19 +133,47 @@ def product(x: Tensor, kept: Tensor | None, weight: Tensor, stride: list[int], p
     return channels_last(F.conv2d(channels_first(x), weight, None, stride, padding), x)
 
 
-def weight_gradient(
-    g: Tensor, x: Tensor, spikes: bool, weight: Tensor, stride: list[int], padding: list[int]
-) -> Tensor:
-    """Gradient of the weights from that of the currents, and the inputs: real-valued, or spikes as `keep` gave them."""
-    x = x.to(g.dtype)
+def weight_gradient(g: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+    """Gradient of the weights from that of the currents and the inputs."""
     if weight.ndim == 2:
         return g.flatten(0, 1).t() @ x.flatten(0, 1)
-    return torch.nn.grad.conv2d_weight(channels_first(x), weight.shape, channels_first(g), stride, padding)  # type: ignore[arg-type]
+    g_w = torch.nn.grad.conv2d_weight(channels_first(x), weight.shape, channels_first(g), stride, padding)  # type: ignore[arg-type]
+    return g_w.contiguous()
 
 
-def input_gradient(g: Tensor, shape: torch.Size, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
-    """Gradient of the inputs from that of the currents."""
+def input_gradient(g: Tensor, shape: list[int], weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+    """Gradient of the inputs, of this shape, from that of the currents."""
     if weight.ndim == 2:
         return g @ weight
     size = torch.Size([g.shape[0] * g.shape[1], shape[-1], *shape[2:4]])
     return channels_last(torch.nn.grad.conv2d_input(size, weight, channels_first(g), stride, padding), g)  # type: ignore[arg-type]
+
+
+def gradients(
+    g_s: Tensor | None,
+    g_u: Tensor | None,
+    g_state: tuple[Tensor | None, Tensor | None, Tensor | None],
+    u: Tensor,
+    x: Tensor,
+    x_shape: list[int],
+    spikes: bool,
+    weight: Tensor,
+    kappa: Tensor,
+    constants: Tensor,
+    stride: list[int],
+    padding: list[int],
+    pool: int,
+    surrogate: str,
+    slope: float,
+    refractory: bool,
+    needs_x: bool,
+    needs_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x and weight (empty where not needed) and of P, Q, R, from those of a layer's outputs.
+
+    x is the layer's input, of shape `x_shape`: as it was, or if it was `spikes`, as `keep` gave it.
+    """
+    g_I, *g_before = adjoint(g_s, g_u, g_state, u, kappa, constants, surrogate, slope, refractory, pool)
+    g_x = input_gradient(g_I, x_shape, weight, stride, padding) if needs_x else u.new_empty(0)
+    g_w = weight_gradient(g_I, x.to(u.dtype), weight, stride, padding) if needs_weight else u.new_empty(0)
+    return (g_x, g_w, *g_before)
