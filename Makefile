@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-.PHONY: demo test test-all lint bench setup clean
+.PHONY: demo test test-all lint bench bench-gpu setup clean
 
 setup: .venv/ready
 
@@ -31,7 +31,10 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	$(BIN)/python benchmarks/iteration.py
+	$(BIN)/python benchmarks/cpu.py
+
+bench-gpu: setup
+	$(BIN)/python benchmarks/gpu.py
 
 clean:
 	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from iteration import machine
+from report import machine
 
 import bisnn
 from bisnn import prediction

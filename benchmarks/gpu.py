@@ -1,0 +1,305 @@
+"""What training and predicting cost on a CUDA device, beside another library: `python benchmarks/gpu.py`, or `make bench-gpu`.
+
+The networks of contestants.py with B = 64 and T = 100. All contestants live in this process and take turns, a few iterations a
+round; times are medians from CUDA events, after warm-up. Peak memory is what PyTorch had allocated at most during an iteration,
+less what it had just before the contestant's first one, when network and input were there. What cannot run is left out, with
+its reason.
+
+Ours run under PyTorch's usual settings. The others get what makes them fast: TF32 in matrix products, and cuDNN's search for the
+fastest algorithm. Gradients in float16 are not scaled. The floor is operations and bytes (contestants.py: Workload.floor) at
+the rates measured here: a large float16 product, a copy.
+
+SpikingJelly 2.0 comes from .venv-peers (`python benchmarks/cpu.py --setup`), or from --peers, a folder that holds the Python files
+of spikingjelly and loguru; PyTorch and all else are those of this environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from contestants import (
+    BAYES,
+    CONV,
+    HARD,
+    MLP,
+    ST,
+    THRESHOLDS,
+    Build,
+    Built,
+    Workload,
+    ours,
+    prediction,
+    products,
+    relu,
+    spikingjelly,
+    step_by_step,
+)
+from report import machine, note, table
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Entry(NamedTuple):
+    function: Callable[..., Build]
+    arguments: dict[str, Any]
+    fast: bool = True  # TF32 and cuDNN's search on
+    conv_only: bool = False
+
+
+HALF = {"autocast": torch.float16}
+TRAINING: dict[str, Entry] = {
+    "bisnn: ST, local": Entry(ours, ST, False),
+    "bisnn: Bayes, local, relaxed": Entry(ours, BAYES, False),
+    "bisnn: Bayes, local, relaxed, fp16 autocast": Entry(ours, BAYES | HALF, False),
+    "bisnn: Bayes, local, hard": Entry(ours, HARD, False),
+    "bisnn: ST, bptt": Entry(ours, ST | {"bptt": True}, False),
+    "SpikingJelly, TF32": Entry(spikingjelly, {}),
+    "SpikingJelly, TF32, channels last": Entry(spikingjelly, {"channels_last": True}, conv_only=True),
+    "SpikingJelly, fp16 autocast": Entry(spikingjelly, {"half": "autocast"}),
+    "SpikingJelly, fp16 autocast, fp16 neurons": Entry(spikingjelly, {"half": "neurons"}),
+    "SpikingJelly, fp16 autocast, fp16 neurons, channels last": Entry(
+        spikingjelly, {"half": "neurons", "channels_last": True}, conv_only=True
+    ),
+    "step by step in PyTorch, TF32": Entry(step_by_step, {}),
+    "ReLU network, TF32": Entry(relu, {}),
+    "products alone, fp16, channels last": Entry(products, {"dtype": torch.float16, "channels_last": True}),
+}
+COMPILED = {"SpikingJelly, TF32, compiled": Entry(spikingjelly, {"compiled": True})}
+PREDICTION: dict[str, Entry] = {
+    "one pass, net(x)": Entry(prediction, {"raw": True}, False),
+    "one pass, predict(net, x)": Entry(prediction, {}, False),
+    "ten members, predict(net, x, 10)": Entry(prediction, {"samples": 10}, False),
+}
+
+
+class Clock:
+    """Times and memory on one device; on a CPU, which is for trying this file out, times alone."""
+
+    def __init__(self, device: str):
+        self.cuda = device.startswith("cuda")
+
+    def ms(self, call: Callable[[], object], repeat: int) -> list[float]:
+        if not self.cuda:
+            marks = [time.perf_counter()]
+            for _ in range(repeat):
+                call()
+                marks.append(time.perf_counter())
+            return [1000 * (b - a) for a, b in pairwise(marks)]
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(repeat + 1)]
+        torch.cuda.synchronize()
+        events[0].record()
+        for event in events[1:]:
+            call()
+            event.record()
+        torch.cuda.synchronize()
+        return [a.elapsed_time(b) for a, b in pairwise(events)]
+
+    def allocated(self) -> int:
+        if not self.cuda:
+            return 0
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+
+    def peak_mib(self, call: Callable[[], object], before: int) -> float | None:
+        if not self.cuda:
+            return None
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        torch.cuda.synchronize()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+@contextmanager
+def settings(fast: bool) -> Iterator[None]:
+    precision, search = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+    if fast:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.benchmark = search
+
+
+def measure(entries: dict[str, Entry], workload: Workload, rounds: int, iterations: int) -> dict[str, Any]:
+    """Results by contestant, and the reason for each that could not run."""
+    clock, running, results, left_out = Clock(workload.device), dict[str, Built](), dict[str, dict[str, Any]](), dict[str, str]()
+
+    def leave_out(name: str, error: Exception) -> None:
+        left_out[name] = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
+        note(f"  left out: {name}: {left_out[name]}")
+        running.pop(name, None)
+        results.pop(name, None)
+
+    for name, entry in entries.items():
+        note(f"{workload.kind}, B = {workload.B}: {name}")
+        try:
+            built = entry.function(**entry.arguments)(workload)
+            before = clock.allocated()
+            initial = [p.detach().sum(dtype=torch.float64).item() for p in built.parameters]
+            with settings(entry.fast):
+                for _ in range(max(3, built.settles)):
+                    built.iteration()
+                peak = clock.peak_mib(built.iteration, before)
+            learned = [p.detach().sum(dtype=torch.float64).item() for p in built.parameters]
+            if any(new == old for new, old in zip(learned, initial, strict=True)):
+                raise RuntimeError("a layer did not learn: its weights have not changed")
+            running[name], results[name] = built, {"peak_mib": peak, "times_ms": []}
+        except Exception as error:  # whatever a library raises is a result here
+            leave_out(name, error)
+        if clock.cuda:
+            torch.cuda.empty_cache()
+    for i in range(rounds):
+        note(f"{workload.kind}, B = {workload.B}: round {i + 1} of {rounds}")
+        for name, built in list(running.items()):
+            try:
+                with settings(entries[name].fast):
+                    clock.ms(built.iteration, 2)  # brings caches and clock rates back
+                    results[name]["times_ms"] += clock.ms(built.iteration, iterations)
+            except Exception as error:
+                leave_out(name, error)
+    for name, built in list(running.items()):
+        try:
+            ms = results[name].pop("times_ms")
+            results[name] |= {"median_ms": statistics.median(ms), "min_ms": min(ms), "max_ms": max(ms), "iterations": len(ms)}
+            results[name] |= built.facts()
+        except Exception as error:
+            leave_out(name, error)
+    return {"workload": asdict(workload), "results": results, "left_out": left_out}
+
+
+def ceilings(device: str, quick: bool) -> dict[str, float]:
+    """What this device reaches: a float16 product of 8192 x 8192 matrices, a copy of 1 GiB (read and written)."""
+    clock, n = Clock(device), 256 if quick else 8192
+    a, b = (torch.randn(n, n, device=device, dtype=torch.float16) for _ in range(2))
+    clock.ms(lambda: a @ b, 5)
+    product_ms = statistics.median(clock.ms(lambda: a @ b, 5 if quick else 50))
+    x = torch.empty(2 ** (20 if quick else 30), dtype=torch.uint8, device=device)
+    y = torch.empty_like(x)
+    clock.ms(lambda: y.copy_(x), 5)
+    copy_ms = statistics.median(clock.ms(lambda: y.copy_(x), 5 if quick else 50))
+    return {"fp16_tflop_per_s": 2 * n**3 / product_ms / 1e9, "copy_tb_per_s": 2 * x.numel() / copy_ms / 1e9}
+
+
+def training(workload: Workload, rates: dict[str, float], args: argparse.Namespace) -> dict[str, Any]:
+    entries = TRAINING | (COMPILED if args.compile else {})
+    entries = {name: entry for name, entry in entries.items() if workload.kind == "conv" or not entry.conv_only}
+    case = measure(entries, workload, args.rounds, args.iterations)
+    work = workload.floor()
+    floor = {
+        "operations_ms": work["flop"] / rates["fp16_tflop_per_s"] / 1e9,
+        "bytes_ms": work["bytes"] / rates["copy_tb_per_s"] / 1e9,
+    }
+    case |= {"thresholds": THRESHOLDS[workload.kind], "floor": work | floor}
+    results = case["results"]
+    others = {"spikingjelly": "SpikingJelly", "step_by_step": "step by step", "products": "products alone"}
+    fastest = {
+        key: min((r["median_ms"] for name, r in results.items() if name.startswith(start)), default=None)
+        for key, start in others.items()
+    }
+    fastest["floor"] = max(floor.values())
+    for row in results.values():
+        row["times_faster_than"] = {key: None if ms is None else ms / row["median_ms"] for key, ms in fastest.items()}
+    return case
+
+
+def targets(case: dict[str, Any]) -> list[tuple[str, list[Any]]]:
+    """What ours set out for on the conv net (an H200): at most 12 ms and 3 GB, for both rules."""
+    rows: list[tuple[str, list[Any]]] = []
+    for name in ("bisnn: ST, local", "bisnn: Bayes, local, relaxed", "bisnn: Bayes, local, relaxed, fp16 autocast"):
+        for key, unit, limit in (("median_ms", "ms", 12.0), ("peak_mib", "MiB", 3e9 / 2**20)):
+            measured = case["results"].get(name, {}).get(key)
+            rows.append((f"conv, {name}", [unit, limit, measured, None if measured is None else measured <= limit]))
+    return rows
+
+
+def device_facts(device: str) -> dict[str, Any]:
+    if not device.startswith("cuda"):
+        return {"device": "CPU: for trying this file out, not for numbers"}
+    facts = torch.cuda.get_device_properties(torch.device(device))
+    versions = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    for name in ("triton", "spikingjelly"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = getattr(sys.modules.get(name), "__version__", "unknown")
+    capability = f"{facts.major}.{facts.minor}"
+    return {"device": facts.name, "memory_gib": round(facts.total_memory / 2**30, 1), "capability": capability} | versions
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "gpu.json", help="where the JSON goes")
+    parser.add_argument("--peers", type=Path, help="a folder with spikingjelly and loguru (default: .venv-peers)")
+    parser.add_argument("--compile", action="store_true", help="SpikingJelly under torch.compile too: minutes more")
+    parser.add_argument("--case", action="append", choices=("conv", "mlp", "ensemble"), help="run this one alone")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of each contestant (default: 10)")
+    parser.add_argument("--iterations", type=int, default=10, help="timed iterations a turn (default: 10)")
+    parser.add_argument("--device", default="cuda", help='default: cuda; "cpu" tries this file out, with --quick')
+    parser.add_argument("--quick", action="store_true", help="tiny networks, few rounds: does everything run?")
+    args = parser.parse_args()
+    installed = (ROOT / ".venv-peers").glob("lib/python*/site-packages")
+    sys.path += map(str, [args.peers.resolve()] if args.peers else installed)  # last, or its PyTorch would take the place of ours
+    report: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(), "quick": args.quick}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+
+    def save() -> None:
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
+
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        report["left_out"] = {"everything": "PyTorch finds no CUDA device here"}
+        save()
+        print(f"PyTorch finds no CUDA device here: nothing measured; {args.out} says so")
+        return
+    if args.quick:
+        args.rounds, args.iterations = 2, 2
+    conv, mlp = (replace(w, T=100, B=64, device=args.device) for w in (CONV, MLP))
+    if args.quick:
+        conv, mlp = replace(conv, T=50, B=2, hidden=(4, 8, 8)), replace(mlp, B=4, hidden=(32, 32))
+    chosen = args.case or ["conv", "mlp", "ensemble"]
+    report["ceilings"] = rates = ceilings(args.device, args.quick)
+    save()
+    for workload in (w for w in (conv, mlp) if w.kind in chosen):
+        report[workload.kind] = case = training(workload, rates, args)
+        save()
+        columns = ["median ms", "min ms", "x SpikingJelly", "x step by step", "x products", "x floor", "peak MiB"]
+        rows = [
+            (k, [r["median_ms"], r["min_ms"], *r["times_faster_than"].values(), r["peak_mib"]]) for k, r in case["results"].items()
+        ]
+        print(table(f"{workload.kind}, B = {workload.B}, T = {workload.T}", columns, rows))
+        print(*(f"left out: {name}: {reason}" for name, reason in case["left_out"].items()), sep="\n", end="\n\n")
+    if "ensemble" in chosen:
+        report["ensemble"] = {}
+        for workload in (mlp, replace(mlp, B=1), conv, replace(conv, B=1)):
+            case = measure(PREDICTION, workload, args.rounds, max(2, args.iterations // 2))
+            ten = case["results"].get("ten members, predict(net, x, 10)", {}).get("median_ms")
+            for row in case["results"].values():
+                row["ten_to_this"] = None if ten is None else ten / row["median_ms"]
+            group = f"{workload.kind}, B = {workload.B}"
+            report["ensemble"][group] = case
+            save()
+            rows = [(name, [r["median_ms"], r["ten_to_this"], r["peak_mib"]]) for name, r in case["results"].items()]
+            print(table(group, ["median ms", "ten members / this", "peak MiB"], rows), end="\n\n")
+    if "conv" in chosen:
+        print(table("targets", ["unit", "at most", "measured", "met"], targets(report["conv"])), end="\n\n")
+    report["device"] = device_facts(args.device)
+    save()
+    print(report["device"], report["ceilings"], f"written: {args.out}", sep="\n")
+
+
+if __name__ == "__main__":
+    main()
