@@ -1,8 +1,9 @@
 """A contestant in a process of its own: `Contender` starts it and asks; run as a script, this file answers.
 
 Peak memory is the process's highest resident size during its timed iterations, less its size just before the first one, when
-libraries are loaded, network and input are there, and a tiny network has been trained once, so that what libraries load or compile
-late is not counted (Linux only).
+libraries are loaded, network and input are there, and a tiny network has been trained once, so that what libraries load late is not
+counted; what a compiler keeps of compiling the measured network is. Good to a MiB or two, more where a process measures several
+networks one after the other (Linux only).
 """
 
 from __future__ import annotations
