@@ -45,7 +45,7 @@ def srm_layer(
         what leaves the layer s, potentials u, the state P, Q, R for the step after the last, and the inputs as they are kept.
     """
     kernel = kernels.choose(x)
-    kept = kernel.keep(x) if spikes else None
+    kept = kernel.keep(x, padding) if spikes else None
     I = kernel.product(x, kept, weight, stride, padding, hard)
     outputs = kernel.scan(I, P, Q, R, kappa, constants, pool, reuse=True)
     return (*outputs, x.new_empty(0) if kept is None else kept)
@@ -91,7 +91,7 @@ def _current_shape(x: Tensor, weight: Tensor, stride: list[int], padding: list[i
 def _(x, weight, P, Q, R, kappa, constants, stride, padding, pool, hard, spikes, surrogate, slope, refractory):
     u = constants.new_empty(_current_shape(x, weight, stride, padding))
     s = u if weight.ndim == 2 else u[:, :, : u.shape[2] // pool * pool : pool, : u.shape[3] // pool * pool : pool]
-    shape, dtype = kernels.choose(x).kept_shape(x.shape) if spikes else ((0,), x.dtype)
+    shape, dtype = kernels.choose(x).kept_shape(x.shape, padding) if spikes else ((0,), x.dtype)
     state = [torch.empty_like(u[0]) for _ in range(3)]
     return u.new_empty(s.shape), u, *state, x.new_empty(shape, dtype=dtype)
 

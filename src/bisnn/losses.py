@@ -137,7 +137,7 @@ def activity_loss(net: Network, output: Output, low: float = 0.01, high: float =
     for layer, u in zip(net.layers, output.potentials, strict=True):
         s = spike(u, layer.constants[3], layer.neuron.surrogate, layer.neuron.slope).flatten(2)
         count = time_weights(s.shape[0], s.shape[1], 0, mask, s)
-        if not torch.compiler.is_compiling() and not count.any():
+        if mask is not None and not torch.compiler.is_compiling() and not count.any():
             raise ValueError("mask: must be True somewhere; got all False; check the recordings' lengths")
         rate = torch.einsum("tb,tbn->n", count, s) / count.sum()
         total = total + (F.relu(low - rate).square() + F.relu(rate - high).square()).mean()
@@ -147,19 +147,22 @@ def activity_loss(net: Network, output: Output, low: float = 0.01, high: float =
 def _check_labels(target: Tensor, T: int, B: int, C: int, count: Tensor | None) -> Tensor:
     if target.dtype not in (torch.int64, torch.int32, torch.uint8):
         raise ValueError(f"target: the logistic loss takes class labels as int64; got {target.dtype}; use target.long()")
-    if target.shape not in ((B,), (T, B)):
+    if target.ndim not in (1, 2) or target.shape[-1] != B or (target.ndim == 2 and target.shape[0] != T):
         raise ValueError(
             f"target: labels must have shape (B,) = ({B},) or (T, B) = ({T}, {B}); got {tuple(target.shape)}; reshape them"
         )
     target = target.long().expand(T, B)
     if count is not None:
         target = torch.where(count > 0, target, 0)
-    if not torch.compiler.is_compiling():  # values are not known there
-        low, high = int(target.min()), int(target.max())
-        if low < 0 or high >= C:
-            raise ValueError(
-                f"target: labels must lie in 0..{C - 1} for {C} outputs; got {low if low < 0 else high}; check readout="
-            )
+    if torch.compiler.is_compiling():
+        return target  # values are not known there
+    rule = f"target: labels must lie in 0..{C - 1} for {C} outputs"
+    if target.device.type != "cpu":  # looking would stall the device: it looks itself
+        torch._assert_async(((target >= 0) & (target < C)).all(), rule)
+        return target
+    low, high = int(target.min()), int(target.max())
+    if low < 0 or high >= C:
+        raise ValueError(f"{rule}; got {low if low < 0 else high}; check readout=")
     return target
 
 

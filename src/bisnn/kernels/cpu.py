@@ -270,17 +270,17 @@ def adjoint(
 SPARSE = 0.15  # density of spikes up to which it does (benchmarks/kernels.py)
 
 
-def keep(x: Tensor) -> Tensor:
+def keep(x: Tensor, padding: list[int]) -> Tensor:
     """Spikes as bits, packed along the last axis into int32."""
     x = x.contiguous()
     rows = x.detach().numpy().reshape(-1, x.shape[-1]).view(np.uint32)
-    shape, dtype = kept_shape(x.shape)
+    shape, dtype = kept_shape(x.shape, padding)
     kept = torch.empty(shape, dtype=dtype)
     _run(bits.pack, x.numel(), len(rows), 1, rows, _words(kept))
     return kept
 
 
-def kept_shape(shape: torch.Size) -> tuple[tuple[int, ...], torch.dtype]:
+def kept_shape(shape: torch.Size, padding: list[int]) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape and dtype of what `keep` returns."""
     return (*shape[:-1], -(-shape[-1] // 32)), torch.int32
 
@@ -324,7 +324,7 @@ def product(x: Tensor, kept: Tensor | None, weight: Tensor, stride: list[int], p
         I = x.new_empty(*x.shape[:2], *((n + 2 * p - k) // d + 1 for n, k, d, p in sizes), len(w))
     out = I.numpy().reshape(-1, len(w))
     if hard:
-        w_bits = np.ascontiguousarray(_words(keep((w > 0).to(x.dtype))).T)
+        w_bits = np.ascontiguousarray(_words(keep((w > 0).to(x.dtype), [])).T)
         _run(bits.counts, rows.size * len(w), len(rows), 1, rows, w_bits, out)
     else:
         _run(bits.add_rows, rows.size * len(w), len(rows), 1, rows, w.t().contiguous().numpy(), out)

@@ -6,7 +6,7 @@ a step, the pooling included. Products are implicit: no matrix of windows is eve
 What is exact: hard weights and spikes are multiplied as 8-bit integers and summed as 32-bit ones, so currents are exact at any size.
 What is rounded: where PyTorch is allowed TF32 (`torch.backends`), relaxed weights and the gradients of currents enter products in
 half precision, which has TF32's 10 bits of mantissa; sums are float32. Gradients are scaled by a power of two from a bound on their
-size, so that none overflows. Where it is not allowed, those products are PyTorch's own.
+size, so that none overflows. Where it is not allowed, and for BPTT, those products are PyTorch's own.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ _FLUSH = tl.constexpr(reference.FLUSH)
 
 
 @triton.jit
-def _places(n, H, W, C, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr):
+def _places(
+    n, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """For a program's windows: places of their neurons (BLOCK, WINDOW) and mask, of what leaves the layer (BLOCK,) and mask."""
-    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if POOL == 1:
         return o[:, None], (o < n)[:, None], o, o < n
-    rows, columns = tl.cdiv(H, POOL), tl.cdiv(W, POOL)  # with those at an edge that are no whole window
+    rows: tl.constexpr = (H + POOL - 1) // POOL  # with those at an edge that are no whole window
+    columns: tl.constexpr = (W + POOL - 1) // POOL
     c, rest = o % C, o // C
     x, rest = rest % columns, rest // columns
     y, b = rest % rows, rest // rows
@@ -52,55 +55,79 @@ def _flush(x):
 
 @triton.jit
 def _scan(
-    I, u, s, P, Q, R, kappa, constants, T, n, M, M_out, H, W, C,
-    SCALAR: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+    I, u, s, P, Q, R, P_after, Q_after, R_after, kappa, constants, T, n, M, M_out,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, SCALAR: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """P, Q, R are overwritten by the state after the last step. u may be I itself."""
+    """u may be I itself."""
     at, inside, out, whole = _places(n, H, W, C, POOL, WINDOW, BLOCK)
     a_m, a_s, a_r, theta = tl.load(constants), tl.load(constants + 1), tl.load(constants + 2), tl.load(constants + 3)
     k = tl.load(kappa) if SCALAR else tl.load(kappa + at, inside, 0.0)
     p, q, r = tl.load(P + at, inside, 0.0), tl.load(Q + at, inside, 0.0), tl.load(R + at, inside, 0.0)
-    I, u, s = I + at, u + at, s + out
-    I_t = tl.load(I, inside, 0)
-    I_1 = tl.load(I + M, inside & (T > 1), 0)
+    I_t = tl.load(I + at, inside, 0)
+    I += M
+    I_1 = tl.load(I + at, inside & (T > 1), 0)
     for t in range(T):
-        I_2 = tl.load(I + M + M, inside & (t + 2 < T), 0)  # two steps ahead: memory answers slowly
+        I += M
+        I_2 = tl.load(I + at, inside & (t + 2 < T), 0)  # two steps ahead: memory answers slowly
         v = k * (p - q) - r
         fires = v > theta
         x = tl.where(fires, 1.0, 0.0)
         c = I_t.to(tl.float32)
         p, q, r = _flush(a_m * (p + c)), _flush(a_s * (q + c)), _flush(a_r * (r + x))
-        tl.store(u, v, inside)
-        tl.store(s, tl.max(tl.where(inside, x, 0.0), 1), whole)
+        tl.store(u + at, v, inside)
+        tl.store(s + out, tl.max(tl.where(inside, x, 0.0), 1), whole)
         I_t, I_1 = I_1, I_2
-        I, u, s = I + M, u + M, s + M_out
-    tl.store(P + at, p, inside)
-    tl.store(Q + at, q, inside)
-    tl.store(R + at, r, inside)
+        u += M
+        s += M_out
+    tl.store(P_after + at, p, inside)
+    tl.store(Q_after + at, q, inside)
+    tl.store(R_after + at, r, inside)
 
 
 @triton.jit
 def _adjoint(
-    g_s, g_u, G_P, G_Q, G_R, u, kappa, constants, scale, g_I, slope, T, n, M, M_out, H, W, C,
-    HAS_S: tl.constexpr, HAS_U: tl.constexpr, SIGMOID: tl.constexpr, REFRACTORY: tl.constexpr, SCALED: tl.constexpr,
-    SCALAR: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+    g_s, g_u, g_P, g_Q, g_R, u, kappa, constants, peak, scale, g_I, G_P, G_Q, G_R, slope, T, n, M, M_out,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    HAS_S: tl.constexpr, HAS_U: tl.constexpr, HAS_STATE: tl.constexpr, SIGMOID: tl.constexpr, REFRACTORY: tl.constexpr,
+    HALF: tl.constexpr, SCALAR: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """G_P, G_Q, G_R are overwritten by the gradients of the first state; g_I comes out times `scale`, if SCALED."""
+    """G_P, G_Q, G_R are the gradients of the first state. With HALF, g_I comes out times `scale`, which is written too.
+
+    `scale` is the power of two that brings the bound |g_I| <= sum_t alpha_t kappa max|g|, with max|g_s| = `peak`, to 2^15: local
+    learning from spikes alone.
+    """
     at, inside, out, whole = _places(n, H, W, C, POOL, WINDOW, BLOCK)
     a_m, a_s, a_r, theta = tl.load(constants), tl.load(constants + 1), tl.load(constants + 2), tl.load(constants + 3)
     k = tl.load(kappa) if SCALAR else tl.load(kappa + at, inside, 0.0)
-    factor = tl.load(scale) if SCALED else 1.0
-    p, q, r = tl.load(G_P + at, inside, 0.0), tl.load(G_Q + at, inside, 0.0), tl.load(G_R + at, inside, 0.0)
+    factor = 1.0
+    if HALF:
+        bound = tl.load(peak) * tl.max(k) * (a_m / (1 - a_m)) * (slope * 0.25 if SIGMOID else slope)
+        factor = tl.exp2(tl.floor(tl.log2(32768 / tl.maximum(bound, 1e-30))))
+        tl.store(scale, factor, tl.program_id(0) == 0)
+    if HAS_STATE:
+        p, q, r = tl.load(g_P + at, inside, 0.0), tl.load(g_Q + at, inside, 0.0), tl.load(g_R + at, inside, 0.0)
+    else:
+        p = tl.zeros((BLOCK, WINDOW), tl.float32)
+        q, r = p, p
     lowest = float("-inf")
     last = tl.full((), 0, tl.int64) + T - 1
-    u, g_u, g_I, g_s = u + last * M + at, g_u + last * M + at, g_I + last * M + at, g_s + last * M_out + out
-    u_t = tl.load(u, inside, lowest)
-    e_t = tl.load(g_s, whole, 0.0) if HAS_S else tl.zeros((BLOCK,), tl.float32)
+    u += last * M
+    g_u += last * M
+    g_I += last * M
+    g_s += last * M_out
+    u_t = tl.load(u + at, inside, lowest)
+    e_t = tl.load(g_s + out, whole, 0.0) if HAS_S else tl.zeros((BLOCK,), tl.float32)
+    u -= M
+    g_s -= M_out
+    u_1 = tl.load(u + at, inside & (T > 1), lowest)
+    e_1 = tl.load(g_s + out, whole & (T > 1), 0.0) if HAS_S else e_t
     for step in range(T):
-        u_1 = tl.load(u - M, inside & (step + 1 < T), lowest)  # a step ahead
-        e_1 = tl.load(g_s - M_out, whole & (step + 1 < T), 0.0) if HAS_S else e_t
+        u -= M
+        g_s -= M_out
+        u_2 = tl.load(u + at, inside & (step + 2 < T), lowest)  # two steps ahead
+        e_2 = tl.load(g_s + out, whole & (step + 2 < T), 0.0) if HAS_S else e_t
         p, q, r = a_m * p, a_s * q, a_r * r
-        tl.store(g_I, ((p + q) * factor).to(g_I.dtype.element_ty), inside)
+        tl.store(g_I + at, ((p + q) * factor).to(g_I.dtype.element_ty), inside)
         if POOL == 1:
             e = e_t[:, None].to(tl.float32)
         else:
@@ -116,12 +143,13 @@ def _adjoint(
         else:
             g = tl.where(tl.abs(v) < 0.5, e * slope, 0.0)
         if HAS_U:
-            g += tl.load(g_u, inside, 0.0)
+            g += tl.load(g_u + at, inside, 0.0)
         p, q = p + k * g, q - k * g
         if REFRACTORY:
             r -= g
-        u_t, e_t = u_1, e_1
-        u, g_u, g_I, g_s = u - M, g_u - M, g_I - M, g_s - M_out
+        u_t, u_1, e_t, e_1 = u_1, u_2, e_1, e_2
+        g_u -= M
+        g_I -= M
     tl.store(G_P + at, p, inside)
     tl.store(G_Q + at, q, inside)
     tl.store(G_R + at, r, inside)
@@ -136,8 +164,9 @@ def _launch(like: Tensor, pool: int) -> tuple[Any, tuple[int, ...], dict[str, An
         B, H, W, C = like.shape
         n, sizes = B * -(-H // pool) * -(-W // pool) * C, (M, B * (H // pool) * (W // pool) * C, H, W, C)
     window = triton.next_power_of_2(pool * pool)
-    block = max(1, (512 if n >= 1 << 18 else 128) // window)
-    return (triton.cdiv(n, block),), (n, *sizes), {"POOL": pool, "WINDOW": window, "BLOCK": block, "num_warps": 4}
+    # A window's neurons must share a thread, or the pooling is a conversation among warps at each step: then one warp.
+    block, warps = (512 if n >= 1 << 18 else 128, 4) if pool == 1 else (128, 1)
+    return (triton.cdiv(n, block),), (n, *sizes), {"POOL": pool, "WINDOW": window, "BLOCK": block, "num_warps": warps}
 
 
 def scan(
@@ -145,14 +174,15 @@ def scan(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `reference.scan`, bit for bit; the currents may be integers."""
     I = I.contiguous()
-    P, Q, R = (x.expand(I.shape[1:]).clone(memory_format=torch.contiguous_format) for x in (P, Q, R))
+    P, Q, R = (x.expand(I.shape[1:]).contiguous() for x in (P, Q, R))
+    after = [torch.empty_like(P) for _ in range(3)]
     u = I if reuse and I.dtype == torch.float32 else torch.empty_like(I, dtype=torch.float32)
     s = torch.empty_like(u) if pool == 1 else u.new_empty(*I.shape[:2], I.shape[2] // pool, I.shape[3] // pool, I.shape[4])
     grid, sizes, options = _launch(P, pool)
     scalar, k = _kappa(kappa, P)
     with torch.cuda.device(I.device):
-        _scan[grid](I, u, s, P, Q, R, k, constants, len(I), *sizes, SCALAR=scalar, **options, enable_fp_fusion=False)
-    return s, u, P, Q, R
+        _scan[grid](I, u, s, P, Q, R, *after, k, constants, len(I), *sizes, SCALAR=scalar, **options, enable_fp_fusion=False)
+    return s, u, after[0], after[1], after[2]
 
 
 def _kappa(kappa: Tensor, like: Tensor) -> tuple[bool, Tensor]:
@@ -172,98 +202,124 @@ def adjoint(
     pool: int = 1,
     scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `reference.adjoint`, to float32 accuracy; with a `scale`, the currents' gradient times that, in half precision."""
+    """As `reference.adjoint`, to float32 accuracy.
+
+    With `scale` (1,), which is written, the currents' gradient comes in half precision and times that: for g_s alone, local mode.
+    """
     u = u.contiguous()
-    G_P, G_Q, G_R = (torch.zeros_like(u[0]) if g is None else g.clone(memory_format=torch.contiguous_format) for g in g_state)
-    if not refractory:
-        G_R.zero_()
+    before = [torch.empty_like(u[0]) for _ in range(3)]
     g_I = torch.empty_like(u, dtype=torch.float32 if scale is None else torch.float16)
-    e_s, e_u = (u if g is None else g.contiguous() for g in (g_s, g_u))
+    state = any(g is not None for g in g_state)
+    if state:
+        g_state = tuple(torch.zeros_like(u[0]) if g is None else g.contiguous() for g in g_state)  # type: ignore[assignment]
+        g_state = g_state if refractory else (*g_state[:2], torch.zeros_like(u[0]))
+    e = [u if g is None else g.contiguous() for g in (g_s, g_u, *g_state)]
+    peak = constants if scale is None or g_s is None else torch.linalg.vector_norm(g_s, torch.inf)
     grid, sizes, options = _launch(u[0], pool)
     scalar, k = _kappa(kappa, u[0])
-    flags = {"HAS_S": g_s is not None, "HAS_U": g_u is not None, "SIGMOID": surrogate == "sigmoid", "REFRACTORY": refractory}
-    factor = constants if scale is None else scale
+    given = {"HAS_S": g_s is not None, "HAS_U": g_u is not None, "HAS_STATE": state, "HALF": scale is not None}
+    flags = {"SIGMOID": surrogate == "sigmoid", "REFRACTORY": refractory, "SCALAR": scalar, **given, **options}
+    scale = constants if scale is None else scale
     with torch.cuda.device(u.device):
-        _adjoint[grid](
-            e_s, e_u, G_P, G_Q, G_R, u, k, constants, factor, g_I, slope, len(u), *sizes,
-            SCALED=scale is not None, SCALAR=scalar, **flags, **options,
-        )  # fmt: skip
-    return g_I, G_P, G_Q, G_R
+        _adjoint[grid](*e, u, k, constants, peak, scale, g_I, *before, slope, len(u), *sizes, **flags)
+    return g_I, before[0], before[1], before[2]
 
 
-# Products. A dense layer is a convolution of one pixel. Images x are (N, H, W, C), weights (n_out, k0, k1, C); an output pixel is a
-# row m, an input under the kernel (tap and channel) a column k. GATHER finds each k by itself, for any number of channels; without, a
-# block of k lies within one tap.
+# Products. A dense layer is a convolution of one pixel. Images x are padded, (N, H, W, C), weights (n_out, k0, k1, C). An output pixel
+# is a row m, an input under the kernel a column k, and since a row of the kernel covers a run of k1 C numbers in memory, the input
+# (m, k) lies at rows(m) + columns(k). Without GATHER a block of columns lies within one run, and is read as a whole.
 
 
 @triton.jit
-def _inputs(
-    x, m, k, M, H, W, H_out, W_out, s0, s1, p0, p1, C: tl.constexpr, K: tl.constexpr, K1: tl.constexpr, GATHER: tl.constexpr
-):  # fmt: skip
-    """The inputs (rows m, columns k), 0 outside of the image."""
-    ox, rest = m % W_out, m // W_out
-    oy, image = rest % H_out, (rest // H_out).to(tl.int64)
-    y, z = oy * s0 - p0, ox * s1 - p1
-    if GATHER:
-        tap, c = k // C, k % C
-        h, w = y[:, None] + (tap // K1)[None, :], z[:, None] + (tap % K1)[None, :]
-        inside = (m < M)[:, None] & (k < K)[None, :] & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-        return tl.load(x + ((image[:, None] * H + h) * W + w) * C + c[None, :], inside, 0)
-    first = tl.min(k, 0)
-    tap = first // C
-    h, w = y + tap // K1, z + tap % K1
-    inside = (m < M) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-    row = ((image * H + h) * W + w) * C + first % C
-    return tl.load(x + row[:, None] + tl.arange(0, k.shape[0])[None, :], inside[:, None], 0)
+def _rows(m, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, H_OUT: tl.constexpr,
+          W_OUT: tl.constexpr):  # fmt: skip
+    image = (m // (H_OUT * W_OUT)).to(tl.int64)
+    return (image * H + m // W_OUT % H_OUT * S0) * (W * C) + m % W_OUT * (S1 * C)
 
 
 @triton.jit
 def _convolution(
-    x, weight, out, M, H, W, H_out, W_out, n_out, s0, s1, p0, p1,
-    C: tl.constexpr, K: tl.constexpr, K1: tl.constexpr, GATHER: tl.constexpr, SUM: tl.constexpr,
+    x, weight, out, M, n_out,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, H_OUT: tl.constexpr, W_OUT: tl.constexpr,
+    K: tl.constexpr, RUN: tl.constexpr, GATHER: tl.constexpr, SUM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out (M, n_out) = the inputs times the weights (n_out, K)."""
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     i = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = x + _rows(tl.minimum(m, M - 1), H, W, C, S0, S1, H_OUT, W_OUT)[:, None]
+    w_row = weight + tl.minimum(i, n_out - 1)[:, None] * K
     total = tl.zeros((BLOCK_M, BLOCK_N), SUM)
-    for first in range(0, K, BLOCK_K):
-        k = first + tl.arange(0, BLOCK_K)
-        a = _inputs(x, m, k, M, H, W, H_out, W_out, s0, s1, p0, p1, C, K, K1, GATHER)
-        w = tl.load(weight + i[:, None] * K + k[None, :], (i < n_out)[:, None] & (k < K)[None, :], 0)
-        total = tl.dot(a, tl.trans(w), total, out_dtype=SUM)
+    block = tl.arange(0, BLOCK_K)[None, :]
+    if GATHER:
+        for first in range(0, K, BLOCK_K):
+            k = first + block
+            a = tl.load(row + (k // RUN * (W * C) + k % RUN), k < K, 0)
+            total = tl.dot(a, tl.trans(tl.load(w_row + k, k < K, 0)), total, out_dtype=SUM)
+    else:
+        for first in range(0, K, BLOCK_K):
+            a = tl.load(row + (first // RUN * (W * C) + first % RUN + block))
+            total = tl.dot(a, tl.trans(tl.load(w_row + (first + block))), total, out_dtype=SUM)
     at = m[:, None].to(tl.int64) * n_out + i[None, :]
     tl.store(out + at, total.to(out.dtype.element_ty), (m < M)[:, None] & (i < n_out)[None, :])
 
 
 @triton.jit
 def _convolution_gradient(
-    g, x, out, M, H, W, H_out, W_out, n_out, s0, s1, p0, p1, share,
-    C: tl.constexpr, K: tl.constexpr, K1: tl.constexpr, GATHER: tl.constexpr,
+    g, x, out, M, n_out, share,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, H_OUT: tl.constexpr, W_OUT: tl.constexpr,
+    K: tl.constexpr, RUN: tl.constexpr, GATHER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out[part] (K, n_out) = the inputs transposed times g (M, n_out), over the part's `share` of the rows."""
-    k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     i = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     part = tl.program_id(2)
+    end = tl.minimum((part + 1) * share, M)
+    first = tl.program_id(0) * BLOCK_K
+    k = first + tl.arange(0, BLOCK_K)
+    if GATHER:
+        column = k // RUN * (W * C) + k % RUN
+    else:
+        column = first // RUN * (W * C) + first % RUN + tl.arange(0, BLOCK_K)
     total = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
-    for first in range(part * share, tl.minimum((part + 1) * share, M), BLOCK_M):
-        m = first + tl.arange(0, BLOCK_M)
-        a = _inputs(x, m, k, M, H, W, H_out, W_out, s0, s1, p0, p1, C, K, K1, GATHER)
-        e = tl.load(g + m[:, None].to(tl.int64) * n_out + i[None, :], (m < M)[:, None] & (i < n_out)[None, :], 0.0)
-        total = tl.dot(tl.trans(a.to(tl.float16)), e, total)
+    for start in range(part * share, end, BLOCK_M):
+        m = start + tl.arange(0, BLOCK_M)
+        row = _rows(tl.minimum(m, M - 1), H, W, C, S0, S1, H_OUT, W_OUT)
+        if GATHER:
+            a = tl.load(x + row[:, None] + column[None, :], (k < K)[None, :], 0)
+        else:
+            a = tl.load(x + row[:, None] + column[None, :])
+        e = tl.load(g + m[:, None].to(tl.int64) * n_out + i[None, :], (m < end)[:, None] & (i < n_out)[None, :], 0.0)
+        total = tl.dot(tl.trans(a), e, total)
     at = (part.to(tl.int64) * K + k[:, None]) * n_out + i[None, :]
     tl.store(out + at, total, (k < K)[:, None] & (i < n_out)[None, :])
 
 
-def keep(x: Tensor) -> Tensor:
-    """Spikes as one byte each."""
-    return x.contiguous().to(torch.int8)
+@triton.jit
+def _keep(x, out, n, H, W, C, P0, P1, BLOCK: tl.constexpr):
+    """Images x (N, H, W, C) as bytes with P0 rows and P1 columns of zeros on either side."""
+    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    c, rest = o % C, o // C
+    w, rest = rest % (W + 2 * P1) - P1, rest // (W + 2 * P1)
+    h, image = rest % (H + 2 * P0) - P0, rest // (H + 2 * P0)
+    inside = (o < n) & (w >= 0) & (w < W) & (h >= 0) & (h < H)
+    tl.store(out + o, tl.load(x + ((image * H + h) * W + w) * C + c, inside, 0).to(tl.int8), o < n)
 
 
-def kept_shape(shape: torch.Size) -> tuple[tuple[int, ...], torch.dtype]:
+def keep(x: Tensor, padding: list[int]) -> Tensor:
+    """Spikes as one byte each, images with their padding: (T, B, N) or (T, B, H, W, C)."""
+    x = x.contiguous()
+    shape, dtype = kept_shape(x.shape, padding)
+    kept = torch.empty(shape, dtype=dtype, device=x.device)
+    H, W = x.shape[2:4] if padding else (1, 1)
+    with torch.cuda.device(x.device):
+        _keep[(triton.cdiv(kept.numel(), 1024),)](x, kept, kept.numel(), H, W, x.shape[-1], *(padding or (0, 0)), BLOCK=1024)
+    return kept
+
+
+def kept_shape(shape: torch.Size, padding: list[int]) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape and dtype of what `keep` returns."""
-    return tuple(shape), torch.int8
+    return (*shape[:2], *(n + 2 * p for n, p in zip(shape[2:-1], padding, strict=True)), shape[-1]), torch.int8
 
 
 def _rounds(weight: Tensor) -> bool:
@@ -271,14 +327,15 @@ def _rounds(weight: Tensor) -> bool:
     return torch.backends.cudnn.allow_tf32 if weight.ndim == 4 else torch.backends.cuda.matmul.allow_tf32
 
 
-def _geometry(x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> tuple[list[int], tuple[int, ...]]:
-    """The shape of the currents, and (M, H, W, H_out, W_out, n_out, stride, padding) for the kernels."""
-    T, B, n_out = *x.shape[:2], weight.shape[0]
+def _places_of(kept: Tensor, weight: Tensor, stride: list[int]) -> tuple[list[int], dict[str, int]]:
+    """The shape of the currents, and what the kernels need to know of the places of inputs."""
+    T, B, C = kept.shape[0], kept.shape[1], kept.shape[-1]
     if weight.ndim == 2:
-        return [T, B, n_out], (T * B, 1, 1, 1, 1, n_out, 1, 1, 0, 0)
-    H, W = x.shape[2:4]
-    h, w = ((n + 2 * p - k) // d + 1 for n, k, d, p in zip((H, W), weight.shape[2:], stride, padding, strict=True))
-    return [T, B, h, w, n_out], (T * B * h * w, H, W, h, w, n_out, *stride, *padding)
+        return [T, B, len(weight)], {"H": 1, "W": 1, "C": C, "S0": 1, "S1": 1, "H_OUT": 1, "W_OUT": 1, "K": C, "RUN": C}
+    (H, W), (k0, k1) = kept.shape[2:4], weight.shape[2:]
+    h, w = (H - k0) // stride[0] + 1, (W - k1) // stride[1] + 1
+    places = {"H": H, "W": W, "C": C, "S0": stride[0], "S1": stride[1], "H_OUT": h, "W_OUT": w, "K": k0 * k1 * C, "RUN": k1 * C}
+    return [T, B, h, w, len(weight)], places
 
 
 def _taps(weight: Tensor) -> Tensor:
@@ -286,66 +343,46 @@ def _taps(weight: Tensor) -> Tensor:
     return (weight[:, :, None, None] if weight.ndim == 2 else weight).detach().movedim(1, -1).contiguous()
 
 
-def _columns(channels: int, inputs: int, widest: int) -> tuple[bool, int]:
-    """Whether columns must be gathered, and how many to take at a time."""
-    block = math.gcd(channels, widest)
-    return (True, min(widest, max(32, triton.next_power_of_2(inputs)))) if block < 32 else (False, block)
+def _columns(places: dict[str, int]) -> dict[str, Any]:
+    """Whether columns are gathered, and how many are taken at a time."""
+    block = next((k for k in (128, 64, 32) if places["RUN"] % k == 0), None)
+    if block is None:
+        return {"GATHER": True, "BLOCK_K": min(128, max(32, triton.next_power_of_2(places["K"])))}
+    return {"GATHER": False, "BLOCK_K": block}
 
 
 def product(x: Tensor, kept: Tensor | None, weight: Tensor, stride: list[int], padding: list[int], hard: bool) -> Tensor:
     """As `reference.product`: exact, as integers of 16 or 32 bits, for hard weights and spikes."""
     if kept is None or not (hard or _rounds(weight)):
         return reference.product(x, kept, weight, stride, padding, hard)
-    shape, geometry = _geometry(x, weight, stride, padding)
-    w, inputs = _taps(weight), weight[0].numel()
-    if hard:
-        a, w, SUM = kept, w.to(torch.int8), tl.int32
-        I = torch.empty(shape, dtype=torch.int16 if inputs < 1 << 15 else torch.int32, device=x.device)
-    else:
-        a, w, SUM = kept.half(), w.half(), tl.float32
-        I = torch.empty(shape, dtype=torch.float32, device=x.device)
-    gather, block = _columns(x.shape[-1], inputs, 128 if hard else 64)
-    n = min(128, max(16, triton.next_power_of_2(len(weight))))
-    options = {"C": x.shape[-1], "K": inputs, "K1": w.shape[2], "GATHER": gather, "SUM": SUM}
-    blocks = {"BLOCK_M": 128, "BLOCK_N": n, "BLOCK_K": block, "num_warps": 8 if n == 128 else 4, "num_stages": 3}
-    grid = (triton.cdiv(geometry[0], 128), triton.cdiv(len(weight), n))
+    operand, SUM = (torch.int8, tl.int32) if hard else (torch.float16, tl.float32)
+    shape, places = _places_of(kept, weight, stride)
+    result = torch.float32 if not hard else torch.int16 if places["K"] < 1 << 15 else torch.int32
+    I = torch.empty(shape, dtype=result, device=x.device)
+    M, n = math.prod(shape[:-1]), min(128, max(16, triton.next_power_of_2(len(weight))))
+    blocks = {"BLOCK_M": 128, "BLOCK_N": n, **_columns(places), "num_warps": 4, "num_stages": 3}
+    grid = (triton.cdiv(M, 128), triton.cdiv(len(weight), n))
     with torch.cuda.device(x.device):
-        _convolution[grid](a, w, I, *geometry, **options, **blocks)
+        _convolution[grid](kept.to(operand), _taps(weight).to(operand), I, M, len(weight), **places, SUM=SUM, **blocks)
     return I
 
 
-def _weight_gradient(g: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
-    """The weight gradient from g in half precision and spikes x as bytes; the sum is float32, in a fixed order."""
-    _, geometry = _geometry(x, weight, stride, padding)
-    M, inputs, channels = geometry[0], weight[0].numel(), x.shape[-1]
-    gather, block = _columns(channels, inputs, 128)
-    n = min(128, max(16, triton.next_power_of_2(len(weight))))
-    tiles = triton.cdiv(inputs, block) * triton.cdiv(len(weight), n)
-    parts = max(1, min(triton.cdiv(M, 2048), triton.cdiv(4 * torch.cuda.get_device_properties(g.device).multi_processor_count, tiles)))
+def _weight_gradient(g: Tensor, scale: Tensor, kept: Tensor, weight: Tensor, stride: list[int]) -> Tensor:
+    """The weight gradient from g in half precision, times `scale`, and spikes as `keep` gave them; a float32 sum in a fixed order."""
+    shape, places = _places_of(kept, weight, stride)
+    M, K, n = math.prod(shape[:-1]), places["K"], min(128, max(16, triton.next_power_of_2(len(weight))))
+    columns = _columns(places)
+    blocks, tiles_n = triton.cdiv(K, columns["BLOCK_K"]), triton.cdiv(len(weight), n)
+    processors = torch.cuda.get_device_properties(g.device).multi_processor_count
+    parts = max(1, min(triton.cdiv(M, 2048), triton.cdiv(4 * processors, blocks * tiles_n)))  # so that all have something to do
     share = triton.cdiv(triton.cdiv(M, parts), 64) * 64
-    out = torch.empty(parts, inputs, len(weight), device=g.device)
-    k1 = 1 if weight.ndim == 2 else weight.shape[3]
-    blocks = {"BLOCK_M": 64, "BLOCK_N": n, "BLOCK_K": block, "num_warps": 8 if block * n >= 1 << 14 else 4, "num_stages": 3}
-    grid = (triton.cdiv(inputs, block), triton.cdiv(len(weight), n), parts)
+    out = torch.empty(parts, K, len(weight), device=g.device)
+    options = {"BLOCK_M": 64, "BLOCK_N": n, "num_warps": 4, "num_stages": 4 if columns["BLOCK_K"] == 128 else 3}
     with torch.cuda.device(g.device):
-        _convolution_gradient[grid](g, x.half(), out, *geometry, share, C=channels, K=inputs, K1=k1, GATHER=gather, **blocks)
-    taps = out.sum(0).t().reshape(len(weight), *weight.shape[2:], channels)
+        grid = (blocks, tiles_n, parts)
+        _convolution_gradient[grid](g, kept.half(), out, M, len(weight), share, **places, **columns, **options)
+    taps = (out.sum(0) / scale).t().reshape(len(weight), *weight.shape[2:], kept.shape[-1])
     return taps if weight.ndim == 2 else taps.movedim(-1, 1).contiguous()
-
-
-def _scale(
-    g_s: Tensor | None, g_u: Tensor | None, g_state: tuple[Tensor | None, ...], kappa: Tensor, constants: Tensor, surrogate: str,
-    slope: float,
-) -> Tensor:  # fmt: skip
-    """A power of two that brings the currents' gradient, local learning, close to the largest number in half precision.
-
-    |g_I| <= G + a_m/(1 - a_m) kappa max|g| with g = g_s sigma' + g_u and G from the state: a sum over time of the filter.
-    """
-    size = lambda g: 0.0 if g is None else torch.linalg.vector_norm(g, torch.inf)  # noqa: E731
-    steepest = slope / 4 if surrogate == "sigmoid" else slope
-    filtered = constants[0] / (1 - constants[0]) * kappa.max() * (steepest * size(g_s) + size(g_u))
-    bound = filtered + size(g_state[0]) + size(g_state[1])
-    return torch.exp2(torch.floor(torch.log2(32768 / bound.clamp(min=1e-30))))
 
 
 def gradients(
@@ -370,11 +407,13 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `reference.gradients`."""
     neuron = (u, kappa, constants, surrogate, slope, refractory, pool)
-    if spikes and needs_weight and not (needs_x or refractory) and _rounds(weight):
-        scale = _scale(g_s, g_u, g_state, kappa, constants, surrogate, slope)
+    if g_u is None and spikes and needs_weight and not (needs_x or refractory) and _rounds(weight) and not any(g is not None for g in g_state):
+        scale = torch.empty(1, device=u.device)
         g_I, *g_before = adjoint(g_s, g_u, g_state, *neuron, scale)
-        return (u.new_empty(0), _weight_gradient(g_I, x, weight, stride, padding) / scale, *g_before)
+        return (u.new_empty(0), _weight_gradient(g_I, scale, x, weight, stride), *g_before)
     g_I, *g_before = adjoint(g_s, g_u, g_state, *neuron)
     g_x = reference.input_gradient(g_I, x_shape, weight, stride, padding) if needs_x else u.new_empty(0)
+    if spikes and weight.ndim == 4:
+        x, padding = x.to(u.dtype), [0, 0]  # it came with its padding
     g_w = reference.weight_gradient(g_I, x.to(u.dtype), weight, stride, padding) if needs_weight else u.new_empty(0)
     return (g_x, g_w, *g_before)

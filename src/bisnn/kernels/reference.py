@@ -116,12 +116,12 @@ def adjoint(
 # kernels (C_out, C, k0, k1). `hard` promises weights of +-1 and `spikes` inputs of 0 and 1: a kernel may use it.
 
 
-def keep(x: Tensor) -> Tensor:
-    """Spikes in the form in which they are kept for the backward pass, here one byte each."""
+def keep(x: Tensor, padding: list[int]) -> Tensor:
+    """Spikes in the form in which they are kept for the backward pass, here one byte each; a kernel may add the padding."""
     return x.to(torch.uint8)
 
 
-def kept_shape(shape: torch.Size) -> tuple[tuple[int, ...], torch.dtype]:
+def kept_shape(shape: torch.Size, padding: list[int]) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape and dtype of what `keep` returns."""
     return tuple(shape), torch.uint8
 
