@@ -94,14 +94,14 @@ def _adjoint(
     """G_P, G_Q, G_R are the gradients of the first state. With HALF, g_I comes out times `scale`, which is written too.
 
     `scale` is the power of two that brings the bound |g_I| <= sum_t alpha_t kappa max|g|, with max|g_s| = `peak`, to 2^15: local
-    learning from spikes alone.
+    learning from spikes alone, all neurons with the same kappa.
     """
     at, inside, out, whole = _places(n, H, W, C, POOL, WINDOW, BLOCK)
     a_m, a_s, a_r, theta = tl.load(constants), tl.load(constants + 1), tl.load(constants + 2), tl.load(constants + 3)
     k = tl.load(kappa) if SCALAR else tl.load(kappa + at, inside, 0.0)
     factor = 1.0
     if HALF:
-        bound = tl.load(peak) * tl.max(k) * (a_m / (1 - a_m)) * (slope * 0.25 if SIGMOID else slope)
+        bound = tl.load(peak) * k * (a_m / (1 - a_m)) * (slope * 0.25 if SIGMOID else slope)
         factor = tl.exp2(tl.floor(tl.log2(32768 / tl.maximum(bound, 1e-30))))
         tl.store(scale, factor, tl.program_id(0) == 0)
     if HAS_STATE:
