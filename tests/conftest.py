@@ -1,14 +1,45 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import hypothesis
+import pytest
 import torch
+
+from bisnn import kernels
 
 torch.set_num_threads(1)  # two test processes share the machine
 hypothesis.settings.register_profile("default", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+# Every implementation of the kernels. `device_of` says where its tensors live.
+_has_cuda = torch.cuda.is_available() and "cuda" in kernels.NAMES
+_needs_cuda = pytest.mark.skipif(not _has_cuda, reason="needs a CUDA device, and a kernel for it")
+KERNELS = ("reference", "cpu", pytest.param("cuda", marks=[pytest.mark.cuda, _needs_cuda]))
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")  # for PyTorch's own
+
+
+def device_of(kernel: str) -> str:
+    return "cuda" if kernel == "cuda" else "cpu"
+
+
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    """Torch and our kernels on n threads, which share even the smallest work."""
+    from bisnn.kernels import cpu
+
+    before = torch.get_num_threads(), cpu.SERIAL
+    torch.set_num_threads(n)
+    cpu.SERIAL = 0
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        cpu.SERIAL = before[1]
 
 
 def seeded(seed: int) -> torch.Generator:

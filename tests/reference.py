@@ -115,6 +115,25 @@ class _Step(torch.autograd.Function):
         return g * torch.from_numpy(sigma_prime(v.numpy(), ctx.neuron)), None
 
 
+def scan(I, P, Q, R, kappa, neuron, refractory: bool, pool: int = 1) -> tuple[torch.Tensor, ...]:
+    """s, u (T, B, ...) and the state after the last step, one step at a time, gradients left to autograd.
+
+    With `pool`, I is (T, B, H, W, C) and s what leaves the layer; without `refractory` no gradient passes through the feedback.
+    """
+    a_m, a_s, a_r, theta = neuron.constants(torch.float64)
+    s, u = [], []
+    for I_t in I:
+        u.append(kappa * (P - Q) - (R if refractory else R.detach()))
+        own = _Step.apply(u[-1] - theta, neuron)
+        P, Q = a_m * (P + I_t), a_s * (Q + I_t)
+        R = a_r * (R + own) if refractory else a_r * (R + own).detach()
+        if pool > 1:
+            highest = torch.nn.functional.max_pool2d(u[-1].movedim(-1, 1), pool).movedim(1, -1)
+            own = _Step.apply(highest - theta, neuron)
+        s.append(own)
+    return torch.stack(s), torch.stack(u), P, Q, R
+
+
 def stepwise(net, weights, x: torch.Tensor) -> list[torch.Tensor]:
     """The whole network one time step at a time, each synapse with its own trace; returns the readouts, (T, B, C) each.
 

@@ -24,7 +24,8 @@ from bisnn import (
     predict,
     sample_weights,
 )
-from conftest import seeded, spikes
+from bisnn.kernels import bits
+from conftest import needs_compiler, seeded, spikes
 from networks import KINDS, NEURON, build, mask
 
 
@@ -362,25 +363,41 @@ def test_full_precision_trains_with_any_torch_optimizer():
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_compiles_in_one_graph():
-    """Forward and loss trace without a graph break, and give the eager bits."""
-    net = build("deep", dtype=torch.float32, readout=2)
-    x, labels = spikes(10, 4, 6), torch.tensor([0, 1, 0, 1])
-    rule = STBiSNN(net.parameters(), lr=1.0)
+def loss_of(net, x, labels):
+    return local_loss(net(x), labels)
 
-    def loss(x, labels):
-        return local_loss(net(x), labels)
 
-    with rule.sampled():
-        eager = loss(x, labels)
-        eager.backward()
-    expected = [p.grad for p in net.parameters()]
-    rule.zero_grad()
-    with rule.sampled():
-        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(x, labels)
-        compiled.backward()
-    assert torch.equal(compiled, eager)
-    assert all(torch.equal(p.grad, g) for p, g in zip(net.parameters(), expected, strict=True))
+@pytest.mark.parametrize(
+    ("kinds", "backend"),
+    [
+        (("deep", "pooled", "mixed"), "aot_eager"),
+        pytest.param(("pooled",), "inductor", marks=[pytest.mark.slow, needs_compiler]),
+    ],
+)
+def test_compiles_in_one_graph(kinds, backend, monkeypatch):
+    """Forward and loss trace without a graph break and give what they give uncompiled.
+
+    One compiled function serves hard and relaxed weights, and several networks; it knows hard weights by what wrote them.
+    """
+    torch.compiler.reset()
+    compiled = torch.compile(loss_of, fullgraph=True, backend=backend)
+    counts, counted = bits.counts, []
+    monkeypatch.setattr(bits, "counts", lambda *arguments: (counted.append(1), counts(*arguments)))
+    for kind in kinds:
+        net = build(kind, dtype=torch.float32, readout=2)
+        x, labels = spikes(6, 4, *net.input_shape), torch.tensor([0, 1, 0, 1])
+        for rule in (STBiSNN(net.parameters(), lr=1.0), BayesBiSNN(net.parameters(), lr=1.0, temperature=0.0)):
+            results = []
+            with rule.sampled():
+                for function in (loss_of, compiled):
+                    net.zero_grad()
+                    counted.clear()
+                    value = function(net, x, labels)
+                    value.backward()
+                    results.append((value.detach(), *(p.grad.clone() for p in net.parameters())))
+            assert bool(counted) is isinstance(rule, STBiSNN)
+            for a, b in zip(*results, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_global_loss_is_the_last_readouts():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import reference
 from bisnn import SRM, kernels
 from bisnn.neuron import spike, srm_adjoint, srm_scan
-from conftest import seeded
+from conftest import seeded, threads
 
 SETTINGS = ("sigmoid", 1.0, False)
 
@@ -73,21 +73,16 @@ def test_equality_does_not_fire():
     st.booleans(),
     st.integers(1, 3),
 )
-def test_kernels_give_the_same_bits(seed, T, shape, real_valued, threads):
+def test_kernels_give_the_same_bits(seed, T, shape, real_valued, n_threads):
     g = seeded(seed)
     I = torch.randn(T, *shape, generator=g) * 5 if real_valued else integers(T, *shape, seed=seed)
     state = [torch.randn(shape, generator=g) for _ in range(3)]
     kappa = torch.rand(shape[-1], generator=g) if seed % 2 else torch.rand((), generator=g)
     neuron = SRM(10, 6, 2, 0.1)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        results = {}
-        for name in ("reference", "cpu"):
-            with kernels.forced(name):
-                results[name] = scan(I, neuron, state, kappa)
-    finally:
-        torch.set_num_threads(before)
+    results = {}
+    for name in ("reference", "cpu"):
+        with kernels.forced(name), threads(n_threads):
+            results[name] = scan(I, neuron, state, kappa)
     assert 0 < results["reference"][0].mean() < 1 or I.numel() < 100
     for ours, theirs in zip(results["cpu"], results["reference"], strict=True):
         assert torch.equal(ours, theirs)
@@ -106,18 +101,11 @@ def test_several_threads_share_the_work(monkeypatch):
     from bisnn.kernels import cpu
 
     I = integers(20, 4, 5000)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        serial = scan(I)
-        torch.set_num_threads(2)
-        calls = []
-        kernel = cpu._scan
-        monkeypatch.setattr(cpu, "_scan", lambda lo, hi, *rest: (calls.append((lo, hi)), kernel(lo, hi, *rest)))
+    serial, calls, kernel = scan(I), [], cpu._scan
+    monkeypatch.setattr(cpu, "_scan", lambda lo, hi, *rest: (calls.append((lo, hi)), kernel(lo, hi, *rest)))
+    with threads(2):
         parallel = scan(I)
-    finally:
-        torch.set_num_threads(before)
-    assert sorted(calls) == [(0, 10240), (10240, 20000)]
+    assert sorted(calls) == [(0, 10), (10, 20)], "units of 1024 neurons, of which there are 20,000"
     assert all(torch.equal(a, b) for a, b in zip(serial, parallel, strict=True))
 
 
@@ -144,16 +132,6 @@ def test_adjoint_is_autograd_through_the_steps(surrogate, refractory, kernel):
     kappa = torch.rand(5, generator=g, dtype=torch.float64) + 0.5
     weights = [torch.randn(s, generator=g, dtype=torch.float64) for s in ((T, *shape),) * 2 + (shape,) * 3]
 
-    def by_steps(I, P, Q, R):
-        a_m, a_s, a_r, theta = neuron.constants(torch.float64)
-        s, u = [], []
-        for I_t in I:
-            u.append(kappa * (P - Q) - (R if refractory else R.detach()))
-            s.append(reference._Step.apply(u[-1] - theta, neuron))
-            P, Q = a_m * (P + I_t), a_s * (Q + I_t)
-            R = a_r * (R + (s[-1] if refractory else s[-1].detach()))
-        return torch.stack(s), torch.stack(u), P, Q, R
-
     def gradients(function, dtype):
         leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
         out = function(*leaves)
@@ -163,7 +141,7 @@ def test_adjoint_is_autograd_through_the_steps(surrogate, refractory, kernel):
         grads = [x.grad for x in leaves]
         return grads if refractory else grads[:3]
 
-    expected = gradients(by_steps, torch.float64)
+    expected = gradients(lambda *inputs: reference.scan(*inputs, kappa, neuron, refractory), torch.float64)
     dtype = torch.float64 if kernel == "reference" else torch.float32
     settings = (surrogate, neuron.slope, refractory)
     with kernels.forced(kernel):
@@ -246,15 +224,19 @@ def test_numpy_numbers_are_numbers():
 
 
 def test_unknown_kernel():
-    with pytest.raises(ValueError, match="name: must be one of reference, cpu; got 'gpu'"), kernels.forced("gpu"):
+    with pytest.raises(ValueError, match="name: must be one of reference, cpu, cuda; got 'gpu'"), kernels.forced("gpu"):
         pass
 
 
-def test_which_kernel_runs():
-    cpu = torch.device("cpu")
+@pytest.mark.parametrize("triton", [True, False])
+def test_which_kernel_runs(triton, monkeypatch):
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    monkeypatch.setattr(kernels, "_has_triton", lambda: triton)
     assert kernels.name_for(cpu, torch.float32) == "cpu"
-    assert kernels.name_for(cpu, torch.float64) == "reference"
-    assert kernels.name_for(torch.device("cuda"), torch.float32) == "reference"
+    assert kernels.name_for(cpu, torch.float64) == kernels.name_for(cuda, torch.float64) == "reference"
+    assert kernels.name_for(cuda, torch.float32) == ("cuda" if triton else "reference")
+    with kernels.forced("reference"):
+        assert kernels.name_for(cpu, torch.float32) == "reference"
 
 
 @pytest.mark.cuda

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from bisnn import BayesBiSNN, Bop, Linear, Network, STBiSNN, local_loss
-from bisnn.rules import anneal
-from bisnn.weights import MAX_EXPONENT, mean_gradient_factor
-from conftest import seeded, spikes
+from bisnn.rules import adam, anneal, bop_update, descend, momentum, natural_gradient
+from bisnn.weights import MAX_EXPONENT, mean_gradient_factor, sign
+from conftest import needs_compiler, seeded, spikes
 from networks import KINDS, NEURON, build
 
 GRID = [0.0, 10.0, -10.0, 50.0, -50.0, 0.3, -1.0]
@@ -210,6 +210,26 @@ def test_annealing_enters_the_update(name):
 
 
 # Problems that every rule goes through
+
+
+UPDATES = {
+    "descend": lambda w, m, g: descend(w, g, 0.1),
+    "natural_gradient": lambda w, m, g: natural_gradient(w, g, 0.5, 0.2),
+    "natural_gradient prior": lambda w, m, g: natural_gradient(w, g, 0.5, m),
+    "bop_update": lambda w, m, g: bop_update(sign(w), m, g, 0.1, 0.05),
+    "momentum": lambda w, m, g: momentum(g, m, 0.9),
+    "adam": lambda w, m, g: adam(g, m, w.square(), 3, 0.9, 0.999),
+}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=needs_compiler)])
+@pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES.keys())
+def test_updates_compile_in_one_graph(update, backend):
+    """Pure functions of tensors: nothing to break a graph, nothing changed in place, the same numbers."""
+    arguments = torch.randn(3, 50, generator=seeded(0)).unbind()
+    before = [a.clone() for a in arguments]
+    torch.testing.assert_close(torch.compile(update, fullgraph=True, backend=backend)(*arguments), update(*arguments))
+    assert all(torch.equal(a, b) for a, b in zip(arguments, before, strict=True))
 
 
 def plain_module():

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from torch import nn
 
 from bisnn import free_energy, kl_divergence, map_weights, sample_weights, weights
 from conftest import seeded
@@ -112,6 +113,45 @@ def test_realisations_come_back_whatever_happens():
     with map_weights(net), pytest.raises(RuntimeError, match="do not nest"), map_weights(net):
         pass
     assert all(torch.equal(p, b) for p, b in zip(net.parameters(), before, strict=True))
+
+
+def test_what_is_known_of_weights():
+    """By their values; where those cannot be read, by what wrote them."""
+    w = nn.Parameter(torch.tensor([[0.3, -2.0]]))
+    assert weights.is_hard(weights.sign(w))
+    for value in (0.0, 0.5, -1.0000001, math.nan, math.inf):
+        assert not weights.is_hard(torch.tensor([1.0, value, -1.0]))
+    seen = []
+
+    def inside(scale):
+        seen.append((weights.is_hard(w), weights.is_hard(w * scale)))
+        return scale
+
+    torch.vmap(inside)(torch.ones(2))  # the parameter itself can be read in here, what is made of it cannot
+    unreadable = nn.Parameter(w.detach().to("meta"))
+    for hard in (True, False):
+        with weights.held([w, unreadable], [weights.sign(w.detach())] * 2, hard=hard):
+            seen.append((weights.is_hard(w), weights.is_hard(unreadable)))
+    seen.append((weights.is_hard(w), weights.is_hard(unreadable)))
+    assert seen == [(False, False), (True, True), (True, False), (False, False)]
+
+
+def test_what_is_known_of_inputs():
+    for dtype in (torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64):
+        assert weights.is_spikes(torch.tensor([0, 1, 1]).to(dtype))
+    for value in (0.5, -1.0, 2.0, 1e-40, math.nan):
+        assert not weights.is_spikes(torch.tensor([0.0, 1.0, value]))
+    assert not weights.is_spikes(torch.tensor([0, 2], dtype=torch.uint8))
+    assert not weights.is_spikes([0, 1]), "checked before the network says what it takes"
+    seen = []
+
+    def inside(x):
+        seen.append((weights.is_spikes(x), weights.is_spikes(x.bool())))
+        return x
+
+    torch.vmap(inside)(torch.ones(2, 3))
+    assert seen == [(False, True)], "by type, where values cannot be read"
+    assert not weights.is_spikes(torch.ones(3, device="meta"))
 
 
 def test_bad_arguments():
