@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bisnn.checks import positive_int
 from bisnn.fused import srm_layer
+from bisnn.kernels import reference
 from bisnn.kernels.reference import advance, potential
 from bisnn.neuron import SRM, spike, srm_scan
 from bisnn.weights import is_hard, is_realised, pinned, sign
@@ -41,7 +42,27 @@ class LayerState(NamedTuple):
 class LayerOutput(NamedTuple):
     spikes: Tensor  # what leaves the layer, (T, B, ...)
     potentials: Tensor  # u of every neuron, before pooling, (T, B, ...)
+    readout: Tensor | None  # (T, B, outputs), where there is one
     state: LayerState | None
+
+
+class Readout(nn.Module):
+    """y = gain/sqrt(n) V s with fixed random V in {-1, +1}: from spikes to class logits or real outputs."""
+
+    V: Tensor  # (outputs, n)
+    scale: Tensor  # gain/sqrt(n), ()
+
+    def __init__(self, n: int, outputs: int, gain: float, generator: torch.Generator, dtype: torch.dtype):
+        super().__init__()
+        self.register_buffer("V", sign(torch.randn(outputs, n, generator=generator, dtype=torch.float64)).to(dtype))
+        self.register_buffer("scale", torch.tensor(gain / math.sqrt(n), dtype=torch.float64).to(dtype))
+
+    def forward(self, s: Tensor) -> Tensor:
+        """(T, B, ...) -> (T, B, outputs): an exact integer where s is 0 or 1, times `scale`."""
+        return reference.readout(s, self.V, self.scale)
+
+    def extra_repr(self) -> str:
+        return f"{self.V.shape[1]}, {self.V.shape[0]}, scale={float(self.scale):.4g}"
 
 
 def _with_gradient_of(value: Tensor, proxy: Tensor) -> Tensor:
@@ -114,21 +135,29 @@ class Layer(nn.Module):
     # The way of the data
 
     def forward(
-        self, x: Tensor, state: LayerState | None = None, bptt: bool = False, weight: Tensor | None = None, spikes: bool = False
+        self,
+        x: Tensor,
+        state: LayerState | None = None,
+        bptt: bool = False,
+        weight: Tensor | None = None,
+        spikes: bool = False,
+        readout: Readout | None = None,
     ) -> LayerOutput:
         """Spikes and potentials of all time steps of x, (T, B, *input_shape).
 
         With `bptt` gradients travel to the layer below, through the refractory feedback and through the state; without
         (local learning), they reach this layer's weights only, through eq. (der-general). `weight` stands in for the parameter.
-        `spikes` promises that x is 0 or 1 everywhere.
+        `spikes` promises that x is 0 or 1 everywhere. `readout` reads what leaves the layer.
         """
         if weight is None:
             weight = self._realisation()
         if not bptt:
             x = x.detach()
-        return self._run(x, weight, state, bptt, spikes)
+        return self._run(x, weight, state, bptt, spikes, readout)
 
-    def _run(self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool, spikes: bool) -> LayerOutput:
+    def _run(
+        self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool, spikes: bool, readout: Readout | None
+    ) -> LayerOutput:
         """The whole layer as one operation; `Recurrent` has its own way."""
         raise NotImplementedError
 
@@ -219,11 +248,14 @@ class Linear(Layer):
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x.flatten(x.ndim - len(self.input_shape)), weight)
 
-    def _run(self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool, spikes: bool) -> LayerOutput:
+    def _run(
+        self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool, spikes: bool, readout: Readout | None
+    ) -> LayerOutput:
         before, neuron = self._before(x, weight, state, bptt), (self.neuron.surrogate, self.neuron.slope, bptt)
-        flags = (is_hard(weight), spikes)
-        s, u, *after, _ = srm_layer(x.flatten(2), weight, *before, self.kappa, self.constants, [], [], 1, *flags, *neuron)
-        return LayerOutput(s, u, self._next_state(x, state, (after[0], after[1], after[2]), bptt))
+        reading = (None, None) if readout is None else (readout.V, readout.scale)
+        settings = ([], [], 1, is_hard(weight), spikes)
+        y, s, u, P, Q, R, _ = srm_layer(x.flatten(2), weight, *before, self.kappa, self.constants, *reading, *settings, *neuron)
+        return LayerOutput(s, u, y if readout else None, self._next_state(x, state, (P, Q, R), bptt))
 
     def extra_repr(self) -> str:
         return f"{self.n_in}, {self.n_out}"
@@ -295,14 +327,20 @@ class Conv2d(Layer):
         images = x.reshape(-1, *self.input_shape)
         return F.conv2d(images, weight, None, self.stride, self.padding).reshape(*x.shape[:-3], *self.current_shape)
 
-    def _run(self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool, spikes: bool) -> LayerOutput:
+    def _run(
+        self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool, spikes: bool, readout: Readout | None
+    ) -> LayerOutput:
         # Channels come last in memory: then a pixel's neighbours are whole vectors, for the kernels and for the scan.
         before = (z.movedim(1, -1) for z in self._before(x, weight, state, bptt))
         settings = (list(self.stride), list(self.padding), self.pool, is_hard(weight), spikes)
         neuron = (self.neuron.surrogate, self.neuron.slope, bptt)
-        s, u, *after, _ = srm_layer(x.movedim(2, -1), weight, *before, self.kappa, self.constants, *settings, *neuron)
+        reading = (None, None)
+        if readout is not None:
+            reading = (readout.V.unflatten(1, self.output_shape).movedim(1, -1).flatten(1), readout.scale)
+        y, s, u, *after, _ = srm_layer(x.movedim(2, -1), weight, *before, self.kappa, self.constants, *reading, *settings, *neuron)
         P, Q, R = (z.movedim(-1, 1) for z in after)
-        return LayerOutput(s.movedim(-1, 2), u.movedim(-1, 2), self._next_state(x, state, (P, Q, R), bptt))
+        after = self._next_state(x, state, (P, Q, R), bptt)
+        return LayerOutput(s.movedim(-1, 2), u.movedim(-1, 2), y if readout else None, after)
 
     def extra_repr(self) -> str:
         return (
@@ -391,7 +429,9 @@ class Recurrent(Layer):
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x, self.matrix(weight))
 
-    def _run(self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool, spikes: bool) -> LayerOutput:
+    def _run(
+        self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool, spikes: bool, readout: Readout | None
+    ) -> LayerOutput:
         x = x.flatten(2)
         if bptt:
             I, s, u, after = self._steps(x, weight, state)
@@ -406,7 +446,7 @@ class Recurrent(Layer):
                 s, u, *after = srm_scan(I, *before, self.kappa, self.constants, *neuron)  # the same bits, now with a gradient
         if self.outputs is not None:
             s = s[..., self.outputs]
-        return LayerOutput(s, u, self._next_state(inputs, state, after, bptt))
+        return LayerOutput(s, u, readout(s) if readout else None, self._next_state(inputs, state, after, bptt))
 
     def _steps(
         self, x: Tensor, weight: Tensor, state: LayerState | None

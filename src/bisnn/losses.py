@@ -28,17 +28,11 @@ def step_losses(y: Tensor, target: Tensor, loss: str, count: Tensor | None = Non
     be anything.
     """
     choice("loss", loss, LOSSES)
-    tensor("target", target)
     T, B, C = y.shape
+    _check_shape(target, loss, T, B, C)
     if loss == "logistic":
-        labels = _check_labels(target, T, B, C, count)
+        labels = _check_labels(target.long().expand(T, B), C, count)
         return F.cross_entropy(y.flatten(0, 1), labels.reshape(-1), reduction="none").reshape(T, B)
-    if not target.is_floating_point():
-        raise ValueError(f"target: the {loss} loss takes real values; got {target.dtype}; use target.float()")
-    if target.shape not in ((B, C), (T, B, C)):
-        raise ValueError(
-            f"target: must have shape (B, C) = ({B}, {C}) or (T, B, C) = ({T}, {B}, {C}); got {tuple(target.shape)}; reshape it"
-        )
     target = target.to(y.dtype).expand(T, B, C)
     pairwise = F.mse_loss if loss == "squared" else F.smooth_l1_loss
     return pairwise(y, target, reduction="none").sum(-1)
@@ -90,9 +84,19 @@ def _readout_loss(
     given = [y for y in readouts if y is not None]
     if not given:
         raise ValueError("output: the network has no readout; got readout=None; give it one, or use spike_loss")
-    T, B = given[0].shape[:2]
-    count = time_weights(T, B, burn_in, mask, given[0])
-    return torch.stack([_reduce(step_losses(y, target, loss, count), over_time, count) for y in given]).sum()
+    choice("loss", loss, LOSSES)
+    _check_shape(target, loss, *given[0].shape)
+    y, n = torch.cat(given, dim=1), len(given)  # (T, n B, C): all readouts in one go
+    per_step = target.ndim == (2 if loss == "logistic" else 3)
+    target = target.repeat(1, n, *(1,) * (target.ndim - 2)) if per_step else target.repeat(n, *(1,) * (target.ndim - 1))
+    if mask is None:
+        burn_in = _checked_burn_in(burn_in, len(y))
+        losses = step_losses(y[burn_in:], target[burn_in:] if per_step else target, loss)
+        count = None
+    else:
+        count = time_weights(len(y), given[0].shape[1], burn_in, mask, y).repeat(1, n)
+        losses = step_losses(y, target, loss, count)
+    return n * _reduce(losses, over_time, count)
 
 
 def spike_loss(
@@ -144,14 +148,27 @@ def activity_loss(net: Network, output: Output, low: float = 0.01, high: float =
     return total
 
 
-def _check_labels(target: Tensor, T: int, B: int, C: int, count: Tensor | None) -> Tensor:
-    if target.dtype not in (torch.int64, torch.int32, torch.uint8):
-        raise ValueError(f"target: the logistic loss takes class labels as int64; got {target.dtype}; use target.long()")
-    if target.ndim not in (1, 2) or target.shape[-1] != B or (target.ndim == 2 and target.shape[0] != T):
+def _check_shape(target: Tensor, loss: str, T: int, B: int, C: int) -> None:
+    """A target's type and shape; sizes are compared one by one, because they may be symbols of a compiler."""
+    tensor("target", target)
+    if loss == "logistic":
+        if target.dtype not in (torch.int64, torch.int32, torch.uint8):
+            raise ValueError(f"target: the logistic loss takes class labels as int64; got {target.dtype}; use target.long()")
+        if target.ndim not in (1, 2) or target.shape[-1] != B or (target.ndim == 2 and target.shape[0] != T):
+            raise ValueError(
+                f"target: labels must have shape (B,) = ({B},) or (T, B) = ({T}, {B}); got {tuple(target.shape)}; reshape them"
+            )
+        return
+    if not target.is_floating_point():
+        raise ValueError(f"target: the {loss} loss takes real values; got {target.dtype}; use target.float()")
+    wrong = target.ndim not in (2, 3) or target.shape[-1] != C or target.shape[-2] != B
+    if wrong or (target.ndim == 3 and target.shape[0] != T):
         raise ValueError(
-            f"target: labels must have shape (B,) = ({B},) or (T, B) = ({T}, {B}); got {tuple(target.shape)}; reshape them"
+            f"target: must have shape (B, C) = ({B}, {C}) or (T, B, C) = ({T}, {B}, {C}); got {tuple(target.shape)}; reshape it"
         )
-    target = target.long().expand(T, B)
+
+
+def _check_labels(target: Tensor, C: int, count: Tensor | None) -> Tensor:
     if count is not None:
         target = torch.where(count > 0, target, 0)
     if torch.compiler.is_compiling():
@@ -166,12 +183,17 @@ def _check_labels(target: Tensor, T: int, B: int, C: int, count: Tensor | None) 
     return target
 
 
-def time_weights(T: int, B: int, burn_in: int, mask: Tensor | None, like: Tensor) -> Tensor:
-    """1 where a time step counts, else 0: (T, B)."""
+def _checked_burn_in(burn_in: int, T: int) -> int:
     if isinstance(burn_in, bool) or not isinstance(burn_in, int) or not 0 <= burn_in < T:
         raise ValueError(
             f"burn_in: must be a whole number from 0 to T - 1 = {T - 1}, or no time step is left; got {burn_in!r}; lower it"
         )
+    return burn_in
+
+
+def time_weights(T: int, B: int, burn_in: int, mask: Tensor | None, like: Tensor) -> Tensor:
+    """1 where a time step counts, else 0: (T, B)."""
+    _checked_burn_in(burn_in, T)
     if mask is None:
         count = like.new_ones(T, B)
     else:
@@ -184,9 +206,11 @@ def time_weights(T: int, B: int, burn_in: int, mask: Tensor | None, like: Tensor
     return torch.cat([torch.zeros_like(count[:burn_in]), count[burn_in:]])
 
 
-def _reduce(per_step: Tensor, over_time: str, count: Tensor) -> Tensor:
-    """Sum or mean over the time steps that count, then the mean over the batch."""
+def _reduce(per_step: Tensor, over_time: str, count: Tensor | None) -> Tensor:
+    """Sum or mean over the time steps that count (None: all), then the mean over the batch."""
     choice("over_time", over_time, ("sum", "mean"))
+    if count is None:
+        return (per_step.sum(0) if over_time == "sum" else per_step.mean(0)).mean()
     total = torch.where(count > 0, per_step, 0).sum(0)  # (B,); whatever stands where nothing counts, NaN too, stays out
     if over_time == "mean":
         total = total / count.sum(0).clamp(min=1)  # a recording that ends within the burn-in counts as zero

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bisnn.checks import as_generator, choice, number, positive_int
-from bisnn.layers import Conv2d, Layer, LayerState, Linear, Recurrent
+from bisnn.layers import Conv2d, Layer, LayerState, Linear, Readout, Recurrent
 from bisnn.neuron import SRM
-from bisnn.weights import is_spikes, sign
+from bisnn.weights import is_spikes
 
 NetworkState = tuple[LayerState, ...]
 
@@ -25,29 +24,6 @@ class Output(NamedTuple):
     potentials: tuple[Tensor, ...]  # u of each layer's neurons, before pooling, (T, B, ...)
     readouts: tuple[Tensor | None, ...]  # linear readouts, (T, B, outputs); None where a layer has none
     state: NetworkState | None  # for the next chunk of time, if one was passed in
-
-
-class Readout(nn.Module):
-    """y = gain/sqrt(n) V s with fixed random V in {-1, +1}: from spikes to class logits or real outputs."""
-
-    V: Tensor  # (outputs, n)
-    scale: Tensor  # gain/sqrt(n), ()
-
-    def __init__(self, n: int, outputs: int, gain: float, generator: torch.Generator, dtype: torch.dtype):
-        super().__init__()
-        self.register_buffer("V", sign(torch.randn(outputs, n, generator=generator, dtype=torch.float64)).to(dtype))
-        self.register_buffer("scale", torch.tensor(gain / math.sqrt(n), dtype=torch.float64).to(dtype))
-
-    def forward(self, s: Tensor) -> Tensor:
-        """(T, B, ...) -> (T, B, outputs): an exact integer where s is 0 or 1, times `scale`."""
-        V = self.V
-        if s.ndim == 5:  # channels come last in memory: V follows, which is smaller than s
-            V = V.unflatten(1, s.shape[2:]).movedim(1, -1).flatten(1)
-            s = s.movedim(2, -1)
-        return F.linear(s.flatten(2), V) * self.scale
-
-    def extra_repr(self) -> str:
-        return f"{self.V.shape[1]}, {self.V.shape[0]}, scale={float(self.scale):.4g}"
 
 
 class Network(nn.Module):
@@ -139,10 +115,11 @@ class Network(nn.Module):
         spikes, potentials, readouts, states = [], [], [], []
         for i, (layer, readout) in enumerate(zip(self.layers, self.readouts, strict=True)):
             before, weight = None if state is None else state[i], None if weights is None else weights[i]
-            x, u, after = layer(x, before, self.gradient == "bptt", weight, binary or i > 0)
+            reading = readout if isinstance(readout, Readout) else None
+            x, u, y, after = layer(x, before, self.gradient == "bptt", weight, binary or i > 0, reading)
             spikes.append(x)
             potentials.append(u)
-            readouts.append(readout(x) if isinstance(readout, Readout) else None)
+            readouts.append(y)
             states.append(after)
         return Output(tuple(spikes), tuple(potentials), tuple(readouts), None if state is None else tuple(states))
 

@@ -6,7 +6,8 @@ bits under the kernel (`windows`): taps in row order, channels within a tap. So 
 
     counts    hard weights: sum_j w_ij s_j = 2 popcount(w_i & s) - popcount(s), an exact integer
     add_rows  real weights: the sum of the rows of W^T at the active inputs
-    add_rows  of the transposed bits: the weight gradient, the sum of the rows of g at the time steps where an input was active
+    add_rows  of the transposed bits: the weight gradient, the sum of the rows of g at the time steps where an input was active;
+              where spikes are many, by fours of inputs, whose sixteen patterns many rows share
 
 All release the GIL and take a range lo..hi of their first axis, for a thread each. Only numpy and numba are needed here.
 """
@@ -23,15 +24,19 @@ from numba.core.extending import intrinsic
 _M, _B = "float32[:, ::1]", "uint32[:, ::1]"  # matrix of floats, of words
 _F = np.float32
 _ONE_BITS = np.uint32(0x3F800000)  # of the float32 1.0
+_NO_SIGN = np.uint32(0x7FFFFFFF)
 _U0, _U1 = np.uint32(0), np.uint32(1)
-ROWS = 256  # rows of a gradient whose selections are added while they stay in the L2 cache; a multiple of 32
+ROWS = 512  # rows of a gradient whose selections are added while they stay in the L2 cache; a multiple of 32
 BLOCK = 16  # words of inputs whose weights stay there, likewise
 COLUMNS = 512  # columns that a block of rows is counted for at a time, so that the counts stay in the L1 cache
 
 
-def kernel(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """One signature each, compiled at import (from numba's cache on disk, after the first time); no fastmath."""
-    return njit(signature, nogil=True, cache=True, error_model="numpy")
+def kernel(signature: str, contract: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """One signature each, compiled at import (from numba's cache on disk, after the first time).
+
+    No fastmath, or bits would differ from kernel to kernel; only gradients may `contract`, fuse products and sums.
+    """
+    return njit(signature, nogil=True, cache=True, error_model="numpy", fastmath={"contract"} if contract else False)
 
 
 @intrinsic
@@ -67,24 +72,17 @@ def pack(lo, hi, x, words):
                 part = x[r, first : first + 32]
                 other = _U0
                 for i in range(32):
-                    word |= np.uint32(part[i] != _U0) << np.uint32(i)
-                    other |= np.uint32((part[i] != _U0) & (part[i] != _ONE_BITS))
+                    v = part[i] & _NO_SIGN  # -0.0 is no spike
+                    word |= np.uint32(v != _U0) << np.uint32(i)
+                    other |= np.uint32((v != _U0) & (part[i] != _ONE_BITS))
                 good &= other == _U0
             else:
                 for i in range(n - first):
-                    v = x[r, first + i]
+                    v = x[r, first + i] & _NO_SIGN
                     word |= np.uint32(v != _U0) << np.uint32(i)
-                    good &= (v == _U0) | (v == _ONE_BITS)
+                    good &= (v == _U0) | (x[r, first + i] == _ONE_BITS)
             words[r, k] = word
     return good
-
-
-@kernel(f"void(int64, int64, {_B}, {_M})")
-def unpack(lo, hi, words, x):
-    """The inverse of `pack`."""
-    for r in range(lo, hi):
-        for i in range(x.shape[1]):
-            x[r, i] = _F((words[r, i >> 5] >> np.uint32(i & 31)) & _U1)
 
 
 @kernel("void(int64, int64, uint32[:, :, :, ::1], int64, int64, int64, int64, int64, int64, int64, uint32[:, :, :, ::1])")
@@ -206,3 +204,28 @@ def add_rows_transposed(lo, hi, x, g, out):
                     word &= word - _U1
             for j in range(min(32, out.shape[0] - 32 * k)):
                 _add_listed(index[j], count[j], g, out[32 * k + j])
+
+
+@kernel(f"void(int64, int64, {_B}, {_M}, {_M})")
+def add_rows_by_fours(lo, hi, x, g, out):
+    """As `add_rows_transposed`, for spikes that are not rare: rows with the same four bits are added first, together."""
+    index = np.empty((16, ROWS), np.uint32)
+    count = np.empty(16, np.int64)
+    total = np.empty(out.shape[1], np.float32)
+    for first in range(0, x.shape[0], ROWS):
+        for four in range(8 * lo, min(8 * hi, (out.shape[0] + 3) // 4)):
+            k, shift = four >> 3, np.uint32(4 * (four & 7))
+            count[:] = 0
+            for r in range(first, min(first + ROWS, x.shape[0])):
+                v = (x[r, k] >> shift) & np.uint32(15)
+                index[v, count[v]] = r
+                count[v] += 1
+            for v in range(1, 16):
+                if count[v]:
+                    total[:] = _F(0)
+                    _add_listed(index[v], count[v], g, total)
+                    for j in range(4):
+                        if (v >> j) & 1:
+                            o = out[4 * four + j]
+                            for i in range(o.shape[0]):
+                                o[i] += total[i]

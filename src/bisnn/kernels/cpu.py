@@ -9,8 +9,10 @@ survive a fork and its workqueue pool does not survive two calling threads.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from itertools import pairwise
@@ -48,7 +50,7 @@ def _scan(lo, hi, I, P, Q, R, kappa, c, s, pool, H, row, size, C):
     for unit in range(lo, hi):
         image = unit // units * size
         first = image + unit % units * pool * row
-        last = min(first + pool * row, image + size)
+        last = min(first + pool * row, image + size, P.shape[0])
         p, q, r, k = P[first:last], Q[first:last], R[first:last], kappa[first:last]
         for t in range(I.shape[0]):
             u_t = I[t, first:last]  # I_t before, u_t after
@@ -131,32 +133,60 @@ def _to_first_maximum(e, u, pool, row, C, g):
                     highest[i] = np.float32(np.inf) if taken else highest[i]
 
 
+@njit(inline="always")
+def _add_readout_error(g_y, V, first, last, e):
+    """e += the error that reaches spikes first..last, counted over all recordings, from readouts: g_y (B outputs,), V (outputs, N)."""
+    outputs, N = V.shape
+    start = first
+    while start < last:
+        recording = start // N
+        stop = min(last, (recording + 1) * N)
+        e_b = e[start - first : stop - first]
+        for c in range(outputs):
+            g_c, V_c = g_y[recording * outputs + c], V[c, start - recording * N : stop - recording * N]
+            for i in range(stop - start):
+                e_b[i] += g_c * V_c[i]
+        start = stop
+
+
 @kernel(
-    f"void(int64, int64, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, float32, boolean, {_M}, "
-    "int64, int64, int64, int64, int64)"
+    f"void(int64, int64, {_M}, {_M}, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, float32, boolean, {_M}, int64, "
+    "int64, int64, int64, int64, int64)",
+    contract=True,
 )
-def _adjoint(lo, hi, g_s, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory, g_I, pool, H, row, size, C):
+def _adjoint(lo, hi, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory, g_I, origin, pool, H, row, size, C):
+    """g_I has the neurons from `origin` on. Errors on the spikes come from g_s, and from readouts as g_y and V, where not empty."""
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
-    has_s, has_u = g_s.shape[0] > 0, g_u.shape[0] > 0
-    g = np.empty(pool * row, np.float32)
+    has_s, has_y, has_u = g_s.shape[0] > 0, g_y.shape[0] > 0, g_u.shape[0] > 0
+    g, e_windows = np.empty(pool * row, np.float32), np.empty(row, np.float32)
     units = -(-H // pool)
     for unit in range(lo, hi):
         image = unit // units * size
         first = image + unit % units * pool * row
-        last = min(first + pool * row, image + size)
-        p, q, r, k = G_P[first:last], G_Q[first:last], G_R[first:last], kappa[first:last]
+        last = min(first + pool * row, image + size, G_P.shape[0])
         n = last - first
+        if n <= 0:
+            break
+        p, q, r, k = G_P[first:last], G_Q[first:last], G_R[first:last], kappa[first:last]
         for t in range(u.shape[0] - 1, -1, -1):
-            u_t, g_I_t = u[t, first:last], g_I[t, first:last]
+            u_t, g_I_t = u[t, first:last], g_I[t, first - origin : last - origin]
             e = g[:n]  # error on the spikes
-            if has_s and pool == 1:
-                e = g_s[t, first:last]
-            else:
-                e[:] = _ZERO
-            if has_s and pool > 1 and n == pool * row:
+            e[:] = _ZERO
+            if pool == 1:
+                if has_s:
+                    e[:] = g_s[t, first:last]
+                if has_y:
+                    _add_readout_error(g_y[t], V, first, last, e)
+            elif n == pool * row:
                 W = row // C // pool
                 out = (unit // units * (H // pool) + unit % units) * W * C
-                _to_first_maximum(g_s[t, out : out + W * C], u_t, pool, row, C, g)
+                e_w = e_windows[: W * C]
+                e_w[:] = _ZERO
+                if has_s:
+                    e_w[:] = g_s[t, out : out + W * C]
+                if has_y:
+                    _add_readout_error(g_y[t], V, out, out + W * C, e_w)
+                _to_first_maximum(e_w, u_t, pool, row, C, g)
             if sigmoid and not (refractory or has_u):  # local learning, as it mostly is: one loop
                 for i in range(n):
                     d = k[i] * (e[i] * (slope * _sigmoid_derivative(slope * (u_t[i] - theta))))
@@ -190,22 +220,82 @@ def _adjoint(lo, hi, g_s, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refra
                     r[i] = r[i] - g[i]
 
 
+@kernel(
+    f"{_M}(int64, int64, {_M}, {_M}, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, float32, boolean, "
+    "int64, int64, int64, int64, int64, uint32[:, :, :, :, ::1], int64, int64, int64, int64, int64, int64, int64, int64, boolean)"
+)
+def _weight_gradient(
+    lo, hi, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory, pool, H, row, size, C,
+    x, channels, n_out, k0, k1, s0, s1, p0, p1, rare,
+):  # fmt: skip
+    """The weight gradient (n_in, n_out) of images lo..hi, which may be several recordings each: adjoint and product in one go.
+
+    The currents' gradient of an image stays in the cache, and that of the whole is never there. x is (T, B, H_in, W_in, words).
+    """
+    T, B = x.shape[:2]
+    units, per_recording = -(-H // pool), G_P.shape[0] // B  # neurons
+    group = size // per_recording  # recordings of an image
+    pixels = per_recording // n_out
+    y = (x.shape[2] + 2 * p0 - k0) // s0 + 1
+    g_w = np.zeros((k0 * k1 * channels, n_out), np.float32)
+    g_I, inputs = np.empty(T * size, np.float32), np.empty((T * group, x.shape[2], x.shape[3], x.shape[4]), np.uint32)
+    rows = np.empty((T * group, y, pixels // y, -(-k0 * k1 * channels // 32)), np.uint32)
+    for image in range(lo, hi):
+        b = image * group
+        n = min(group, B - b)
+        g = g_I[: T * n * per_recording].reshape((T, n * per_recording))
+        _adjoint(
+            image * units, (image + 1) * units, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory,
+            g, image * size, pool, H, row, size, C,
+        )  # fmt: skip
+        for t in range(T):
+            inputs[t * n : (t + 1) * n] = x[t, b : b + n]
+        bits.windows(0, T * n, inputs[: T * n], channels, k0, k1, s0, s1, p0, p1, rows[: T * n])
+        bits_of = rows[: T * n].reshape((T * n * pixels, rows.shape[3]))
+        if rare:
+            bits.add_rows_transposed(0, bits_of.shape[1], bits_of, g.reshape((T * n * pixels, n_out)), g_w)
+        else:
+            bits.add_rows_by_fours(0, bits_of.shape[1], bits_of, g.reshape((T * n * pixels, n_out)), g_w)
+    return g_w
+
+
 @lru_cache(maxsize=1)
 def _pool(process: int, threads: int) -> ThreadPoolExecutor:
     """Worker threads of this process: threads do not survive a fork, so a child gets its own."""
     return ThreadPoolExecutor(threads, thread_name_prefix="bisnn")
 
 
-def _run(kernel: Callable[..., None], work: int, size: int, grain: int, *arguments: object) -> None:
-    """`kernel(lo, hi, *arguments)` over 0..size, split among torch's thread count in multiples of `grain`."""
-    blocks = -(-size // grain)
-    threads = 1 if work < SERIAL else min(torch.get_num_threads(), blocks)
-    bounds = [min(size, grain * (blocks * i // threads)) for i in range(threads + 1)]
+def _run(kernel: Callable[..., Any], work: int, size: int, *arguments: object) -> list[Any]:
+    """`kernel(lo, hi, *arguments)` over 0..size, split among torch's thread count; what each part returned."""
+    threads = 1 if work < SERIAL else min(torch.get_num_threads(), size)
+    bounds = [size * i // threads for i in range(threads + 1)]
     others = [_pool(os.getpid(), torch.get_num_threads()).submit(kernel, lo, hi, *arguments) for lo, hi in pairwise(bounds[1:])]
-    kernel(bounds[0], bounds[1], *arguments)
+    first = kernel(bounds[0], bounds[1], *arguments)
     wait(others)
-    for other in others:
-        other.result()  # an exception in a worker is ours
+    return [first, *(other.result() for other in others)]  # an exception in a worker is ours
+
+
+# Memory of large outputs is used again once the last tensor that lies there is gone. Fresh pages from the system, every iteration anew,
+# would cost a third of the time of a training iteration; PyTorch keeps such memory on GPUs, but not on the CPU.
+KEPT = 1 << 29  # bytes kept at most
+_free: dict[int, list[np.ndarray]] = {}  # blocks that nobody uses, by size
+
+
+def _empty(shape: Sequence[int]) -> Tensor:
+    """An uninitialised float32 tensor."""
+    size = 4 * math.prod(shape)
+    if size < 1 << 20:
+        return torch.empty(shape)
+    blocks = _free.get(size)
+    block = blocks.pop() if blocks else np.empty(size, np.uint8)
+    view = block.view(np.float32).reshape(shape)
+    weakref.finalize(view, _give_back, block).atexit = False
+    return torch.from_numpy(view)  # holds `view` as long as any tensor uses it
+
+
+def _give_back(block: np.ndarray) -> None:
+    if sum(size * len(blocks) for size, blocks in _free.items()) + block.size <= KEPT:
+        _free.setdefault(block.size, []).append(block)
 
 
 def _flat(x: Tensor, steps: int | None = None) -> np.ndarray:
@@ -213,13 +303,16 @@ def _flat(x: Tensor, steps: int | None = None) -> np.ndarray:
     return x.detach().numpy().reshape(-1 if steps is None else (steps, -1))
 
 
-def _units(like: Tensor, pool: int) -> tuple[int, tuple[int, int, int, int, int]]:
-    """How many units the neurons `like` (B, ...) make, and (pool, H, row, size, C) for the kernels."""
-    if pool == 1:
-        H = -(-like.numel() // BLOCK)
-        return H, (1, H, BLOCK, like.numel(), 1)
-    B, H, W, C = like.shape
-    return B * -(-H // pool), (pool, H, W * C, H * W * C, C)
+def _units(like: Tensor, pool: int, group: int = 1) -> tuple[int, tuple[int, int, int, int, int]]:
+    """How many images the neurons `like` (B, ...) make, and (pool, H, row, size, C) for the kernels.
+
+    With pooling an image is a recording's; without, `group` recordings together.
+    """
+    B, size = len(like), like[0].numel()
+    if pool > 1:
+        _, H, W, C = like.shape
+        return B, (pool, H, W * C, size, C)
+    return -(-B // group), (1, -(-group * size // BLOCK), BLOCK, group * size, 1)
 
 
 def scan(
@@ -230,10 +323,10 @@ def scan(
     u = I.contiguous() if reuse else I.clone(memory_format=torch.contiguous_format)
     P, Q, R = (x.expand(I.shape[1:]).clone(memory_format=torch.contiguous_format) for x in (P, Q, R))
     k = kappa.expand(I.shape[1:]).contiguous()
-    s = torch.empty_like(u) if pool == 1 else I.new_empty(*I.shape[:2], I.shape[2] // pool, I.shape[3] // pool, I.shape[4])
+    s = _empty(I.shape if pool == 1 else (*I.shape[:2], I.shape[2] // pool, I.shape[3] // pool, I.shape[4]))
     state = (_flat(P), _flat(Q), _flat(R))
-    size, units = _units(P, pool)
-    _run(_scan, I.numel(), size, 1, _flat(u, T), *state, _flat(k), _flat(constants), _flat(s, T), *units)
+    images, units = _units(P, pool, len(P))
+    _run(_scan, I.numel(), images * -(-units[1] // pool), _flat(u, T), *state, _flat(k), _flat(constants), _flat(s, T), *units)
     return s, u, P, Q, R
 
 
@@ -250,24 +343,44 @@ def adjoint(
     pool: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `reference.adjoint`, to float32 accuracy."""
+    neuron = (kappa, constants, surrogate, slope, refractory)
+    before, arguments = _adjoint_arguments(g_s, None, None, g_u, g_state, u, *neuron)
+    g_I = torch.empty_like(u, memory_format=torch.contiguous_format)
+    images, units = _units(u[0], pool, u.shape[1])
+    _run(_adjoint, u.numel(), images * -(-units[1] // pool), *arguments, _flat(g_I, len(u)), 0, *units)
+    return (g_I, *before)
+
+
+def _adjoint_arguments(
+    g_s: Tensor | None,
+    g_y: Tensor | None,
+    V: Tensor | None,
+    g_u: Tensor | None,
+    g_state: tuple[Tensor | None, Tensor | None, Tensor | None],
+    u: Tensor,
+    kappa: Tensor,
+    constants: Tensor,
+    surrogate: str,
+    slope: float,
+    refractory: bool,
+) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Any, ...]]:
+    """The gradients of the first state, to be written, and the arguments of the kernels up to `refractory`."""
     T, u = u.shape[0], u.contiguous()
-    empty = np.empty((0, 0), np.float32)
-    e_s, e_u = (empty if g is None else _flat(g.contiguous(), T) for g in (g_s, g_u))
+    empty = np.empty((0, 1), np.float32)
+    e_s, e_y, e_u = (empty if g is None else _flat(g.contiguous(), T) for g in (g_s, g_y, g_u))
     G_P, G_Q, G_R = (torch.zeros(u.shape[1:]) if g is None else g.clone(memory_format=torch.contiguous_format) for g in g_state)
     if not refractory:
         G_R.zero_()
-    k = kappa.expand(u.shape[1:]).contiguous()
-    g_I = torch.empty_like(u)
-    arrays = (e_s, e_u, _flat(G_P), _flat(G_Q), _flat(G_R), _flat(u, T), _flat(k), _flat(constants))
-    size, units = _units(k, pool)
-    _run(_adjoint, u.numel(), size, 1, *arrays, surrogate == "sigmoid", _f(slope), refractory, _flat(g_I, T), *units)
-    return g_I, G_P, G_Q, G_R
+    flat = (_flat(G_P), _flat(G_Q), _flat(G_R), _flat(u, T), _flat(kappa.expand(u.shape[1:]).contiguous()), _flat(constants))
+    v = empty if V is None else V.contiguous().numpy()
+    return (G_P, G_Q, G_R), (e_s, e_y, v, e_u, *flat, surrogate == "sigmoid", _f(slope), refractory)
 
 
-# Products with spikes. Hard weights: popcounts. Real ones: where few spikes are active, adding the rows of the active ones beats a
-# dense product, forward and in the weight gradient.
+# Products with spikes. Hard weights: popcounts. Real ones: adding the rows of the active inputs, up to a density of spikes DENSE beyond
+# which a dense product is faster. The weight gradient: adding rows at all densities, by fours of inputs beyond RARE.
 
-SPARSE = 0.15  # density of spikes up to which it does (benchmarks/kernels.py)
+RARE, DENSE = 0.15, 0.25  # as measured (benchmarks/kernels.py)
+CACHED = 1 << 17  # numbers of a gradient that are worked on at a time
 
 
 def keep(x: Tensor, padding: list[int]) -> Tensor:
@@ -276,7 +389,7 @@ def keep(x: Tensor, padding: list[int]) -> Tensor:
     rows = x.detach().numpy().reshape(-1, x.shape[-1]).view(np.uint32)
     shape, dtype = kept_shape(x.shape, padding)
     kept = torch.empty(shape, dtype=dtype)
-    _run(bits.pack, x.numel(), len(rows), 1, rows, _words(kept))
+    _run(bits.pack, x.numel(), len(rows), rows, _words(kept))
     return kept
 
 
@@ -290,67 +403,52 @@ def _words(kept: Tensor) -> np.ndarray:
     return kept.numpy().view(np.uint32).reshape(-1, kept.shape[-1])
 
 
+def _density(kept: Tensor, channels: int) -> float:
+    words = _words(kept)
+    return int(np.bitwise_count(words).sum()) / (len(words) * channels)
+
+
+def _images(kept: Tensor) -> np.ndarray:
+    """Packed spikes as (T, B, H, W, words); those of a dense layer are images of one pixel."""
+    T, B, *image = kept.shape
+    return kept.numpy().view(np.uint32).reshape(T, B, *(image if len(image) == 3 else (1, 1, *image)))
+
+
+def _convolution(weight: Tensor, stride: list[int], padding: list[int]) -> tuple[int, ...]:
+    """(k0, k1, stride, padding); a dense layer is a convolution of one pixel."""
+    return (1, 1, 1, 1, 0, 0) if weight.ndim == 2 else (*weight.shape[2:], *stride, *padding)
+
+
 def _rows(kept: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> np.ndarray:
     """The inputs of each output neuron or pixel, as rows of bits: (R, words)."""
     if weight.ndim == 2:
         return _words(kept)
-    _, channels, k0, k1 = weight.shape
-    images = kept.numpy().view(np.uint32).reshape(-1, *kept.shape[2:])
-    H, W = ((n + 2 * p - k) // d + 1 for n, k, d, p in zip(kept.shape[2:4], (k0, k1), stride, padding, strict=True))
-    rows = np.empty((len(images), H, W, -(-k0 * k1 * channels // 32)), np.uint32)
-    _run(bits.windows, rows.size, len(images), 1, images, channels, k0, k1, *stride, *padding, rows)
-    return rows.reshape(-1, rows.shape[-1])
-
-
-def _sparse(kept: Tensor, channels: int) -> bool:
-    words = kept.numpy().view(np.uint32)
-    return int(np.bitwise_count(words).sum()) <= SPARSE * channels * (words.size // words.shape[-1])
-
-
-def _matrix(weight: Tensor) -> Tensor:
-    """Weights as (n_out, inputs), the inputs of a convolution in the order of `bits.windows`."""
-    return weight.detach() if weight.ndim == 2 else weight.detach().movedim(1, -1).flatten(1)
+    images, (k0, k1, *places) = _images(kept).reshape(-1, *kept.shape[2:]), _convolution(weight, stride, padding)
+    size = [(n + 2 * p - k) // d + 1 for n, k, d, p in zip(kept.shape[2:4], (k0, k1), stride, padding, strict=True)]
+    windows = np.empty((len(images), *size, -(-weight[0].numel() // 32)), np.uint32)
+    _run(bits.windows, windows.size, len(images), images, weight.shape[1], k0, k1, *places, windows)
+    return windows.reshape(-1, windows.shape[-1])
 
 
 def product(x: Tensor, kept: Tensor | None, weight: Tensor, stride: list[int], padding: list[int], hard: bool) -> Tensor:
     """As `reference.product`; the same bits for hard weights and spikes."""
-    if kept is None or not (hard or _sparse(kept, x.shape[-1])):
+    if kept is None or not (hard or _density(kept, x.shape[-1]) <= DENSE):
         return reference.product(x, kept, weight, stride, padding, hard)
-    rows, w = _rows(kept, weight, stride, padding), _matrix(weight)
-    if weight.ndim == 2:
-        I = x.new_empty(*x.shape[:2], len(w))
-    else:
-        sizes = zip(x.shape[2:4], weight.shape[2:], stride, padding, strict=True)
-        I = x.new_empty(*x.shape[:2], *((n + 2 * p - k) // d + 1 for n, k, d, p in sizes), len(w))
+    w = weight.detach() if weight.ndim == 2 else weight.detach().movedim(1, -1).flatten(1)  # inputs in the order of `bits.windows`
+    I, rows = _empty(reference.current_shape(x, weight, stride, padding)), _rows(kept, weight, stride, padding)
     out = I.numpy().reshape(-1, len(w))
     if hard:
         w_bits = np.ascontiguousarray(_words(keep((w > 0).to(x.dtype), [])).T)
-        _run(bits.counts, rows.size * len(w), len(rows), 1, rows, w_bits, out)
+        _run(bits.counts, rows.size * len(w), len(rows), rows, w_bits, out)
     else:
-        _run(bits.add_rows, rows.size * len(w), len(rows), 1, rows, w.t().contiguous().numpy(), out)
+        _run(bits.add_rows, rows.size * len(w), len(rows), rows, w.t().contiguous().numpy(), out)
     return I
-
-
-def _weight_gradient(g: Tensor, x: Tensor, spikes: bool, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
-    """As `reference.weight_gradient`, to float32 accuracy, of inputs as they were or as `keep` gave them."""
-    channels = weight.shape[1]
-    if spikes and not _sparse(x, channels):
-        dense = torch.empty(*x.shape[:-1], channels)
-        _run(bits.unpack, dense.numel(), dense.numel() // channels, 1, _words(x), dense.numpy().reshape(-1, channels))
-        x, spikes = dense, False
-    if not spikes:
-        return reference.weight_gradient(g, x, weight, stride, padding)
-    rows = _rows(x, weight, stride, padding)
-    g_w = torch.zeros(weight[0].numel(), len(weight))
-    g_rows = g.contiguous().numpy().reshape(-1, len(weight))
-    _run(bits.add_rows_transposed, rows.size * len(weight), rows.shape[1], 1, rows, g_rows, g_w.numpy())
-    if weight.ndim == 2:
-        return g_w.t().contiguous()
-    return g_w.t().reshape(len(weight), *weight.shape[2:], channels).movedim(-1, 1).contiguous()
 
 
 def gradients(
     g_s: Tensor | None,
+    g_y: Tensor | None,
+    V: Tensor | None,
     g_u: Tensor | None,
     g_state: tuple[Tensor | None, Tensor | None, Tensor | None],
     u: Tensor,
@@ -369,8 +467,28 @@ def gradients(
     needs_x: bool,
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `reference.gradients`, to float32 accuracy."""
-    g_I, *g_before = adjoint(g_s, g_u, g_state, u, kappa, constants, surrogate, slope, refractory, pool)
-    g_x = reference.input_gradient(g_I, x_shape, weight, stride, padding) if needs_x else u.new_empty(0)
-    g_w = _weight_gradient(g_I, x, spikes, weight, stride, padding) if needs_weight else u.new_empty(0)
-    return (g_x, g_w, *g_before)
+    """As `reference.gradients`, to float32 accuracy; where all is spikes, the currents' gradient is never there as a whole."""
+    neuron = (kappa, constants, surrogate, slope, refractory)
+    if not spikes:
+        layer = (weight, kappa, constants, stride, padding, pool, surrogate, slope, refractory)
+        return reference.gradients(g_s, g_y, V, g_u, g_state, u, x, x_shape, spikes, *layer, needs_x, needs_weight, adjoint=adjoint)
+    g_x, g_w = u.new_empty(0), u.new_empty(0)
+    n_out, channels = weight.shape[:2]
+    rare = needs_weight and _density(x, channels) <= RARE
+    if needs_x or not needs_weight:
+        g_I, *before = adjoint(reference.spike_error(g_s, g_y, V, u, pool), g_u, g_state, u, *neuron, pool)
+        if needs_x:
+            g_x = reference.input_gradient(g_I, x_shape, weight, stride, padding)
+        if needs_weight:
+            rows, sums = _rows(x, weight, stride, padding), np.zeros((weight[0].numel(), n_out), np.float32)
+            add = bits.add_rows_transposed if rare else bits.add_rows_by_fours
+            _run(add, u.numel(), rows.shape[1], rows, g_I.numpy().reshape(-1, n_out), sums)
+    else:
+        before, arguments = _adjoint_arguments(g_s, g_y, V, g_u, g_state, u, *neuron)
+        group = max(1, CACHED // (len(u) * u[0, 0].numel()))
+        images, units = _units(u[0], pool, min(group, u.shape[1]))
+        places = (_images(x), channels, n_out, *_convolution(weight, stride, padding), rare)
+        sums = sum(_run(_weight_gradient, u.numel(), images, *arguments, *units, *places))
+    if needs_weight:
+        g_w = torch.from_numpy(sums).t().reshape(n_out, *weight.shape[2:], channels).movedim(-1, 1).contiguous()
+    return (g_x, g_w, *before)

@@ -297,7 +297,9 @@ def _convolution_gradient(
 
 
 @triton.jit
-def _keep(x, out, n, H, W, C, P0, P1, BLOCK: tl.constexpr):
+def _keep(
+    x, out, n, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """Images x (N, H, W, C) as bytes with P0 rows and P1 columns of zeros on either side."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     c, rest = o % C, o // C
@@ -316,6 +318,20 @@ def keep(x: Tensor, padding: list[int]) -> Tensor:
     with torch.cuda.device(x.device):
         _keep[(triton.cdiv(kept.numel(), 1024),)](x, kept, kept.numel(), H, W, x.shape[-1], *(padding or (0, 0)), BLOCK=1024)
     return kept
+
+
+@triton.jit
+def _half(x, out, n, BLOCK: tl.constexpr):
+    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + o, tl.load(x + o, o < n, 0).to(tl.float16), o < n)
+
+
+def _as_half(kept: Tensor) -> Tensor:
+    """Bytes in half precision; PyTorch's own conversion reads one byte at a time."""
+    out = torch.empty_like(kept, dtype=torch.float16)
+    with torch.cuda.device(kept.device):
+        _half[(triton.cdiv(kept.numel(), 4096),)](kept, out, kept.numel(), BLOCK=4096)
+    return out
 
 
 def kept_shape(shape: torch.Size, padding: list[int]) -> tuple[tuple[int, ...], torch.dtype]:
@@ -364,7 +380,9 @@ def product(x: Tensor, kept: Tensor | None, weight: Tensor, stride: list[int], p
     blocks = {"BLOCK_M": 128, "BLOCK_N": n, **_columns(places), "num_warps": 4, "num_stages": 3}
     grid = (triton.cdiv(M, 128), triton.cdiv(len(weight), n))
     with torch.cuda.device(x.device):
-        _convolution[grid](kept.to(operand), _taps(weight).to(operand), I, M, len(weight), **places, SUM=SUM, **blocks)
+        _convolution[grid](
+            kept if hard else _as_half(kept), _taps(weight).to(operand), I, M, len(weight), **places, SUM=SUM, **blocks
+        )
     return I
 
 
@@ -381,13 +399,15 @@ def _weight_gradient(g: Tensor, scale: Tensor, kept: Tensor, weight: Tensor, str
     options = {"BLOCK_M": 64, "BLOCK_N": n, "num_warps": 4, "num_stages": 4 if columns["BLOCK_K"] == 128 else 3}
     with torch.cuda.device(g.device):
         grid = (blocks, tiles_n, parts)
-        _convolution_gradient[grid](g, kept.half(), out, M, len(weight), share, **places, **columns, **options)
+        _convolution_gradient[grid](g, _as_half(kept), out, M, len(weight), share, **places, **columns, **options)
     taps = (out.sum(0) / scale).t().reshape(len(weight), *weight.shape[2:], kept.shape[-1])
     return taps if weight.ndim == 2 else taps.movedim(-1, 1).contiguous()
 
 
 def gradients(
     g_s: Tensor | None,
+    g_y: Tensor | None,
+    V: Tensor | None,
     g_u: Tensor | None,
     g_state: tuple[Tensor | None, Tensor | None, Tensor | None],
     u: Tensor,
@@ -407,14 +427,23 @@ def gradients(
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `reference.gradients`."""
-    neuron = (u, kappa, constants, surrogate, slope, refractory, pool)
-    if g_u is None and spikes and needs_weight and not (needs_x or refractory) and _rounds(weight) and not any(g is not None for g in g_state):
+    if (
+        g_u is None
+        and spikes
+        and needs_weight
+        and not (needs_x or refractory)
+        and _rounds(weight)
+        and not any(map(_given, g_state))
+    ):
+        g_s = reference.spike_error(g_s, g_y, V, u, pool)
         scale = torch.empty(1, device=u.device)
-        g_I, *g_before = adjoint(g_s, g_u, g_state, *neuron, scale)
-        return (u.new_empty(0), _weight_gradient(g_I, scale, x, weight, stride), *g_before)
-    g_I, *g_before = adjoint(g_s, g_u, g_state, *neuron)
-    g_x = reference.input_gradient(g_I, x_shape, weight, stride, padding) if needs_x else u.new_empty(0)
-    if spikes and weight.ndim == 4:
-        x, padding = x.to(u.dtype), [0, 0]  # it came with its padding
-    g_w = reference.weight_gradient(g_I, x.to(u.dtype), weight, stride, padding) if needs_weight else u.new_empty(0)
-    return (g_x, g_w, *g_before)
+        g_I, *before = adjoint(g_s, g_u, g_state, u, kappa, constants, surrogate, slope, refractory, pool, scale)
+        return (u.new_empty(0), _weight_gradient(g_I, scale, x, weight, stride), *before)
+    if spikes and weight.ndim == 4:  # it came with its padding
+        x = x[:, :, padding[0] : x.shape[2] - padding[0], padding[1] : x.shape[3] - padding[1]]
+    layer = (weight, kappa, constants, stride, padding, pool, surrogate, slope, refractory)
+    return reference.gradients(g_s, g_y, V, g_u, g_state, u, x, x_shape, spikes, *layer, needs_x, needs_weight, adjoint=adjoint)
+
+
+def _given(g: Tensor | None) -> bool:
+    return g is not None

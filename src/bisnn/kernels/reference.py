@@ -7,6 +7,8 @@ state; constants holds (a_m, a_s, a_r, theta) in the dtype of the current. Every
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -126,6 +128,14 @@ def kept_shape(shape: torch.Size, padding: list[int]) -> tuple[tuple[int, ...], 
     return tuple(shape), torch.uint8
 
 
+def current_shape(x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> list[int]:
+    """Shape of the currents."""
+    if weight.ndim == 2:
+        return [*x.shape[:2], weight.shape[0]]
+    sizes = zip(x.shape[2:4], weight.shape[2:], stride, padding, strict=True)
+    return [*x.shape[:2], *((n + 2 * p - k) // d + 1 for n, k, d, p in sizes), weight.shape[0]]
+
+
 def product(x: Tensor, kept: Tensor | None, weight: Tensor, stride: list[int], padding: list[int], hard: bool) -> Tensor:
     """Currents I = W s of all time steps; `kept` is None where the inputs are no spikes."""
     if weight.ndim == 2:
@@ -149,8 +159,24 @@ def input_gradient(g: Tensor, shape: list[int], weight: Tensor, stride: list[int
     return channels_last(torch.nn.grad.conv2d_input(size, weight, channels_first(g), stride, padding), g)  # type: ignore[arg-type]
 
 
+def readout(s: Tensor, V: Tensor, scale: Tensor) -> Tensor:
+    """y = scale V s, (T, B, outputs), of what leaves a layer; V (outputs, ...) counts images with channels last."""
+    return F.linear(s.flatten(2), V) * scale
+
+
+def spike_error(g_s: Tensor | None, g_y: Tensor | None, V: Tensor | None, u: Tensor, pool: int) -> Tensor | None:
+    """The error on what leaves a layer: g_s, and that of its readout, g_y (T, B, outputs) V; potentials u give the shape."""
+    if g_y is None or V is None:
+        return g_s
+    shape = u.shape if pool == 1 else (*u.shape[:2], u.shape[2] // pool, u.shape[3] // pool, u.shape[4])
+    g = (g_y @ V).reshape(shape)
+    return g if g_s is None else g_s + g
+
+
 def gradients(
     g_s: Tensor | None,
+    g_y: Tensor | None,
+    V: Tensor | None,
     g_u: Tensor | None,
     g_state: tuple[Tensor | None, Tensor | None, Tensor | None],
     u: Tensor,
@@ -168,11 +194,14 @@ def gradients(
     refractory: bool,
     needs_x: bool,
     needs_weight: bool,
+    adjoint: Callable[..., tuple[Tensor, ...]] = adjoint,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x and weight (empty where not needed) and of P, Q, R, from those of a layer's outputs.
 
-    x is the layer's input, of shape `x_shape`: as it was, or if it was `spikes`, as `keep` gave it.
+    g_y is that of V s, without the readout's scale. x is the layer's input, of shape `x_shape`: as it was, or if it was `spikes`, as
+    `keep` gave it.
     """
+    g_s = spike_error(g_s, g_y, V, u, pool)
     g_I, *g_before = adjoint(g_s, g_u, g_state, u, kappa, constants, surrogate, slope, refractory, pool)
     g_x = input_gradient(g_I, x_shape, weight, stride, padding) if needs_x else u.new_empty(0)
     g_w = weight_gradient(g_I, x.to(u.dtype), weight, stride, padding) if needs_weight else u.new_empty(0)
