@@ -15,7 +15,7 @@ _HOME = {
     "neuron": ("SRM",),
     "layers": ("Linear", "Conv2d", "Recurrent"),
     "network": ("Network", "Output", "pad"),
-    "losses": ("local_loss", "global_loss", "spike_loss", "activity_loss"),
+    "losses": ("local_loss", "global_loss", "spike_loss", "activity_loss", "chunked_backward"),
     "rules": ("STBiSNN", "BayesBiSNN", "Bop"),
     "weights": ("map_weights", "sample_weights", "kl_divergence", "free_energy"),
     "prediction": ("predict", "Classification", "Regression"),
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from bisnn import config, data, encode, kernels, metrics, weights
     from bisnn.evaluation import evaluate
     from bisnn.layers import Conv2d, Linear, Recurrent
-    from bisnn.losses import activity_loss, global_loss, local_loss, spike_loss
+    from bisnn.losses import activity_loss, chunked_backward, global_loss, local_loss, spike_loss
     from bisnn.model import Model, load
     from bisnn.network import Network, Output, pad
     from bisnn.neuron import SRM

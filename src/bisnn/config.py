@@ -154,6 +154,7 @@ class Train(Section):
     loss: Literal["logistic", "squared", "smooth_l1"] | None = None  # by default logistic for classes, squared for regression
     over_time: Literal["sum", "mean"] = "sum"
     burn_in: Annotated[int, Field(ge=0)] = 10  # first time steps that do not count, in the loss and in predictions
+    chunk: Annotated[int, Field(ge=0)] = 0  # time steps worked on at a time, so that memory does not grow with T; 0: all
     schedule: Literal["constant", "cosine"] = "constant"  # of the learning rate
     activity: NotNegative = 0.0  # factor on the loss that keeps neurons neither silent nor saturated
     validate_every: Count = 1  # epochs
@@ -202,6 +203,8 @@ class Config(Section):
             raise ValueError(f'train.loss = "{self.loss}" does not fit the task {self.task}: leave it out for the usual one')
         if self.train.samples > 1 and self.rule.name != "bayes":
             raise ValueError(f'train.samples: rule "{self.rule.name}" has one realisation of its weights; got {self.train.samples}')
+        if self.train.chunk and self.train.activity:
+            raise ValueError("train.activity looks at whole recordings, train.chunk never sees one: leave one of the two at 0")
         local = self.network.gradient == "local" and len(self.network.layers) > 1
         if local and self.network.readout_after == "last":
             raise ValueError('network.readout_after must be "every" with local gradients, or layers below the last never learn')

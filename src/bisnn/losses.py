@@ -7,13 +7,13 @@ with target spike trains. `activity_loss` is a regulariser to add to any of them
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from bisnn.checks import choice, number, tensor
+from bisnn.checks import choice, number, positive_int, tensor
 from bisnn.network import Network, Output
 from bisnn.neuron import spike
 
@@ -81,22 +81,109 @@ def global_loss(
 def _readout_loss(
     readouts: Sequence[Tensor | None], target: Tensor, loss: str, over_time: str, burn_in: int, mask: Tensor | None
 ) -> Tensor:
+    given = _given(readouts)
+    choice("loss", loss, LOSSES)
+    choice("over_time", over_time, ("sum", "mean"))
+    _check_shape(target, loss, *given[0].shape)
+    total = _per_recording(given, target, loss, burn_in, mask)
+    if over_time == "mean":
+        total = total / _steps(len(given[0]), burn_in, mask)
+    return total.mean(1).sum()
+
+
+def _given(readouts: Sequence[Tensor | None]) -> list[Tensor]:
     given = [y for y in readouts if y is not None]
     if not given:
         raise ValueError("output: the network has no readout; got readout=None; give it one, or use spike_loss")
-    choice("loss", loss, LOSSES)
-    _check_shape(target, loss, *given[0].shape)
-    y, n = torch.cat(given, dim=1), len(given)  # (T, n B, C): all readouts in one go
+    return given
+
+
+def _per_recording(readouts: Sequence[Tensor], target: Tensor, loss: str, burn_in: int, mask: Tensor | None) -> Tensor:
+    """The losses of n readouts, summed over the time steps that count: (n, B)."""
+    y, n = torch.cat(list(readouts), dim=1), len(readouts)  # (T, n B, C): all readouts in one go
+    T, B = readouts[0].shape[:2]
     per_step = target.ndim == (2 if loss == "logistic" else 3)
     target = target.repeat(1, n, *(1,) * (target.ndim - 2)) if per_step else target.repeat(n, *(1,) * (target.ndim - 1))
     if mask is None:
-        burn_in = _checked_burn_in(burn_in, len(y))
+        burn_in = _checked_burn_in(burn_in, T)
         losses = step_losses(y[burn_in:], target[burn_in:] if per_step else target, loss)
-        count = None
     else:
-        count = time_weights(len(y), given[0].shape[1], burn_in, mask, y).repeat(1, n)
-        losses = step_losses(y, target, loss, count)
-    return n * _reduce(losses, over_time, count)
+        count = time_weights(T, B, burn_in, mask, y).repeat(1, n)
+        losses = torch.where(count > 0, step_losses(y, target, loss, count), 0)  # NaN where nothing counts stays out
+    return losses.sum(0).reshape(n, B)
+
+
+def _steps(T: int, burn_in: int, mask: Tensor | None) -> int | Tensor:
+    """How many time steps of each recording count; 1 for one that ends within the burn-in, whose loss is zero."""
+    return T - burn_in if mask is None else mask[burn_in:].sum(0).clamp(min=1)
+
+
+def chunked_backward(
+    net: nn.Module,
+    x: Tensor,
+    target: Tensor,
+    chunk: int,
+    loss: str = "logistic",
+    *,
+    over_time: str = "sum",
+    burn_in: int = 0,
+    mask: Tensor | None = None,
+    factor: float = 1.0,
+    each: Callable[[Output], object] | None = None,
+) -> Tensor:
+    """`local_loss(net(x), target, ...).backward()` in chunks of `chunk` time steps: memory depends on the chunk, not on T.
+
+    The gradient is that of the whole recording, because layers carry traces of their input from chunk to chunk. With
+    gradient="bptt" it is not: errors end at the borders, which is truncated BPTT. Call it inside `rule.sampled()`; several chunks
+    belong into one block.
+
+    Args:
+        net: the network, or a DistributedDataParallel of it.
+        x: recordings (T, B, ...); bool takes least memory.
+        target, loss, over_time, burn_in, mask: as for `local_loss`, over the whole recording.
+        factor: on the loss, for its gradient only.
+        each: called with every chunk's output, before it is let go.
+
+    Returns:
+        the loss, without a graph.
+
+    >>> import bisnn
+    >>> net = bisnn.Network(bisnn.Linear(20, 64), readout=2)
+    >>> rule = bisnn.STBiSNN(net.parameters(), lr=0.1)
+    >>> x, labels = torch.rand(1000, 8, 20) < 0.1, torch.zeros(8, dtype=torch.int64)
+    >>> with rule.sampled():
+    ...     total = chunked_backward(net, x, labels, chunk=100)
+    >>> rule.step()
+    """
+    positive_int("chunk", chunk)
+    choice("loss", loss, LOSSES)
+    choice("over_time", over_time, ("sum", "mean"))
+    module = getattr(net, "module", net)
+    if not isinstance(module, Network):
+        raise ValueError(f"net: must be a bisnn.Network, or one in DistributedDataParallel; got {type(net).__name__}")
+    module.checked(x[:1])
+    T, B = x.shape[:2]
+    _checked_burn_in(burn_in, T)
+    per_step = target.ndim == (2 if loss == "logistic" else 3)
+    norm = _steps(T, burn_in, mask) if over_time == "mean" else 1
+    state, total = module.initial_state(B), torch.zeros((), dtype=module.dtype, device=module.layers[0].kappa.device)
+    for start in range(0, T, chunk):
+        part = slice(start, min(start + chunk, T))
+        skip = min(max(burn_in - start, 0), part.stop - start)
+        with torch.set_grad_enabled(skip < part.stop - start):  # a chunk within the burn-in only moves the state
+            output = net(x[part], state)
+            state = tuple(layer.detach() for layer in output.state)
+            if skip < part.stop - start:
+                given = _given(output.readouts)
+                piece = target[part] if per_step else target
+                _check_shape(piece, loss, *given[0].shape)
+                sums = _per_recording(given, piece, loss, skip, None if mask is None else mask[part])
+                value = (sums / norm).mean(1).sum()
+                (value * factor).backward()
+                total += value.detach()
+        if each is not None:
+            each(output)
+    return total
 
 
 def spike_loss(
@@ -206,11 +293,9 @@ def time_weights(T: int, B: int, burn_in: int, mask: Tensor | None, like: Tensor
     return torch.cat([torch.zeros_like(count[:burn_in]), count[burn_in:]])
 
 
-def _reduce(per_step: Tensor, over_time: str, count: Tensor | None) -> Tensor:
-    """Sum or mean over the time steps that count (None: all), then the mean over the batch."""
+def _reduce(per_step: Tensor, over_time: str, count: Tensor) -> Tensor:
+    """Sum or mean over the time steps that count, then the mean over the batch."""
     choice("over_time", over_time, ("sum", "mean"))
-    if count is None:
-        return (per_step.sum(0) if over_time == "sum" else per_step.mean(0)).mean()
     total = torch.where(count > 0, per_step, 0).sum(0)  # (B,); whatever stands where nothing counts, NaN too, stays out
     if over_time == "mean":
         total = total / count.sum(0).clamp(min=1)  # a recording that ends within the burn-in counts as zero

@@ -33,8 +33,9 @@ from bisnn.config import Bayes, BopRule, Config, Full, Table, differences, parse
 from bisnn.data.dataset import load_dataset, spikes
 from bisnn.display import bars
 from bisnn.errors import Interrupted, Stopped
-from bisnn.losses import activity_loss, local_loss
+from bisnn.losses import activity_loss, chunked_backward, local_loss
 from bisnn.model import Model, build_network
+from bisnn.network import Output
 from bisnn.prediction import Classification
 from bisnn.rules import BayesBiSNN, Bop, Rule, STBiSNN
 from bisnn.weights import sign
@@ -269,20 +270,36 @@ class Training:
         for _ in range(config.train.samples):
             realisation: AbstractContextManager = self.rule.sampled() if isinstance(self.rule, Rule) else nullcontext()
             with realisation:
-                output = self.model(x)
-                loss = local_loss(output, y, config.loss, over_time=config.train.over_time, burn_in=config.train.burn_in)
-                if config.train.activity:
-                    loss = loss + config.train.activity * activity_loss(self.net, output)
-                (loss * share).backward()
+                loss, rates, readout = self._backward(x, y, share)
             points = len(mine) if share else 0
-            rates = [s.mean() for s in output.spikes]
-            score = self._score(output.readouts[-1].detach(), y)
-            sums += points * torch.stack([torch.ones_like(loss), loss.detach(), score, *rates]).double().cpu()
+            score = self._score(readout, y)
+            sums += points * torch.stack([torch.ones_like(loss), loss, score, *rates]).double().cpu()
         self.rule.step()
         if not isinstance(self.rule, Rule):
             self.rule.zero_grad()
         self.step += 1
         return self.processes.total(sums)
+
+    def _backward(self, x: Tensor, y: Tensor, factor: float) -> tuple[Tensor, list[Tensor], Tensor]:
+        """Gradients of one realisation; returns its loss, each layer's rate and the last readout (T, B, outputs)."""
+        train, spikes, readouts = self.config.train, [], []
+
+        def note(output: Output) -> None:
+            spikes.append([s.detach().mean() * len(s) for s in output.spikes])
+            readouts.append(output.readouts[-1].detach())  # type: ignore[union-attr]
+
+        settings: dict[str, Any] = {"loss": self.config.loss, "over_time": train.over_time, "burn_in": train.burn_in}
+        if train.chunk:
+            loss = chunked_backward(self.model, x, y, train.chunk, **settings, factor=factor, each=note)
+        else:
+            output = self.model(x)
+            loss = local_loss(output, y, **settings)
+            if train.activity:
+                loss = loss + train.activity * activity_loss(self.net, output)
+            note(output)
+            del output  # spikes, as they are not needed any more
+            (loss * factor).backward()
+        return loss.detach(), [torch.stack(layer).sum() / len(x) for layer in zip(*spikes, strict=True)], torch.cat(readouts)
 
     def _score(self, y: Tensor, target: Tensor) -> Tensor:
         """Share of right classes, or squared error, of this realisation of the weights."""
