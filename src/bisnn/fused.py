@@ -1,7 +1,7 @@
 """A layer as one operation: product W s, scan over time, pooling, readout; its backward pass is the adjoint scan and one product.
 
-As one operation it keeps little: currents never leave it, and of input spikes what is kept for the backward pass takes a bit (CPU) or a
-byte each. Axes: (T, B, N) for dense layers, (T, B, H, W, C), channels last, for convolutions.
+As one operation it keeps little: currents never leave it, and of input spikes what is kept for the backward pass takes a bit (CPU)
+or a byte each. Axes: (T, B, N) for dense layers, (T, B, H, W, C), channels last, for convolutions.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def srm_layer(
         hard, spikes: promises that the weights are -1 and +1, and that the inputs are 0 and 1: products are then exact, and faster.
 
     Returns:
-        the readout y (empty if there is none), what leaves the layer s, potentials u, the state P, Q, R for the step after the last,
-        and the inputs as they are kept.
+        the readout y (empty if there is none), what leaves the layer s, potentials u, the state P, Q, R for the step after the
+        last, and the inputs as they are kept.
     """
     kernel = kernels.choose(x)
     kept = kernel.keep(x, padding) if spikes else None

@@ -135,7 +135,7 @@ def _to_first_maximum(e, u, pool, row, C, g):
 
 @njit(inline="always")
 def _add_readout_error(g_y, V, first, last, e):
-    """e += the error that reaches spikes first..last, counted over all recordings, from readouts: g_y (B outputs,), V (outputs, N)."""
+    """e += the error on spikes first..last, counted over all recordings, from readouts: g_y (B outputs,), V (outputs, N)."""
     outputs, N = V.shape
     start = first
     while start < last:
@@ -275,8 +275,8 @@ def _run(kernel: Callable[..., Any], work: int, size: int, *arguments: object) -
     return [first, *(other.result() for other in others)]  # an exception in a worker is ours
 
 
-# Memory of large outputs is used again once the last tensor that lies there is gone. Fresh pages from the system, every iteration anew,
-# would cost a third of the time of a training iteration; PyTorch keeps such memory on GPUs, but not on the CPU.
+# Memory of large outputs is used again once the last tensor that lies there is gone. Fresh pages from the system, every iteration
+# anew, would cost a third of the time of a training iteration; PyTorch keeps such memory on GPUs, but not on the CPU.
 KEPT = 1 << 29  # bytes kept at most
 _free: dict[int, list[np.ndarray]] = {}  # blocks that nobody uses, by size
 
@@ -376,8 +376,8 @@ def _adjoint_arguments(
     return (G_P, G_Q, G_R), (e_s, e_y, v, e_u, *flat, surrogate == "sigmoid", _f(slope), refractory)
 
 
-# Products with spikes. Hard weights: popcounts. Real ones: adding the rows of the active inputs, up to a density of spikes DENSE beyond
-# which a dense product is faster. The weight gradient: adding rows at all densities, by fours of inputs beyond RARE.
+# Products with spikes. Hard weights: popcounts. Real ones: adding the rows of the active inputs, up to a density of spikes DENSE
+# beyond which a dense product is faster. The weight gradient: adding rows at all densities, by fours of inputs beyond RARE.
 
 RARE, DENSE = 0.15, 0.25  # as measured (benchmarks/kernels.py)
 CACHED = 1 << 17  # numbers of a gradient that are worked on at a time
@@ -473,6 +473,7 @@ def gradients(
         layer = (weight, kappa, constants, stride, padding, pool, surrogate, slope, refractory)
         return reference.gradients(g_s, g_y, V, g_u, g_state, u, x, x_shape, spikes, *layer, needs_x, needs_weight, adjoint=adjoint)
     g_x, g_w = u.new_empty(0), u.new_empty(0)
+    before: Sequence[Tensor]  # P, Q, R
     n_out, channels = weight.shape[:2]
     rare = needs_weight and _density(x, channels) <= RARE
     if needs_x or not needs_weight:

@@ -1,9 +1,9 @@
 """The scan, its adjoint and the products of a layer on a GPU, in Triton.
 
-One pass over memory each: the scan keeps its traces in registers while time runs, reads a current and writes a potential and a spike
-a step, the pooling included. Products are implicit: no matrix of windows is ever written.
+One pass over memory each: the scan keeps its traces in registers while time runs, reads a current and writes a potential and a
+spike a step, the pooling included. Products are implicit: no matrix of windows is ever written.
 
-What is exact: hard weights and spikes are multiplied as 8-bit integers and summed as 32-bit ones, so currents are exact at any size.
+What is exact: hard weights and spikes are multiplied as 8-bit integers and summed as 32-bit ones: currents are exact at any size.
 What is rounded: where PyTorch is allowed TF32 (`torch.backends`), relaxed weights and the gradients of currents enter products in
 half precision, which has TF32's 10 bits of mantissa; sums are float32. Gradients are scaled by a power of two from a bound on their
 size, so that none overflows. Where it is not allowed, and for BPTT, those products are PyTorch's own.
@@ -56,7 +56,8 @@ def _flush(x):
 @triton.jit
 def _scan(
     I, u, s, P, Q, R, P_after, Q_after, R_after, kappa, constants, T, n, M, M_out,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, SCALAR: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    SCALAR: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """u may be I itself."""
     at, inside, out, whole = _places(n, H, W, C, POOL, WINDOW, BLOCK)
@@ -225,9 +226,9 @@ def adjoint(
     return g_I, before[0], before[1], before[2]
 
 
-# Products. A dense layer is a convolution of one pixel. Images x are padded, (N, H, W, C), weights (n_out, k0, k1, C). An output pixel
-# is a row m, an input under the kernel a column k, and since a row of the kernel covers a run of k1 C numbers in memory, the input
-# (m, k) lies at rows(m) + columns(k). Without GATHER a block of columns lies within one run, and is read as a whole.
+# Products. A dense layer is a convolution of one pixel. Images x are padded, (N, H, W, C), weights (n_out, k0, k1, C). An output
+# pixel is a row m, an input under the kernel a column k, and since a row of the kernel covers a run of k1 C numbers in memory, the
+# input (m, k) lies at rows(m) + columns(k). Without GATHER a block of columns lies within one run, and is read as a whole.
 
 
 @triton.jit
@@ -387,7 +388,7 @@ def product(x: Tensor, kept: Tensor | None, weight: Tensor, stride: list[int], p
 
 
 def _weight_gradient(g: Tensor, scale: Tensor, kept: Tensor, weight: Tensor, stride: list[int]) -> Tensor:
-    """The weight gradient from g in half precision, times `scale`, and spikes as `keep` gave them; a float32 sum in a fixed order."""
+    """The weight gradient from g in half precision, times `scale`, and spikes as `keep` gave them; float32 sums, order fixed."""
     shape, places = _places_of(kept, weight, stride)
     M, K, n = math.prod(shape[:-1]), places["K"], min(128, max(16, triton.next_power_of_2(len(weight))))
     columns = _columns(places)
@@ -438,7 +439,7 @@ def gradients(
         g_s = reference.spike_error(g_s, g_y, V, u, pool)
         scale = torch.empty(1, device=u.device)
         g_I, *before = adjoint(g_s, g_u, g_state, u, kappa, constants, surrogate, slope, refractory, pool, scale)
-        return (u.new_empty(0), _weight_gradient(g_I, scale, x, weight, stride), *before)
+        return (u.new_empty(0), _weight_gradient(g_I, scale, x, weight, stride), *before)  # type: ignore[return-value]
     if spikes and weight.ndim == 4:  # it came with its padding
         x = x[:, :, padding[0] : x.shape[2] - padding[0], padding[1] : x.shape[3] - padding[1]]
     layer = (weight, kappa, constants, stride, padding, pool, surrogate, slope, refractory)

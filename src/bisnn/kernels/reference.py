@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 # Traces that have decayed below this are set to zero. Nothing near a threshold can notice (2^-64 is about 5e-20), but
 # without it the recursion ends in denormal numbers, which never decay (0.85 of the smallest rounds back up to it) and
@@ -96,7 +97,7 @@ def adjoint(
     if g_s is not None and pool > 1:
         images = channels_first(u)
         _, first = F.max_pool2d(images, pool, return_indices=True)
-        g_s = channels_last(F.max_unpool2d(channels_first(g_s), first, pool, output_size=images.shape[-2:]), u)
+        g_s = channels_last(F.max_unpool2d(channels_first(g_s), first, (pool, pool), output_size=images.shape[-2:]), u)
     G_P, G_Q, G_R = (torch.zeros_like(u[0]) if g is None else g for g in g_state)
     if not refractory:
         G_R = torch.zeros_like(u[0])
@@ -147,7 +148,7 @@ def weight_gradient(g: Tensor, x: Tensor, weight: Tensor, stride: list[int], pad
     """Gradient of the weights from that of the currents and the inputs."""
     if weight.ndim == 2:
         return g.flatten(0, 1).t() @ x.flatten(0, 1)
-    g_w = torch.nn.grad.conv2d_weight(channels_first(x), weight.shape, channels_first(g), stride, padding)  # type: ignore[arg-type]
+    g_w = conv2d_weight(channels_first(x), weight.shape, channels_first(g), stride, padding)
     return g_w.contiguous()
 
 
@@ -156,7 +157,7 @@ def input_gradient(g: Tensor, shape: list[int], weight: Tensor, stride: list[int
     if weight.ndim == 2:
         return g @ weight
     size = torch.Size([g.shape[0] * g.shape[1], shape[-1], *shape[2:4]])
-    return channels_last(torch.nn.grad.conv2d_input(size, weight, channels_first(g), stride, padding), g)  # type: ignore[arg-type]
+    return channels_last(conv2d_input(size, weight, channels_first(g), stride, padding), g)
 
 
 def readout(s: Tensor, V: Tensor, scale: Tensor) -> Tensor:
@@ -198,11 +199,11 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x and weight (empty where not needed) and of P, Q, R, from those of a layer's outputs.
 
-    g_y is that of V s, without the readout's scale. x is the layer's input, of shape `x_shape`: as it was, or if it was `spikes`, as
-    `keep` gave it.
+    g_y is that of V s, without the readout's scale. x is the layer's input, of shape `x_shape`: as it was, or if it was `spikes`,
+    as `keep` gave it.
     """
     g_s = spike_error(g_s, g_y, V, u, pool)
     g_I, *g_before = adjoint(g_s, g_u, g_state, u, kappa, constants, surrogate, slope, refractory, pool)
     g_x = input_gradient(g_I, x_shape, weight, stride, padding) if needs_x else u.new_empty(0)
     g_w = weight_gradient(g_I, x.to(u.dtype), weight, stride, padding) if needs_weight else u.new_empty(0)
-    return (g_x, g_w, *g_before)
+    return (g_x, g_w, *g_before)  # type: ignore[return-value]
