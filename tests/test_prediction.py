@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 
 import pytest
 import torch
 
-import bisnn.prediction
-from bisnn import Classification, Network, Recurrent, Regression, map_weights, predict, sample_weights
+from bisnn import Classification, Conv2d, Linear, Network, Recurrent, Regression, map_weights, predict, sample_weights
+from bisnn.kernels import packed
 from bisnn.weights import sample
 from conftest import seeded, spikes
-from networks import KINDS, build
+from networks import KINDS, NEURON, build
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("together", [1, 3, 4], ids=["one by one", "three and one", "together"])
-def test_members_are_the_networks_at_posterior_samples(kind, together, monkeypatch):
-    monkeypatch.setattr(bisnn.prediction, "members_in_one_pass", lambda *_: together)
+@pytest.mark.parametrize("binary", [True, False], ids=["spikes", "real input"])
+def test_members_are_the_networks_at_posterior_samples(kind, binary):
     net = build(kind, 1, dtype=torch.float32, init=0.4)
-    x = spikes(15, 3, *net.input_shape, seed=2)
+    x = spikes(15, 11, *net.input_shape, seed=2) * (1.0 if binary else 0.7)
     members = predict(net, x, samples=4, generator=7).members
     generator = seeded(7)
     for k in range(4):
@@ -28,16 +28,37 @@ def test_members_are_the_networks_at_posterior_samples(kind, together, monkeypat
             alone = net(x).readouts[-1].softmax(-1).mean(0)
         assert torch.equal(members[k], alone)
     assert members.std(0).max() > 0
+    with map_weights(net):
+        assert torch.equal(predict_outside(net, x), net(x).readouts[-1].softmax(-1).mean(0))
 
 
-def test_how_many_run_together():
-    net, x = build("dense"), torch.zeros(10, 2, 6, device="meta")  # any device but the CPU
-    assert bisnn.prediction.members_in_one_pass(net, x, 8) == 8
-    assert bisnn.prediction.members_in_one_pass(net, torch.zeros(1 << 20, 2, 6, device="meta"), 8) == 4  # 7 neurons, 2^26 in all
-    assert bisnn.prediction.members_in_one_pass(net, torch.zeros(1 << 24, 2, 6, device="meta"), 8) == 1
-    assert bisnn.prediction.members_in_one_pass(net, torch.zeros(10, 2, 6), 8) == 8
-    assert bisnn.prediction.members_in_one_pass(net, torch.zeros(5000, 2, 6), 8) == 1
-    assert bisnn.prediction.members_in_one_pass(build("recurrent"), torch.zeros(10, 2, 6), 8) == 1
+def predict_outside(net: Network, x: torch.Tensor) -> torch.Tensor:
+    """The MAP prediction of a copy that holds no realisation."""
+    copy = deepcopy(net)
+    for p in copy.parameters():
+        p._bisnn_realised = p._bisnn_hard = False
+    return predict(copy, x).mean
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 6), (3, 9, 7)])
+def test_packed_bits_give_the_networks_bits(shape, monkeypatch):
+    """Convolutions with left-over pixels, more than 32 channels, a dense layer on images, more recordings than a group."""
+    layers = [Conv2d(shape[0], 40, (3, 2), padding=(1, 1), pool=2), Conv2d(40, 5, 2, padding=1, stride=(2, 1))]
+    size = Network(*layers, readout=3, input_shape=shape).layers[-1].output_shape
+    layers = [Conv2d(shape[0], 40, (3, 2), padding=(1, 1), pool=2), Conv2d(40, 5, 2, padding=1, stride=(2, 1))]
+    net = Network(*layers, Linear(math.prod(size), 50), Linear(50, 33), readout=3, input_shape=shape, neuron=NEURON, init=0.3)
+    x = spikes(9, 19, *shape, seed=3)
+    taken = []
+    ours = packed.spikes
+    monkeypatch.setattr(packed, "spikes", lambda *a: (taken.append(1), ours(*a))[1])
+    members = predict(net, x, samples=3, generator=5, over_time="step").members
+    assert len(taken) == 12
+    generator = seeded(5)
+    for k in range(3):
+        with sample_weights(net, generator):
+            output = net(x)
+        assert torch.equal(members[k], output.readouts[-1].softmax(-1))
+        assert 0.01 < output.spikes[-1].mean() < 0.9
 
 
 def test_map_is_the_sign():

@@ -5,22 +5,16 @@ The predicted distribution is the mean, over time after the burn-in and over the
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
-from bisnn import weights
+from bisnn import kernels, weights
 from bisnn.checks import as_generator, choice, finite, positive_int
 from bisnn.layers import Recurrent
 from bisnn.losses import time_weights
 from bisnn.network import Network, Readout
-
-# Neuron-steps up to which members run in one pass, as measured (benchmarks/kernels.py): one member's on the CPU, all members' on an
-# accelerator (256 MiB a tensor).
-FEW, MANY = 1 << 15, 1 << 26
 
 
 @dataclass(frozen=True)
@@ -99,29 +93,36 @@ def predict(
 
 def _readouts(net: Network, x: Tensor, samples: int | None, generator: torch.Generator) -> Tensor:
     """The last readout of each member, (K, T, B, C)."""
-    latents = [layer.weight for layer in net.layers]
-    run = lambda member: net(x, weights=member).readouts[-1]  # noqa: E731
-    if samples is None:
-        return run([weights.sign(p) for p in latents] if net.weights == "binary" else latents)[None]
-    members = [[weights.sample(p, generator) for p in latents] for _ in range(samples)]
-    together = members_in_one_pass(net, x, samples)
-    if together == 1:
-        return torch.stack([run(member) for member in members])
-    groups = [members[i : i + together] for i in range(0, samples, together)]
-    return torch.cat([vmap(run)([torch.stack(layer) for layer in zip(*group, strict=True)]) for group in groups])
+    latents = [layer.weight.detach() for layer in net.layers]
+    if net.weights == "real":
+        members = [latents]
+    elif samples is None:
+        members = [[weights.hard(weights.sign(p)) for p in latents]]
+    else:
+        members = [[weights.hard(weights.sample(p, generator)) for p in latents] for _ in range(samples)]
+    stepping = any(isinstance(layer, Recurrent) for layer in net.layers)
+    if net.weights == "binary" and kernels.name_for(x.device, x.dtype) == "cpu" and not stepping and weights.is_spikes(x):
+        return _packed_readouts(net, x, members)
+    return torch.stack([net(x, weights=member).readouts[-1] for member in members])
 
 
-def members_in_one_pass(net: Network, x: Tensor, samples: int) -> int:
-    """How many members run together.
+def _packed_readouts(net: Network, x: Tensor, members: list[list[Tensor]]) -> Tensor:
+    """All members on packed bits: the network's own bits, without its potentials. Members share what is done with the input."""
+    from bisnn.kernels import packed  # numba takes a while to load
 
-    On an accelerator as many as memory allows: a pass is bound by its number of launches. On the CPU all while a pass is so
-    short that calls outweigh arithmetic, else one by one: a member's weights and traces then stay in the cache.
-    """
-    steps = x.shape[0] * x.shape[1] * max(math.prod(layer.current_shape) for layer in net.layers)
-    if x.device.type == "cpu":
-        stepping = any(isinstance(layer, Recurrent) for layer in net.layers)
-        return samples if steps <= FEW and not stepping else 1
-    return min(samples, max(1, MANY // steps))
+    readout, images = net.readouts[-1], packed.images_of(x)
+    assert isinstance(readout, Readout)
+    described = [[packed.layer_of(layer, w) for layer, w in zip(net.layers, member, strict=True)] for member in members]
+    if len(members) > 1:
+        images = packed.windows(images, described[0][0])
+        described = [[first.of_windows(), *others] for first, *others in described]
+    V, readouts = packed.readout_of(readout.V, net.layers[-1].output_shape), []
+    for member in described:
+        s = images
+        for layer in member:
+            s = packed.spikes(s, layer)
+        readouts.append(torch.from_numpy(packed.counts(s.reshape(x.shape[0] * x.shape[1], -1), V)))
+    return torch.stack(readouts).reshape(len(members), *x.shape[:2], -1) * readout.scale
 
 
 def _over_time(y: Tensor, over_time: str, burn_in: int, mask: Tensor | None) -> Tensor:

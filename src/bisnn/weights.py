@@ -140,6 +140,12 @@ def is_hard(w: Tensor) -> bool:
     return bool((w.detach().abs() == 1).all()) if _readable(w) and w.device.type == "cpu" else getattr(w, "_bisnn_hard", False)
 
 
+def hard(w: Tensor) -> Tensor:
+    """`w`, known from now on to be -1 or +1 everywhere."""
+    w._bisnn_hard = True  # type: ignore[attr-defined]
+    return w
+
+
 def is_spikes(x: Tensor) -> bool:
     """Whether all inputs are known to be 0 or 1: by type, or by their values where they can be read."""
     return isinstance(x, Tensor) and (x.dtype == torch.bool or (_readable(x) and bool(((x == 0) | (x == 1)).all())))

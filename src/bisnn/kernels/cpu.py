@@ -265,7 +265,7 @@ def _pool(process: int, threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="bisnn")
 
 
-def _run(kernel: Callable[..., Any], work: int, size: int, *arguments: object) -> list[Any]:
+def run(kernel: Callable[..., Any], work: int, size: int, *arguments: object) -> list[Any]:
     """`kernel(lo, hi, *arguments)` over 0..size, split among torch's thread count; what each part returned."""
     threads = 1 if work < SERIAL else min(torch.get_num_threads(), size)
     bounds = [size * i // threads for i in range(threads + 1)]
@@ -326,7 +326,7 @@ def scan(
     s = _empty(I.shape if pool == 1 else (*I.shape[:2], I.shape[2] // pool, I.shape[3] // pool, I.shape[4]))
     state = (_flat(P), _flat(Q), _flat(R))
     images, units = _units(P, pool, len(P))
-    _run(_scan, I.numel(), images * -(-units[1] // pool), _flat(u, T), *state, _flat(k), _flat(constants), _flat(s, T), *units)
+    run(_scan, I.numel(), images * -(-units[1] // pool), _flat(u, T), *state, _flat(k), _flat(constants), _flat(s, T), *units)
     return s, u, P, Q, R
 
 
@@ -347,7 +347,7 @@ def adjoint(
     before, arguments = _adjoint_arguments(g_s, None, None, g_u, g_state, u, *neuron)
     g_I = torch.empty_like(u, memory_format=torch.contiguous_format)
     images, units = _units(u[0], pool, u.shape[1])
-    _run(_adjoint, u.numel(), images * -(-units[1] // pool), *arguments, _flat(g_I, len(u)), 0, *units)
+    run(_adjoint, u.numel(), images * -(-units[1] // pool), *arguments, _flat(g_I, len(u)), 0, *units)
     return (g_I, *before)
 
 
@@ -389,7 +389,7 @@ def keep(x: Tensor, padding: list[int]) -> Tensor:
     rows = x.detach().numpy().reshape(-1, x.shape[-1]).view(np.uint32)
     shape, dtype = kept_shape(x.shape, padding)
     kept = torch.empty(shape, dtype=dtype)
-    _run(bits.pack, x.numel(), len(rows), rows, _words(kept))
+    run(bits.pack, x.numel(), len(rows), rows, _words(kept))
     return kept
 
 
@@ -426,7 +426,7 @@ def _rows(kept: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -
     images, (k0, k1, *places) = _images(kept).reshape(-1, *kept.shape[2:]), _convolution(weight, stride, padding)
     size = [(n + 2 * p - k) // d + 1 for n, k, d, p in zip(kept.shape[2:4], (k0, k1), stride, padding, strict=True)]
     windows = np.empty((len(images), *size, -(-weight[0].numel() // 32)), np.uint32)
-    _run(bits.windows, windows.size, len(images), images, weight.shape[1], k0, k1, *places, windows)
+    run(bits.windows, windows.size, len(images), images, weight.shape[1], k0, k1, *places, windows)
     return windows.reshape(-1, windows.shape[-1])
 
 
@@ -439,9 +439,9 @@ def product(x: Tensor, kept: Tensor | None, weight: Tensor, stride: list[int], p
     out = I.numpy().reshape(-1, len(w))
     if hard:
         w_bits = np.ascontiguousarray(_words(keep((w > 0).to(x.dtype), [])).T)
-        _run(bits.counts, rows.size * len(w), len(rows), rows, w_bits, out)
+        run(bits.counts, rows.size * len(w), len(rows), rows, w_bits, out)
     else:
-        _run(bits.add_rows, rows.size * len(w), len(rows), rows, w.t().contiguous().numpy(), out)
+        run(bits.add_rows, rows.size * len(w), len(rows), rows, w.t().contiguous().numpy(), out)
     return I
 
 
@@ -483,13 +483,13 @@ def gradients(
         if needs_weight:
             rows, sums = _rows(x, weight, stride, padding), np.zeros((weight[0].numel(), n_out), np.float32)
             add = bits.add_rows_transposed if rare else bits.add_rows_by_fours
-            _run(add, u.numel(), rows.shape[1], rows, g_I.numpy().reshape(-1, n_out), sums)
+            run(add, u.numel(), rows.shape[1], rows, g_I.numpy().reshape(-1, n_out), sums)
     else:
         before, arguments = _adjoint_arguments(g_s, g_y, V, g_u, g_state, u, *neuron)
         group = max(1, CACHED // (len(u) * u[0, 0].numel()))
         images, units = _units(u[0], pool, min(group, u.shape[1]))
         places = (_images(x), channels, n_out, *_convolution(weight, stride, padding), rare)
-        sums = sum(_run(_weight_gradient, u.numel(), images, *arguments, *units, *places))
+        sums = sum(run(_weight_gradient, u.numel(), images, *arguments, *units, *places))
     if needs_weight:
         g_w = torch.from_numpy(sums).t().reshape(n_out, *weight.shape[2:], channels).movedim(-1, 1).contiguous()
     return (g_x, g_w, *before)

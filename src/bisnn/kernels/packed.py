@@ -1,0 +1,161 @@
+"""Inference on packed bits: spikes in, spikes out, nothing else kept. Hard weights, float32, on the CPU.
+
+One time step of one recording at a time: gather the bits under the kernel, count, move the neurons on, pack what fires. Currents
+and traces stay in the cache; spikes are those of the other kernels, bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bisnn import layers
+from bisnn.kernels import bits
+from bisnn.kernels.bits import kernel
+from bisnn.kernels.cpu import keep, run
+from bisnn.kernels.reference import FLUSH
+
+_ZERO, _ONE, _FLUSH = np.float32(0), np.float32(1), np.float32(FLUSH)
+_U0, _U1 = np.uint32(0), np.uint32(1)
+GROUP = 8  # recordings of a dense layer that are worked on together: weights are then read once for all of them
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer's constants. A dense one is a convolution of one pixel."""
+
+    weights: np.ndarray  # uint32, (words, n_out): bits of the inputs in the order of `bits.windows`
+    channels: int  # inputs of a pixel
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    pool: int
+    kappa: np.float32
+    constants: np.ndarray  # float32: a_m, a_s, a_r, theta
+
+    def size(self, x: np.ndarray) -> tuple[int, int]:
+        """Height and width of the neurons, before pooling, for inputs (T, B, H, W, words)."""
+        places = zip(x.shape[2:4], self.kernel, self.stride, self.padding, strict=True)
+        height, width = ((n + 2 * p - k) // s + 1 for n, k, s, p in places)
+        return height, width
+
+    def of_windows(self) -> Layer:
+        """The same layer for inputs that `windows` has gathered already."""
+        return replace(self, channels=32 * len(self.weights), kernel=(1, 1), stride=(1, 1), padding=(0, 0))
+
+
+@kernel(
+    "void(int64, int64, uint32[:, :, :, :, ::1], uint32[:, ::1], int64, int64, int64, int64, int64, int64, int64, int64, int64, "
+    "float32, float32[::1], uint32[:, :, :, :, ::1])"
+)
+def _spikes(lo, hi, x, weights, channels, k0, k1, s0, s1, p0, p1, pool, group, kappa, c, out):
+    """Groups lo..hi of `group` recordings of x (T, B, H, W, words) through a layer; out is (T, B, H', W', words)."""
+    a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
+    T, B, n_out = x.shape[0], x.shape[1], weights.shape[1]
+    height, width = (x.shape[2] + 2 * p0 - k0) // s0 + 1, (x.shape[3] + 2 * p1 - k1) // s1 + 1
+    pixels = height * width
+    rows = np.empty((group, height, width, weights.shape[0]), np.uint32)
+    u = np.empty((group * pixels, n_out), np.float32)  # currents, then potentials
+    p, q, r = np.empty_like(u), np.empty_like(u), np.empty_like(u)
+    fires = np.empty(32, np.uint32)
+    for first in range(lo * group, min(hi * group, B), group):
+        n = min(group, B - first)
+        p[:], q[:], r[:] = _ZERO, _ZERO, _ZERO
+        u_, p_, q_, r_ = u.reshape(-1), p.reshape(-1), q.reshape(-1), r.reshape(-1)
+        for t in range(T):
+            if k0 * k1 * s0 * s1 == 1 and p0 + p1 == 0:
+                rows[:n] = x[t, first : first + n]
+            else:
+                bits.windows(0, n, x[t, first : first + n], channels, k0, k1, s0, s1, p0, p1, rows)
+            bits.counts(0, n * pixels, rows.reshape((group * pixels, weights.shape[0])), weights, u)
+            for i in range(n * pixels * n_out):
+                v = kappa * (p_[i] - q_[i]) - r_[i]
+                p_i, q_i, r_i = a_m * (p_[i] + u_[i]), a_s * (q_[i] + u_[i]), a_r * (r_[i] + (_ONE if v > theta else _ZERO))
+                u_[i] = v
+                p_[i] = _ZERO if abs(p_i) <= _FLUSH else p_i
+                q_[i] = _ZERO if abs(q_i) <= _FLUSH else q_i
+                r_[i] = _ZERO if abs(r_i) <= _FLUSH else r_i
+            for b in range(n):
+                for y in range(out.shape[2]):
+                    for z in range(out.shape[3]):
+                        target = out[t, first + b, y, z]
+                        for k in range(target.shape[0]):
+                            m = min(32, n_out - 32 * k)
+                            word = _U0
+                            if pool == 1 and m == 32:  # as it mostly is: the compiler makes a few instructions of it
+                                v_k = u[(b * height + y) * width + z, 32 * k : 32 * k + 32]
+                                for i in range(32):
+                                    word |= np.uint32(v_k[i] > theta) << np.uint32(i)
+                                target[k] = word
+                                continue
+                            fires[:] = _U0
+                            for dy in range(pool):
+                                for dx in range(pool):
+                                    v_k = u[(b * height + y * pool + dy) * width + z * pool + dx, 32 * k : 32 * k + m]
+                                    for i in range(m):
+                                        fires[i] |= np.uint32(v_k[i] > theta)
+                            for i in range(32):
+                                word |= fires[i] << np.uint32(i)
+                            target[k] = word
+
+
+def spikes(x: np.ndarray, layer: Layer) -> np.ndarray:
+    """What leaves the layer, (T, B, H', W', words), for packed inputs x (T, B, H, W, words); all state starts at zero."""
+    height, width = layer.size(x)
+    out = np.empty((*x.shape[:2], height // layer.pool, width // layer.pool, -(-layer.weights.shape[1] // 32)), np.uint32)
+    group = GROUP if height * width == 1 else 1
+    settings = (layer.channels, *layer.kernel, *layer.stride, *layer.padding, layer.pool, group)
+    work = x.shape[0] * x.shape[1] * height * width * layer.weights.size
+    run(_spikes, work, -(-x.shape[1] // group), x, layer.weights, *settings, layer.kappa, layer.constants, out)
+    return out
+
+
+def windows(x: np.ndarray, layer: Layer) -> np.ndarray:
+    """The inputs of `layer.of_windows()`, (T, B, H', W', words): what members with other weights share."""
+    images = x.reshape(-1, *x.shape[2:])
+    out = np.empty((len(images), *layer.size(x), len(layer.weights)), np.uint32)
+    run(bits.windows, out.size, len(images), images, layer.channels, *layer.kernel, *layer.stride, *layer.padding, out)
+    return out.reshape(*x.shape[:2], *out.shape[1:])
+
+
+def counts(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """sum_j w_ij s_j, (R, n_out), of rows of bits x (R, words) and weights (words, n_out)."""
+    out = np.empty((len(x), weights.shape[1]), np.float32)
+    run(bits.counts, x.size * weights.shape[1], len(x), x, weights, out)
+    return out
+
+
+# From PyTorch to packed bits
+
+
+def images_of(x: Tensor) -> np.ndarray:
+    """Spikes (T, B, N) or (T, B, C, H, W) as (T, B, H, W, words)."""
+    x = x[..., None, None] if x.ndim == 3 else x
+    return _words(x.movedim(2, -1))
+
+
+def layer_of(layer: layers.Layer, weight: Tensor) -> Layer:
+    """A dense or convolutional layer with these weights, -1 and +1."""
+    kernel, stride, padding, pool = (1, 1), (1, 1), (0, 0), 1
+    if isinstance(layer, layers.Conv2d):
+        kernel, stride, padding, pool = layer.kernel_size, layer.stride, layer.padding, layer.pool
+    elif len(layer.input_shape) == 3:  # a dense layer on images is a kernel as large as they are
+        weight, kernel = weight.unflatten(1, layer.input_shape), (layer.input_shape[1], layer.input_shape[2])
+    inputs = weight.flatten(1) if weight.ndim == 2 else weight.movedim(1, -1).flatten(1)
+    bits = np.ascontiguousarray(_words(inputs > 0).T)
+    constants = (np.float32(layer.kappa.item()), layer.constants.numpy())
+    return Layer(bits, layer.input_shape[0], kernel, stride, padding, pool, *constants)
+
+
+def readout_of(V: Tensor, shape: tuple[int, ...]) -> np.ndarray:
+    """A readout's signs (outputs, n) as weights (words, outputs) for what leaves a layer of this shape, (N,) or (C, H, W)."""
+    by_pixel = V.unflatten(1, shape if len(shape) == 3 else (*shape, 1, 1)).movedim(1, -1)
+    return np.ascontiguousarray(_words(by_pixel > 0).reshape(len(V), -1).T)
+
+
+def _words(x: Tensor) -> np.ndarray:
+    """Spikes, or signs as booleans, packed along the last axis."""
+    return keep(x.to(torch.float32), []).numpy().view(np.uint32)
