@@ -32,7 +32,7 @@ def written(kernel, size: int, cut: float, out: np.ndarray, *arguments) -> np.nd
     whole, parts, middle = out.copy(), out.copy(), round(cut * size)
     kernel(0, size, *arguments, whole)
     kernel(middle, size, *arguments, parts)
-    others = 32 * middle if kernel is bits.add_rows_transposed else middle
+    others = 32 * middle if kernel in (bits.add_rows_transposed, bits.add_rows_by_fours) else middle
     assert np.array_equal(parts[:others], out[:others])
     kernel(0, middle, *arguments, parts)
     assert np.array_equal(whole, parts)
@@ -40,12 +40,12 @@ def written(kernel, size: int, cut: float, out: np.ndarray, *arguments) -> np.nd
 
 
 @given(ROWS, INPUTS, DENSITIES, SEEDS, CUTS)
-def test_pack_and_back(rows, n, density, seed, cut):
+def test_pack(rows, n, density, seed, cut):
     x = random_bits(rows, n, seed=seed, density=density)
-    floats = x.astype(np.float32)
-    words = written(bits.pack, rows, cut, np.full((rows, -(-n // 32)), 0xFFFFFFFF, np.uint32), floats.view(np.uint32))
-    assert np.array_equal(words, packed(x))
-    assert np.array_equal(written(bits.unpack, rows, cut, np.full_like(floats, 7), words), floats)
+    for zero in (0.0, -0.0):
+        floats = np.where(x, 1, zero).astype(np.float32)
+        words = written(bits.pack, rows, cut, np.full((rows, -(-n // 32)), 0xFFFFFFFF, np.uint32), floats.view(np.uint32))
+        assert np.array_equal(words, packed(x))
 
 
 @given(ROWS, INPUTS, SEEDS, st.sampled_from([0.5, -1.0, 2.0, 1e-40, 0.99999994, np.inf, np.nan]))
@@ -98,7 +98,8 @@ def test_counts_are_the_product_with_signs(shape, density, seed, cut):
 @given(shape=SMALL, density=DENSITIES, seed=SEEDS, cut=CUTS)
 @example(shape=LARGE, density=0.1, seed=0, cut=0.5)
 def test_sums_of_rows(real, shape, density, seed, cut):
-    """Forward the rows of W^T at the ones of x, backward those of g at the ones of x^T; whole numbers exactly."""
+    """Forward the rows of W^T at the ones of x, backward those of g at the ones of x^T, one by one or by fours; whole numbers
+    exactly."""
     rows, n_in, n_out = shape
     x, rng = random_bits(rows, n_in, seed=seed, density=density), np.random.default_rng(seed)
     w, g, before = (
@@ -107,7 +108,8 @@ def test_sums_of_rows(real, shape, density, seed, cut):
     )
     out = np.full((rows, n_out), 0.5, np.float32)
     sums = written(bits.add_rows, rows, cut, out, packed(x), w)
-    transposed = written(bits.add_rows_transposed, -(-n_in // 32), cut, before, packed(x), g)
-    expected = x.astype(float) @ w.astype(float), before + x.T.astype(float) @ g.astype(float)
-    for ours, slow in zip((sums, transposed), expected, strict=True):
+    one_by_one = written(bits.add_rows_transposed, -(-n_in // 32), cut, before, packed(x), g)
+    by_fours = written(bits.add_rows_by_fours, -(-n_in // 32), cut, before, packed(x), g)
+    forward, backward = x.astype(float) @ w.astype(float), before + x.T.astype(float) @ g.astype(float)
+    for ours, slow in ((sums, forward), (one_by_one, backward), (by_fours, backward)):
         np.testing.assert_allclose(ours, slow, rtol=0, atol=2e-5 * max(1, np.abs(slow).max()) if real else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -15,7 +16,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 import reference
-from bisnn import SRM, kernels
+from bisnn import SRM, Conv2d, Network, kernels, map_weights
 from bisnn.fused import srm_layer, srm_layer_backward
 from bisnn.kernels import bits, cpu
 from bisnn.weights import sign
@@ -38,13 +39,22 @@ class Layer(NamedTuple):
         if not self.stride:
             return F.linear(x, weight)
         images = x.flatten(0, 1).movedim(-1, 1)
-        return F.conv2d(images, weight, None, self.stride, self.padding).movedim(1, -1).unflatten(0, self.x[:2])
+        return F.conv2d(images, weight, None, self.stride, self.padding).movedim(1, -1).unflatten(0, x.shape[:2])
 
-    def run(self, x, weight, state, hard, spikes, neuron=NEURON, refractory=False):
-        """The operation, with a kappa of its own for each neuron or channel."""
-        settings = (list(self.stride), list(self.padding), self.pool, hard, spikes)
-        constants = neuron.constants(x.dtype).to(x.device)
-        return srm_layer(x, weight, *state, self.kappa().to(x), constants, *settings, neuron.surrogate, neuron.slope, refractory)
+    def run(self, x, weight, state, hard, spikes, neuron=NEURON, refractory=False, outputs=0):
+        """The operation, with a kappa of its own for each neuron or channel, and a readout of so many outputs."""
+        constants, readout = neuron.constants(x.dtype).to(x.device), (r if r is None else r.to(x) for r in self.readout(outputs))
+        settings = (list(self.stride), list(self.padding), self.pool, hard, spikes, neuron.surrogate, neuron.slope, refractory)
+        return srm_layer(x, weight, *state, self.kappa().to(x), constants, *readout, *settings)
+
+    def readout(self, outputs, seed=0):
+        """V, scale; the order of V is that of the spikes in memory."""
+        if not outputs:
+            return None, None
+        one = torch.zeros(1, 1, *self.x[2:])
+        *_, H, W, C = (1, 1, *self.product(one, torch.zeros(self.weight)).shape[2:])
+        n = H // self.pool * (W // self.pool) * C
+        return sign(torch.randn(outputs, n, generator=seeded(seed))), torch.tensor(0.7 / n**0.5)
 
     def kappa(self):
         return (torch.linspace(0.5, 1.5, self.weight[0], dtype=torch.float64) / self.fan_in**0.5).float()
@@ -67,7 +77,7 @@ class Layer(NamedTuple):
 
 @st.composite
 def layers(draw):
-    T, B = draw(st.integers(1, 6)), draw(st.integers(1, 2))
+    T, B = draw(st.integers(1, 6)), draw(st.integers(1, 3))
     if draw(st.booleans()):
         n_in, n_out = draw(st.integers(1, 80)), draw(st.integers(1, 40))
         return Layer((T, B, n_in), (n_out, n_in))
@@ -82,6 +92,7 @@ def layers(draw):
 DENSE = Layer((9, 3, 40), (7, 40))
 CONV = Layer((4, 2, 6, 5, 3), (4, 3, 3, 2), (1, 2), (1, 0))
 POOLED = Layer((4, 2, 8, 9, 3), (4, 3, 3, 2), (1, 1), (1, 0), 3)  # 8 x 8 neurons: two rows and two columns belong to no window
+FIVE = CONV._replace(x=(4, 5, 6, 5, 3))  # recordings: groups of two leave one over
 ALL = [pytest.param(layer, id=name) for name, layer in (("dense", DENSE), ("conv", CONV), ("pooled", POOLED))]
 
 
@@ -89,26 +100,56 @@ ALL = [pytest.param(layer, id=name) for name, layer in (("dense", DENSE), ("conv
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@given(layers(), st.sampled_from([0.0, 0.05, 0.3, 1.0]), SEEDS, st.integers(1, 3))
-@example(POOLED, 0.3, 0, 3)
-def test_hard_weights_and_spikes_give_the_dense_bits(kernel, layer, density, seed, n_threads):
-    """s, u, P, Q, R are those of the scan over the exact currents, on every kernel and any number of threads."""
+@given(layers(), st.sampled_from([0.0, 0.05, 0.3, 1.0]), SEEDS, st.integers(1, 3), st.integers(0, 3))
+@example(POOLED, 0.3, 0, 3, 2)
+def test_hard_weights_and_spikes_give_the_dense_bits(kernel, layer, density, seed, n_threads, outputs):
+    """s, u, P, Q, R are those of the scan over the exact currents, on every kernel and any number of threads; y is a whole number
+    times the readout's scale."""
     x, weight, state = layer.tensors(density, seed=seed)
     I = layer.product(x.double(), weight.double()).float()
     constants = NEURON.constants()
     expected = kernels.reference.scan(I, *state, layer.kappa(), constants, layer.pool)
     there = [t.to(device_of(kernel)) for t in (x, weight, *state)]
     with kernels.forced(kernel), threads(n_threads):
-        ours = layer.run(there[0], there[1], there[2:], True, True)
-    for a, b in zip(ours[:5], expected, strict=True):
+        y, *ours, _ = layer.run(there[0], there[1], there[2:], True, True, outputs=outputs)
+    for a, b in zip(ours, expected, strict=True):
         assert torch.equal(a.cpu(), b)
+    if not outputs:
+        assert y.numel() == 0
+        return
+    V, scale = layer.readout(outputs)
+    whole = torch.einsum("tbn,cn->tbc", expected[0].flatten(2).long(), V.long())
+    assert torch.equal(y.cpu(), whole.float() * scale)
 
 
-@pytest.mark.xfail(strict=True, reason="the packed bits take -0.0 for a spike")
-def test_a_negative_zero_is_no_spike():
-    x, weight, state = DENSE.tensors("dense")
-    ours = DENSE.run(torch.where(x == 0, -0.0, x), weight, state, True, True)
-    assert torch.equal(ours[1], DENSE.run(x, weight, state, True, True)[1])
+@pytest.mark.parametrize("pool", [1, 2])
+def test_readouts_of_images_count_channels_first(pool):
+    """As the public `Readout` does, whatever the order in memory: the layer's y is that of its spikes, to the bit."""
+    net = Network(Conv2d(2, 5, 3, pool=pool), input_shape=(2, 7, 8), readout=3, neuron=NEURON)
+    with map_weights(net):
+        output = net(spikes(6, 2, 2, 7, 8))
+    s, y = output.spikes[0], output.readouts[0]
+    V, scale = net.readouts[0].V, net.readouts[0].scale
+    expected = torch.einsum("tbchw,ochw->tbo", s.long(), V.long().unflatten(1, s.shape[2:]))
+    assert torch.equal(y, expected.float() * scale)
+    assert torch.equal(y, net.readouts[0](s))
+    assert y.unique().numel() > 3
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("hard", [True, False])
+@pytest.mark.parametrize("layer", ALL)
+def test_a_negative_zero_is_no_spike(layer, hard, kernel):
+    x, weight, state = layer.tensors("dense", hard)
+    x, weight, *state = (t.to(device_of(kernel)) for t in (x, weight, *state))
+    found = []
+    for zero in (0.0, -0.0):
+        w = weight.clone().requires_grad_()
+        with kernels.forced(kernel):
+            outputs = layer.run(torch.where(x == 0, zero, x), w, state, hard, True)
+            outputs[1].sum().backward()
+        found.append((*outputs[1:], w.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3])
@@ -149,27 +190,72 @@ def gradients(leaves, outputs, errors):
     return [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
 
 
+@contextmanager
+def groups_of(recordings: int, layer: Layer) -> Iterator[None]:
+    """The CPU's weight gradient works on so many recordings at a time."""
+    neurons = layer.product(torch.zeros(1, 1, *layer.x[2:]), torch.zeros(layer.weight)).numel()
+    with patch.object(cpu, "CACHED", recordings * layer.x[0] * neurons):
+        yield
+
+
+Y, S, U = 0, 1, 2  # which output of the operation
+
+
+@pytest.mark.parametrize("learned", ["weight", "weight and x", "x"])
 @pytest.mark.parametrize("inputs", ["sparse", "dense", "real"])
-@pytest.mark.parametrize("hard", [True, False])
 @pytest.mark.parametrize("kernel", KERNELS)
-@given(layers(), st.sampled_from(["sigmoid", "box"]), st.booleans(), st.sets(st.integers(0, 4), min_size=1), SEEDS)
-@example(POOLED, "sigmoid", True, {0, 1}, 1)
-@example(POOLED, "box", False, {0}, 2)
-def test_gradients_are_those_of_the_steps(kernel, hard, inputs, layer, surrogate, refractory, used, seed):
-    """Of x, weight, P, Q, R, from errors at some of s, u, P, Q, R: autograd through the equations in float64."""
+@given(
+    layers(),
+    st.booleans(),
+    st.sampled_from(["sigmoid", "box"]),
+    st.booleans(),
+    st.sets(st.integers(0, 5), min_size=1),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    SEEDS,
+)
+@example(POOLED, True, "sigmoid", True, {S, U}, 1, 1, 1)
+@example(POOLED, False, "box", False, {S}, 1, 2, 2)
+@example(POOLED, False, "sigmoid", False, {Y}, 1, 2, 2)
+@example(POOLED, True, "sigmoid", True, {Y, S}, 1, 2, 6)
+@example(FIVE, True, "sigmoid", False, {Y}, 2, 1, 3)
+@example(FIVE, False, "box", False, {Y, S}, 2, 3, 3)
+@example(FIVE, True, "sigmoid", True, {Y, S, U, 3}, 3, 2, 3)
+@example(DENSE._replace(x=(3, 5, 40), weight=(700, 40)), True, "sigmoid", False, {Y, S}, 2, 2, 0)  # recordings in several blocks
+def test_gradients_are_those_of_the_steps(
+    kernel, inputs, learned, layer, hard, surrogate, refractory, used, group, n_threads, seed
+):  # fmt: skip
+    """Of x, weight, P, Q, R, from errors at some of y, s, u, P, Q, R: autograd through the equations in float64."""
     neuron = SRM(5.0, 3.0, 2.0, 0.1, surrogate, 2.0)
     x, weight, state = layer.tensors(inputs, hard, seed)
-    slow = [t.double().requires_grad_() for t in (x, weight, *state)]
+    V, scale = (t.double() for t in layer.readout(3))
+    slow = [t.double() for t in (x, weight, *state)]
+    exact = kernel == "reference"
+    ours = [t.to(device_of(kernel), torch.float64 if exact else torch.float32) for t in (x, weight, *state)]
+    for leaves in (slow, ours):
+        for name, leaf in zip(("x", "weight", "state", "state", "state"), leaves, strict=True):
+            leaf.requires_grad_(name in learned or name == "state")
     expected = reference.scan(layer.product(*slow[:2]), *slow[2:], layer.kappa().double(), neuron, refractory, layer.pool)
     assume(decisions_are_clear(expected[1].detach(), layer, neuron))
-    exact = kernel == "reference"
-    ours = [t.to(device_of(kernel), torch.float64 if exact else torch.float32).requires_grad_() for t in (x, weight, *state)]
-    with kernels.forced(kernel), torch.backends.cudnn.flags(allow_tf32=False):
-        outputs = layer.run(*ours[:2], ours[2:], hard, inputs != "real", neuron, refractory)
-        errors = {i: torch.randn(expected[i].shape, generator=seeded(seed + i), dtype=torch.float64) for i in used}
+    expected = (expected[0].flatten(2) @ V.T * scale, *expected)
+    errors = {i: torch.randn(expected[i].shape, generator=seeded(seed + i), dtype=torch.float64) for i in used}
+    with kernels.forced(kernel), threads(n_threads), groups_of(group, layer), torch.backends.cudnn.flags(allow_tf32=False):
+        outputs = layer.run(*ours[:2], ours[2:], hard, inputs != "real", neuron, refractory, outputs=3)
         found, wanted = gradients(ours, outputs, errors), gradients(slow, expected, errors)
     for y, z in zip(found, wanted, strict=True):
         torch.testing.assert_close(y.double().cpu(), z, rtol=0, atol=(1e-12 if exact else 2e-5) * max(1.0, float(z.abs().max())))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("layer", ALL)
+def test_no_error_no_gradient(layer, kernel):
+    """Of outputs that do not learn, and of a readout whose error is nought."""
+    x, weight, state = layer.tensors()
+    x, weight, *state = (t.to(device_of(kernel)) for t in (x, weight, *state))
+    with kernels.forced(kernel):
+        y, *_ = layer.run(x, weight.requires_grad_(), state, True, True, outputs=2)
+        (0 * y).sum().backward()
+    assert not weight.grad.any()
 
 
 @pytest.mark.parametrize(("equal", "first"), [(((0, 0), (2, 2)), (0, 0)), (((1, 0), (0, 2)), (0, 2)), (((2, 1), (1, 2)), (1, 2))])
@@ -182,7 +268,7 @@ def test_of_equal_potentials_the_first_gets_the_gradient(kernel, refractory, equ
         state[0][:, i::3, j::3] = 0.3
     there = [t.to(device_of(kernel)).requires_grad_() for t in (x[:1], weight, *state)]
     with kernels.forced(kernel):
-        s, *_ = POOLED.run(*there[:2], there[2:], False, True, refractory=refractory)
+        _, s, *_ = POOLED.run(*there[:2], there[2:], False, True, refractory=refractory)
         s.sum().backward()
     u = POOLED.kappa().double() * 0.3
     expected = torch.zeros(2, 8, 8, 4, dtype=torch.float64)
@@ -194,6 +280,7 @@ def test_of_equal_potentials_the_first_gets_the_gradient(kernel, refractory, equ
 # The operation as PyTorch sees it
 
 
+@pytest.mark.parametrize("outputs", [0, 3])
 @pytest.mark.parametrize(
     ("layer", "inputs", "hard", "dtype"),
     [
@@ -205,34 +292,37 @@ def test_of_equal_potentials_the_first_gets_the_gradient(kernel, refractory, equ
         (CONV, "dense", True, torch.float64),
     ],
 )
-def test_the_operation_is_registered_properly(layer, inputs, hard, dtype):
+def test_the_operation_is_registered_properly(layer, inputs, hard, dtype, outputs):
     """Schema, autograd, fake tensors and ahead-of-time dispatch, by PyTorch's own checks; of the backward pass, fake tensors."""
     x, weight, state = layer.tensors(inputs, hard)
     leaves = [t.to(dtype).requires_grad_() for t in (x, weight, *state)]
-    constants = (layer.kappa().to(dtype), NEURON.constants(dtype))
+    readout = (r if r is None else r.to(dtype) for r in layer.readout(outputs))
+    constants = (layer.kappa().to(dtype), NEURON.constants(dtype), *readout)
     window = (list(layer.stride), list(layer.padding), layer.pool)
     arguments = (*leaves, *constants, *window, hard, inputs != "real", "sigmoid", 2.0, True)
     torch.library.opcheck(srm_layer, arguments)
-    s, u, *_, kept = (y.detach() for y in srm_layer(*arguments))
+    y, s, u, *_, kept = (y.detach() for y in srm_layer(*arguments))
     x, weight = (t.detach() for t in leaves[:2])
     x_kept = x if inputs == "real" else kept
     for needed in ((True, True), (False, True), (False, False)):
         settings = (*window, inputs != "real", "sigmoid", 2.0, True, *needed)
-        backward = (torch.ones_like(s), None, None, None, None, u, x_kept, list(x.shape), weight, *constants, *settings)
+        errors = (torch.ones_like(y) if outputs else None, torch.ones_like(s), None, None, None, None)
+        backward = (*errors, u, x_kept, list(x.shape), weight, *constants, *settings)
         torch.library.opcheck(srm_layer_backward, backward, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("in_dims", [(None, 0, None), (0, None, None), (0, 0, 0), (1, 2, None)])
+@pytest.mark.parametrize("outputs", [0, 3])
 @pytest.mark.parametrize("layer", ALL)
-def test_vmap_is_one_member_at_a_time(layer, in_dims):
+def test_vmap_is_one_member_at_a_time(layer, outputs, in_dims):
     members = [layer.tensors("dense", seed=k) for k in range(3)]
     x, weight, P = (
         parts[0] if d is None else torch.stack(parts, d)
         for parts, d in zip(zip(*((x, w, state[0]) for x, w, state in members), strict=True), in_dims, strict=True)
     )
     state = members[0][2]
-    run = lambda x, weight, P: layer.run(x, weight, (P, *state[1:]), True, True)  # noqa: E731
-    ours = torch.vmap(run, in_dims=in_dims)(x, weight, P)
+    run = lambda x, weight, P: layer.run(x, weight, (P, *state[1:]), True, True, outputs=outputs)  # noqa: E731
+    ours = torch.vmap(run, in_dims=in_dims, randomness="same")(x, weight, P)
     for k in range(3):
         alone = run(*(t if d is None else t.select(d, k) for t, d in zip((x, weight, P), in_dims, strict=True)))
         for a, b in zip(ours, alone, strict=True):
@@ -269,19 +359,19 @@ def test_what_is_kept_of_the_inputs(layer, kernel):
 # The way taken on the CPU
 
 KERNELS_OF = {
-    bits: ("pack", "unpack", "windows", "counts", "add_rows", "add_rows_transposed"),
-    cpu: ("_scan", "_adjoint"),
-    kernels.reference: ("product", "weight_gradient"),
+    bits: ("pack", "windows", "counts", "add_rows", "add_rows_transposed", "add_rows_by_fours"),
+    cpu: ("_scan", "_adjoint", "_weight_gradient"),
+    kernels.reference: ("product", "weight_gradient", "input_gradient"),
 }
 
 
 @contextmanager
 def watched() -> Iterator[dict[str, list]]:
-    """Which kernels run, and their first two arguments: those of numba's are the range."""
+    """Which kernels run, and their arguments: the first two of numba's are the range."""
     calls: dict[str, list] = defaultdict(list)
 
     def spy(name, function):
-        return lambda *arguments: (calls[name].append(arguments[:2]), function(*arguments))[1]
+        return lambda *arguments: (calls[name].append(arguments), function(*arguments))[1]
 
     with ExitStack() as stack:
         for module, names in KERNELS_OF.items():
@@ -290,51 +380,192 @@ def watched() -> Iterator[dict[str, list]]:
         yield calls
 
 
-def forward_and_backward(layer, inputs, hard):
+def forward_and_backward(layer, inputs, hard, learns_x=False):
     """Outputs and gradients; the kernels that ran in each direction."""
     x, weight, state = layer.tensors(inputs, hard)
     with watched() as forward:
-        outputs = layer.run(x, weight.requires_grad_(), state, hard, inputs != "real")
+        outputs = layer.run(x.requires_grad_(learns_x), weight.requires_grad_(), state, hard, inputs != "real", outputs=2)
     with watched() as backward:
-        outputs[0].sum().backward()
-    return (*outputs, weight.grad), forward, backward
+        (outputs[Y].sum() + outputs[S].sum()).backward()
+    return outputs, [t.grad for t in (x, weight) if t.requires_grad], forward, backward
 
 
+@pytest.mark.parametrize("learns_x", [False, True])
 @pytest.mark.parametrize(
     ("inputs", "hard", "forward", "backward"),
     [
-        ("sparse", True, {"pack", "counts"}, {"add_rows_transposed"}),
-        ("dense", True, {"pack", "counts"}, {"unpack", "weight_gradient"}),
-        ("sparse", False, {"pack", "add_rows"}, {"add_rows_transposed"}),
-        ("dense", False, {"pack", "product"}, {"unpack", "weight_gradient"}),
-        ("real", True, {"product"}, {"weight_gradient"}),
-        ("real", False, {"product"}, {"weight_gradient"}),
+        (0.05, True, {"pack", "counts"}, "add_rows_transposed"),
+        (0.25, True, {"pack", "counts"}, "add_rows_by_fours"),
+        (1.0, True, {"pack", "counts"}, "add_rows_by_fours"),
+        (0.05, False, {"pack", "add_rows"}, "add_rows_transposed"),
+        (0.25, False, {"pack", "add_rows"}, "add_rows_by_fours"),
+        (0.6, False, {"pack", "product"}, "add_rows_by_fours"),
+        ("real", True, {"product"}, "weight_gradient"),
+        ("real", False, {"product"}, "weight_gradient"),
     ],
 )
 @pytest.mark.parametrize("layer", [*ALL, pytest.param(Layer((3, 1, 64), (4, 64)), id="few rows")])
-def test_which_way_is_taken(layer, inputs, hard, forward, backward):
-    """Hard weights and spikes are counted, few spikes added up, all else is a dense product."""
-    _, there, back = forward_and_backward(layer, inputs, hard)
+def test_which_way_is_taken(layer, inputs, hard, forward, backward, learns_x, monkeypatch):
+    """Hard weights and spikes are counted, few spikes added up, all else is a dense product. Backward, spikes are added up one by
+    one or by fours, in one kernel with the adjoint unless the input learns too."""
+    monkeypatch.setattr(cpu, "RARE", 0.15)
+    monkeypatch.setattr(cpu, "DENSE", 0.4)
+    *_, there, back = forward_and_backward(layer, inputs, hard, learns_x)
     assert there.keys() - {"windows"} == forward | {"_scan"}
-    assert back.keys() - {"windows"} == backward | {"_adjoint"}
-    over_bits = bool({"counts", "add_rows"} & forward), "add_rows_transposed" in backward
-    assert ("windows" in there, "windows" in back) == (over_bits if layer.stride else (False, False))
+    assert ("windows" in there) == bool(layer.stride and {"counts", "add_rows"} & forward)
+    if backward == "weight_gradient" or learns_x:
+        assert back.keys() - {"windows"} == {"_adjoint", backward} | ({"input_gradient"} if learns_x else set())
+        assert ("windows" in back) == bool(layer.stride and backward != "weight_gradient")
+    else:
+        assert back.keys() == {"_weight_gradient"}
+        assert all(arguments[-1] == (backward == "add_rows_transposed") for arguments in back["_weight_gradient"])
 
 
-@pytest.mark.parametrize(("inputs", "hard"), [("sparse", True), ("sparse", False), ("dense", True)])
-def test_threads_share_the_work(inputs, hard):
-    """All that runs on several threads gives the bits of one; a small layer stays on one."""
-    layer = Layer((4, 2, 8, 7, 20), (4, 20, 3, 2), (1, 1), (1, 0), 3)
+@pytest.mark.parametrize(
+    ("density", "rare", "dense"), [(0.15, True, False), (0.16, False, False), (0.25, False, False), (0.26, False, True)]
+)
+def test_densities_at_which_the_way_changes(density, rare, dense):
+    """As they are set; the bound itself still counts as below."""
+    x, layer = torch.zeros(10, 10, 40), Layer((10, 10, 40), (6, 40))
+    x.view(-1)[: round(density * x.numel())] = 1
+    _, weight, state = layer.tensors(hard=False)
+    with watched() as calls:
+        layer.run(x, weight.requires_grad_(), state, False, True)[S].sum().backward()
+    assert ("product" in calls) == dense
+    assert calls["_weight_gradient"][0][-1] == rare
+
+
+def parts(n: int, k: int) -> list[tuple[int, int]]:
+    """0..n in k ranges."""
+    return list(pairwise(n * i // k for i in range(k + 1)))
+
+
+SHARED = Layer((4, 4, 8, 7, 20), (4, 20, 3, 2), (1, 1), (1, 0), 3)
+
+
+@pytest.mark.parametrize("learns_x", [False, True])
+@pytest.mark.parametrize(("inputs", "hard"), [("sparse", True), ("sparse", False), ("dense", True), ("real", False)])
+@pytest.mark.parametrize("layer", [SHARED, SHARED._replace(pool=1), Layer((4, 4, 70), (300, 70))], ids=["pooled", "conv", "dense"])
+def test_threads_share_the_work(layer, inputs, hard, learns_x):
+    """Work is split evenly over threads; a small layer stays on one. Outputs are the same bits, gradients sums in another order."""
     small = cpu.SERIAL
-    with threads(2):
-        ours, *calls = forward_and_backward(layer, inputs, hard)
-        with patch.object(cpu, "SERIAL", small):
-            alone, *calls_alone = forward_and_backward(layer, inputs, hard)
-    assert all(torch.equal(a, b) for a, b in zip(ours, alone, strict=True))
+    with threads(2), groups_of(1, layer), patch.object(cpu, "SERIAL", small):
+        alone, gradients_alone, *calls_alone = forward_and_backward(layer, inputs, hard, learns_x)
     names = [name for module in (bits, cpu) for name in KERNELS_OF[module]]
-    for shared, single in zip(calls, calls_alone, strict=True):
-        assert shared.keys() == single.keys()
-        for name in shared.keys() & names:
-            expected = [part for _, n in single[name] for part in ((0, n // 2), (n // 2, n))]
-            assert all(lo == 0 for lo, _ in single[name])
-            assert sorted(shared[name]) == sorted(expected)
+    for n_threads in (1, 2, 3):
+        with threads(n_threads), groups_of(1, layer):
+            ours, gradients_ours, *calls = forward_and_backward(layer, inputs, hard, learns_x)
+        assert all(torch.equal(a, b) for a, b in zip(ours, alone, strict=True))
+        for a, b in zip(gradients_ours, gradients_alone, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-6 * float(b.abs().max()))
+        for shared, single in zip(calls, calls_alone, strict=True):
+            assert shared.keys() == single.keys()
+            for name in shared.keys() & names:
+                ends = [arguments[:2] for arguments in single[name]]
+                assert all(lo == 0 for lo, _ in ends)
+                expected = [part for _, n in ends for part in parts(n, min(n_threads, n))]
+                assert sorted(arguments[:2] for arguments in shared[name]) == sorted(expected)
+
+
+# Memory that is used again on the CPU
+
+MIB = 1 << 18  # float32 numbers
+
+
+@pytest.fixture
+def no_memory(monkeypatch):
+    """As in a new process."""
+    monkeypatch.setattr(cpu, "_free", {})
+
+
+def kept_bytes() -> int:
+    return sum(size * len(blocks) for size, blocks in cpu._free.items())
+
+
+@pytest.mark.parametrize("shape", [(MIB,), (2, MIB // 2), (4, 8, MIB // 32)])
+def test_memory_that_nobody_uses_is_used_again(shape, no_memory):
+    first = cpu._empty((MIB,))
+    where = first.data_ptr()
+    del first
+    again = cpu._empty(shape)
+    assert again.data_ptr() == where
+    assert again.shape == shape
+    assert again.dtype == torch.float32
+    assert again.is_contiguous()
+    other = cpu._empty((2 * MIB,))
+    assert other.numel() == 2 * MIB
+    assert kept_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t[3:5],
+        lambda t: t.detach(),
+        lambda t: t.t()[7],
+        lambda t: t.numpy()[1],
+        lambda t: torch.from_numpy(t.numpy()[1]),
+        lambda t: t.untyped_storage(),
+        lambda t: memoryview(t.numpy()),
+        lambda t: (torch.ones(1, requires_grad=True) * t).grad_fn,  # saved for a backward pass
+    ],
+)
+def test_a_view_keeps_its_memory(view, no_memory):
+    first = cpu._empty((8, MIB))
+    where = first.data_ptr()
+    alive = view(first)
+    del first
+    assert kept_bytes() == 0
+    assert cpu._empty((8, MIB)).data_ptr() != where
+    cpu._free.clear()
+    del alive
+    assert cpu._empty((8, MIB)).data_ptr() == where
+
+
+@given(st.lists(st.tuples(st.sampled_from(["new", "drop", "view"]), st.integers(0, 9)), max_size=30))
+def test_two_live_tensors_never_share_memory(actions):
+    """Each holds a number of its own, which no other tensor overwrites."""
+    with patch.object(cpu, "_free", {}), patch.object(cpu, "KEPT", 12 * MIB):
+        alive: list[tuple[torch.Tensor, float]] = []
+        for number, (action, i) in enumerate(actions):
+            if action == "new":
+                alive.append((cpu._empty((1 + i % 3, MIB)).fill_(number), number))
+            elif alive and action == "view":
+                t, own = alive[i % len(alive)]
+                alive[i % len(alive)] = (t[-1:], own)
+                del t
+            elif alive:
+                del alive[i % len(alive)]
+            assert all(bool((t == own).all()) for t, own in alive)
+            assert kept_bytes() <= cpu.KEPT
+        ranges = sorted((t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t, _ in alive)
+        assert all(a + size <= b for (a, size), (b, _) in pairwise(ranges))
+
+
+def test_not_more_memory_is_kept_than_the_limit(no_memory, monkeypatch):
+    monkeypatch.setattr(cpu, "KEPT", 4 * 5 * MIB)
+    tensors = [cpu._empty((n * MIB,)) for n in (2, 2, 2, 1)]
+    del tensors
+    assert kept_bytes() == 4 * 5 * MIB
+
+
+def test_small_tensors_are_left_to_torch(no_memory):
+    cpu._empty((MIB - 1,))
+    assert kept_bytes() == 0
+
+
+def test_a_layer_uses_its_memory_again_and_never_that_of_another(no_memory):
+    """Iterations whose outputs are gone cost no new memory; outputs that stay keep their values."""
+    layer = Layer((16, 64, 20), (256, 20))
+    x, weight, state = layer.tensors()
+    run = lambda: layer.run(x, weight.requires_grad_(), state, True, True, outputs=2)  # noqa: E731
+    kept, where = run(), set()
+    values = [t.detach().clone() for t in kept]
+    for _ in range(3):
+        y, s, u, *_ = run()
+        (y.sum() + s.sum()).backward()
+        where |= {s.data_ptr(), u.data_ptr()}
+        del y, s, u, _
+    assert len(where) == 2
+    assert where.isdisjoint(t.data_ptr() for t in kept)
+    assert all(torch.equal(a, b) for a, b in zip(kept, values, strict=True))
