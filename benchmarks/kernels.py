@@ -1,8 +1,8 @@
-"""What the CPU kernels cost by themselves: scan and adjoint, products by spike density, members together or one by one.
+"""Products of a layer by the density of spikes, on one CPU thread: sums over bits against dense products.
 
-`python benchmarks/kernels.py [FILE]` prints tables and writes FILE (or benchmarks/results/kernels.json): medians in milliseconds,
-one thread. The constant SPARSE (kernels/cpu.py) and the choice in prediction.members_in_one_pass are set from it. Where there is a
-CUDA device, the ensembles run on it too.
+`python benchmarks/kernels.py [FILE]` prints a table and writes FILE (or benchmarks/results/kernels.json): medians in milliseconds;
+the ways take turns. From it RARE and DENSE (kernels/cpu.py) are set: the densities up to which adding rows one by one beats adding
+them by fours, and adding rows beats the dense product. Whole layers and networks are measured in cpu.py.
 """
 
 from __future__ import annotations
@@ -10,102 +10,71 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import timeit
+import time
 from collections.abc import Callable
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
-from report import machine
+from report import machine, table
 
-import bisnn
-from bisnn import prediction
-from bisnn.kernels import cpu, reference
+from bisnn.kernels import bits, cpu
 
-T, B, N = 100, 64, 256
-
-
-def ms(function: Callable[..., object], *arguments: Any, repeat: int = 21, **options: Any) -> float:
-    call = partial(function, *arguments, **options)
-    call()
-    return round(1000 * statistics.median(timeit.repeat(call, number=1, repeat=repeat)), 2)
+ROWS, N = 6400, 256  # T B rows of N spikes, N x N weights
+DENSITIES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0)
+COUNTS, ADDED, FORWARD = "hard weights, counts", "relaxed, add_rows", "forward, dense"
+ONE_BY_ONE, BY_FOURS, BACKWARD = "gradient, add_rows_transposed", "gradient, add_rows_by_fours", "gradient, dense"
 
 
-def scans() -> dict[str, float]:
-    """One layer of N neurons, B recordings, T steps."""
-    I = torch.randint(-5, 6, (T, B, N), generator=torch.Generator().manual_seed(0)).float()
-    zero, kappa, constants = torch.zeros(B, N), torch.tensor(N**-0.5), bisnn.SRM().constants()
-    forward = (I, zero, zero, zero, kappa, constants)
-    s, u, *_ = cpu.scan(*forward)
-    results = {"scan, reference": ms(reference.scan, *forward), "scan, cpu": ms(cpu.scan, *forward)}
-    for name in ("sigmoid", "box"):
-        results[f"adjoint, {name}, cpu"] = ms(cpu.adjoint, s, None, (None, None, None), u, kappa, constants, name, 1.0, False)
-    return results
-
-
-def products() -> list[dict[str, Any]]:
-    """T B rows of N spikes with an N x N matrix, forward and weight gradient, event-driven against dense."""
+def ways(density: float) -> dict[str, Callable[[], object]]:
+    """All of them write where they wrote before: fresh memory would cost each the same on top."""
     generator = torch.Generator().manual_seed(0)
-    w = torch.where(torch.rand(N, N, generator=generator) < 0.5, 1.0, -1.0)
-    g = torch.randn(T * B, N, generator=generator)
-    rows = []
-    usual, cpu.SPARSE = cpu.SPARSE, 1.0  # event-driven at any density
-    for density in (0.01, 0.05, 0.1, 0.15, 0.2, 0.3):
-        x = (torch.rand(T * B, N, generator=generator) < density).float()
-        row = {
-            "density": density,
-            "events": ms(cpu._sparse_rows, x),
-            "forward, dense": ms(reference.linear, x, w),
-            "forward, events": ms(cpu.linear, x, w),
-        }
-        row["gradient, dense"] = ms(reference.linear_weight_gradient, g, x)
-        row["gradient, events"] = ms(cpu.linear_weight_gradient, g, x)
-        rows.append(row)
-    cpu.SPARSE = usual
-    return rows
+    x = (torch.rand(ROWS, N, generator=generator) < density).float()
+    w, g = (torch.randn(n, N, generator=generator) for n in (N, ROWS))
+    rows, signs = (cpu.keep(z, []).numpy().view(np.uint32) for z in (x, (w > 0).float()))
+    w_bits, w_rows, currents, sums = np.ascontiguousarray(signs.T), w.t().contiguous(), torch.empty(ROWS, N), torch.zeros(N, N)
+    return {
+        COUNTS: lambda: bits.counts(0, ROWS, rows, w_bits, currents.numpy()),
+        ADDED: lambda: bits.add_rows(0, ROWS, rows, w_rows.numpy(), currents.numpy()),
+        FORWARD: lambda: torch.mm(x, w_rows, out=currents),
+        ONE_BY_ONE: lambda: bits.add_rows_transposed(0, N // 32, rows, g.numpy(), sums.numpy()),
+        BY_FOURS: lambda: bits.add_rows_by_fours(0, N // 32, rows, g.numpy(), sums.numpy()),
+        BACKWARD: lambda: torch.mm(g.t(), x, out=sums),
+    }
 
 
-def ensembles(device: str) -> list[dict[str, Any]]:
-    """Ten members of two layers of N neurons, by length and batch."""
-    rows = []
-    cases = [
-        ("layers", 10, 1),
-        ("layers", 100, 1),
-        ("layers", 100, 8),
-        ("layers", 100, 64),
-        ("stepping", 100, 1),
-        ("stepping", 100, 64),
-    ]
-    usual = prediction.members_in_one_pass
-    for kind, steps, batch in cases:
-        hidden = bisnn.Linear(N, N) if kind == "layers" else bisnn.Recurrent(N, N)
-        net = bisnn.Network(bisnn.Linear(20, N), hidden, readout=2, neuron=bisnn.SRM(threshold=0.1)).to(device)
-        x = (torch.rand(steps, batch, 20, generator=torch.Generator().manual_seed(0)) < 0.05).float().to(device)
-        row = {"network": kind, "T": steps, "B": batch, "one member": ms(members, net, x, 1, repeat=5)}
-        for name, together in (("ten, one by one", 1), ("ten, together", 10)):
-            vars(prediction)["members_in_one_pass"] = lambda *_, n=together: n
-            row[name] = ms(members, net, x, 10, repeat=5)
-        rows.append(row)
-    vars(prediction)["members_in_one_pass"] = usual
-    return rows
+def measure(calls: dict[str, Callable[[], object]], repeat: int = 51) -> dict[str, float]:
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeat):
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            call()
+            taken[name].append(time.perf_counter() - begin)
+    return {name: round(1000 * statistics.median(times[1:]), 3) for name, times in taken.items()}
 
 
-def members(net: bisnn.Network, x: torch.Tensor, samples: int) -> float:
-    return bisnn.predict(net, x, samples).mean.sum().item()  # .item() waits for the device
+def crossing(rows: list[dict[str, float]], name: str, other: str) -> float | None:
+    """The density at which `name` begins to take longer than `other`, between two that were measured; None if it never does."""
+    for a, b in pairwise(rows):
+        before, after = a[other] - a[name], b[other] - b[name]
+        if before > 0 >= after:
+            return round(a["density"] + (b["density"] - a["density"]) * before / (before - after), 2)
+    return None
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    tables = {"scans": [scans()], "products": products(), "ensembles": ensembles("cpu")}
-    if torch.cuda.is_available():
-        tables["ensembles on " + torch.cuda.get_device_name()] = ensembles("cuda")
-    for name, rows in tables.items():
-        print(name)
-        print("  ".join(f"{key:>22}" for key in rows[0]))
-        for row in rows:
-            print("  ".join(f"{value!s:>22}" for value in row.values()))
-    report = {"machine": machine(), "sizes": {"T": T, "B": B, "N": N}, "milliseconds": tables}
+    about = machine()
+    rows = [{"density": density} | measure(ways(density)) for density in DENSITIES]
+    crossings = {
+        "DENSE": {"set": cpu.DENSE, "measured": crossing(rows, ADDED, FORWARD)},
+        "RARE": {"set": cpu.RARE, "measured": crossing(rows, ONE_BY_ONE, BY_FOURS)},
+    }
+    names = [name for name in rows[0] if name != "density"]
+    print(table("spikes active", names, ((f"{row['density']:.0%}", [row[name] for name in names]) for row in rows)))
+    print(*(f"{name}: set to {values['set']}, here {values['measured']}" for name, values in crossings.items()), sep="\n")
+    report = {"machine": about, "rows": ROWS, "n": N, "milliseconds": rows, "crossings": crossings}
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results" / "kernels.json"
     out.write_text(json.dumps(report, indent=1) + "\n")
 
