@@ -95,15 +95,17 @@ def _readouts(net: Network, x: Tensor, samples: int | None, generator: torch.Gen
     """The last readout of each member, (K, T, B, C)."""
     latents = [layer.weight.detach() for layer in net.layers]
     if net.weights == "real":
-        members = [latents]
-    elif samples is None:
-        members = [[weights.hard(weights.sign(p)) for p in latents]]
+        return net(x, weights=latents).readouts[-1][None]
+    if samples is None:
+        members = [[w_r >= 0 for w_r in latents]]  # where weights are +1
     else:
-        members = [[weights.hard(weights.sample(p, generator)) for p in latents] for _ in range(samples)]
+        p = [weights.probability(w_r) for w_r in latents]
+        members = [[weights.draw(p_layer, generator) for p_layer in p] for _ in range(samples)]
     stepping = any(isinstance(layer, Recurrent) for layer in net.layers)
-    if net.weights == "binary" and kernels.name_for(x.device, x.dtype) == "cpu" and not stepping and weights.is_spikes(x):
+    if kernels.name_for(x.device, x.dtype) == "cpu" and not stepping and weights.is_spikes(x):
         return _packed_readouts(net, x, members)
-    return torch.stack([net(x, weights=member).readouts[-1] for member in members])
+    run = lambda member: net(x, weights=[weights.hard(2 * up.to(x.dtype) - 1) for up in member])  # noqa: E731
+    return torch.stack([run(member).readouts[-1] for member in members])
 
 
 def _packed_readouts(net: Network, x: Tensor, members: list[list[Tensor]]) -> Tensor:
@@ -112,11 +114,11 @@ def _packed_readouts(net: Network, x: Tensor, members: list[list[Tensor]]) -> Te
 
     readout, images = net.readouts[-1], packed.images_of(x)
     assert isinstance(readout, Readout)
-    described = [[packed.layer_of(layer, w) for layer, w in zip(net.layers, member, strict=True)] for member in members]
+    described = [[packed.layer_of(layer, up) for layer, up in zip(net.layers, member, strict=True)] for member in members]
     if len(members) > 1:
         images = packed.windows(images, described[0][0])
         described = [[first.of_windows(), *others] for first, *others in described]
-    V, readouts = packed.readout_of(readout.V, net.layers[-1].output_shape), []
+    V, readouts = packed.readout_of(readout.V > 0, net.layers[-1].output_shape), []
     for member in described:
         s = images
         for layer in member:

@@ -42,7 +42,12 @@ def mean(w_r: Tensor) -> Tensor:
 
 def sample(w_r: Tensor, generator: torch.Generator) -> Tensor:
     """Hard weights w ~ Bern(w | sigma(2 w^r)) in {-1, +1}."""
-    return torch.where(torch.rand_like(w_r, generator=generator) < probability(w_r), 1.0, -1.0).to(w_r.dtype)
+    return torch.where(draw(probability(w_r), generator), 1.0, -1.0).to(w_r.dtype)
+
+
+def draw(p: Tensor, generator: torch.Generator) -> Tensor:
+    """True with probability `p`, element by element."""
+    return torch.rand_like(p, generator=generator) < p
 
 
 def logistic_noise(w_r: Tensor, generator: torch.Generator) -> Tensor:

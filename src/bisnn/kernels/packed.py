@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from bisnn import layers
 from bisnn.kernels import bits
 from bisnn.kernels.bits import kernel
-from bisnn.kernels.cpu import keep, run
+from bisnn.kernels.cpu import run
 from bisnn.kernels.reference import FLUSH
 
 _ZERO, _ONE, _FLUSH = np.float32(0), np.float32(1), np.float32(FLUSH)
@@ -134,28 +133,30 @@ def counts(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def images_of(x: Tensor) -> np.ndarray:
     """Spikes (T, B, N) or (T, B, C, H, W) as (T, B, H, W, words)."""
     x = x[..., None, None] if x.ndim == 3 else x
-    return _words(x.movedim(2, -1))
+    return _words(x.movedim(2, -1) > 0)
 
 
-def layer_of(layer: layers.Layer, weight: Tensor) -> Layer:
-    """A dense or convolutional layer with these weights, -1 and +1."""
+def layer_of(layer: layers.Layer, up: Tensor) -> Layer:
+    """A dense or convolutional layer whose weights are +1 where `up`, else -1."""
     kernel, stride, padding, pool = (1, 1), (1, 1), (0, 0), 1
     if isinstance(layer, layers.Conv2d):
         kernel, stride, padding, pool = layer.kernel_size, layer.stride, layer.padding, layer.pool
     elif len(layer.input_shape) == 3:  # a dense layer on images is a kernel as large as they are
-        weight, kernel = weight.unflatten(1, layer.input_shape), (layer.input_shape[1], layer.input_shape[2])
-    inputs = weight.flatten(1) if weight.ndim == 2 else weight.movedim(1, -1).flatten(1)
-    bits = np.ascontiguousarray(_words(inputs > 0).T)
+        up, kernel = up.unflatten(1, layer.input_shape), (layer.input_shape[1], layer.input_shape[2])
+    inputs = up if up.ndim == 2 else up.movedim(1, -1).flatten(1)
     constants = (np.float32(layer.kappa.item()), layer.constants.numpy())
-    return Layer(bits, layer.input_shape[0], kernel, stride, padding, pool, *constants)
+    return Layer(np.ascontiguousarray(_words(inputs).T), layer.input_shape[0], kernel, stride, padding, pool, *constants)
 
 
-def readout_of(V: Tensor, shape: tuple[int, ...]) -> np.ndarray:
+def readout_of(up: Tensor, shape: tuple[int, ...]) -> np.ndarray:
     """A readout's signs (outputs, n) as weights (words, outputs) for what leaves a layer of this shape, (N,) or (C, H, W)."""
-    by_pixel = V.unflatten(1, shape if len(shape) == 3 else (*shape, 1, 1)).movedim(1, -1)
-    return np.ascontiguousarray(_words(by_pixel > 0).reshape(len(V), -1).T)
+    by_pixel = up.unflatten(1, shape if len(shape) == 3 else (*shape, 1, 1)).movedim(1, -1)
+    return np.ascontiguousarray(_words(by_pixel).reshape(len(up), -1).T)
 
 
 def _words(x: Tensor) -> np.ndarray:
-    """Spikes, or signs as booleans, packed along the last axis."""
-    return keep(x.to(torch.float32), []).numpy().view(np.uint32)
+    """Booleans packed along the last axis into 32-bit words."""
+    packed = np.packbits(x.numpy(), axis=-1, bitorder="little")
+    words = np.zeros((*packed.shape[:-1], -(-packed.shape[-1] // 4) * 4), np.uint8)
+    words[..., : packed.shape[-1]] = packed
+    return words.view("<u4").astype(np.uint32, copy=False)
