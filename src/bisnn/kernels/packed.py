@@ -57,13 +57,14 @@ def _spikes(lo, hi, x, weights, channels, k0, k1, s0, s1, p0, p1, pool, group, k
     height, width = (x.shape[2] + 2 * p0 - k0) // s0 + 1, (x.shape[3] + 2 * p1 - k1) // s1 + 1
     pixels = height * width
     rows = np.empty((group, height, width, weights.shape[0]), np.uint32)
-    u = np.empty((group * pixels, n_out), np.float32)  # currents, then potentials
+    u = np.empty((group * pixels, n_out), np.float32)  # currents, then theta - u: its sign bit is the spike
     p, q, r = np.empty_like(u), np.empty_like(u), np.empty_like(u)
     fires = np.empty(32, np.uint32)
     for first in range(lo * group, min(hi * group, B), group):
         n = min(group, B - first)
         p[:], q[:], r[:] = _ZERO, _ZERO, _ZERO
         u_, p_, q_, r_ = u.reshape(-1), p.reshape(-1), q.reshape(-1), r.reshape(-1)
+        signs = u_.view(np.uint32)
         for t in range(T):
             if k0 * k1 * s0 * s1 == 1 and p0 + p1 == 0:
                 rows[:n] = x[t, first : first + n]
@@ -73,10 +74,19 @@ def _spikes(lo, hi, x, weights, channels, k0, k1, s0, s1, p0, p1, pool, group, k
             for i in range(n * pixels * n_out):
                 v = kappa * (p_[i] - q_[i]) - r_[i]
                 p_i, q_i, r_i = a_m * (p_[i] + u_[i]), a_s * (q_[i] + u_[i]), a_r * (r_[i] + (_ONE if v > theta else _ZERO))
-                u_[i] = v
+                u_[i] = theta - v
                 p_[i] = _ZERO if abs(p_i) <= _FLUSH else p_i
                 q_[i] = _ZERO if abs(q_i) <= _FLUSH else q_i
                 r_[i] = _ZERO if abs(r_i) <= _FLUSH else r_i
+            if pool == 1 and n_out % 32 == 0:  # as it often is: words lie as potentials do
+                words = out[t, first : first + n].reshape(-1)
+                for k in range(words.shape[0]):
+                    signs_k = signs[32 * k : 32 * k + 32]
+                    word = _U0
+                    for i in range(32):
+                        word |= (signs_k[i] >> np.uint32(31)) << np.uint32(i)
+                    words[k] = word
+                continue
             for b in range(n):
                 for y in range(out.shape[2]):
                     for z in range(out.shape[3]):
@@ -84,18 +94,13 @@ def _spikes(lo, hi, x, weights, channels, k0, k1, s0, s1, p0, p1, pool, group, k
                         for k in range(target.shape[0]):
                             m = min(32, n_out - 32 * k)
                             word = _U0
-                            if pool == 1 and m == 32:  # as it mostly is: the compiler makes a few instructions of it
-                                v_k = u[(b * height + y) * width + z, 32 * k : 32 * k + 32]
-                                for i in range(32):
-                                    word |= np.uint32(v_k[i] > theta) << np.uint32(i)
-                                target[k] = word
-                                continue
                             fires[:] = _U0
                             for dy in range(pool):
                                 for dx in range(pool):
-                                    v_k = u[(b * height + y * pool + dy) * width + z * pool + dx, 32 * k : 32 * k + m]
+                                    at = ((b * height + y * pool + dy) * width + z * pool + dx) * n_out + 32 * k
+                                    signs_k = signs[at : at + m]
                                     for i in range(m):
-                                        fires[i] |= np.uint32(v_k[i] > theta)
+                                        fires[i] |= signs_k[i] >> np.uint32(31)
                             for i in range(32):
                                 word |= fires[i] << np.uint32(i)
                             target[k] = word
