@@ -569,3 +569,27 @@ def test_a_layer_uses_its_memory_again_and_never_that_of_another(no_memory):
     assert len(where) == 2
     assert where.isdisjoint(t.data_ptr() for t in kept)
     assert all(torch.equal(a, b) for a, b in zip(kept, values, strict=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("hard", [True, False])
+@pytest.mark.parametrize(("channels", "pool"), [(2, 2), (64, 1), (48, 3)])
+def test_half_precision_where_tf32_is_allowed(hard, channels, pool, monkeypatch):
+    """Weight gradients of convolutions on a GPU: close to float64, at any size of the error."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    x, c = spikes(6, 5, 9, 9, channels, density=0.2), SRM(threshold=0.05).constants
+    w = torch.randn(40, channels, 3, 3, generator=seeded(1))
+    w = sign(w) if hard else torch.tanh(w)
+    for size in (1.0, 1e-12, 1e12):
+        grads = []
+        for device, dtype in (("cuda", torch.float32), ("cpu", torch.float64)):
+            weight = w.to(device, dtype).requires_grad_()
+            zero = torch.zeros(5, 9, 9, 40, device=device, dtype=dtype)
+            kappa = torch.tensor(w[0].numel() ** -0.5, device=device, dtype=dtype)
+            settings = ([1, 1], [1, 1], pool, hard, True, "sigmoid", 2.0, False)
+            x_d, constants = x.to(device, dtype), c(dtype).to(device)
+            _, s, u, *_ = srm_layer(x_d, weight, zero, zero, zero, kappa, constants, None, None, *settings)
+            e = torch.randn(s.shape, generator=seeded(2), dtype=torch.float64)
+            (s * (size * e).to(device, dtype)).sum().backward()
+            grads.append(weight.grad.double().cpu())
+        assert (grads[0] - grads[1]).norm() < (1e-3 if hard else 2e-2) * grads[1].norm()  # relaxed: the spikes differ a little too
