@@ -86,7 +86,7 @@ def test_a_run_in_chunks_is_the_run(tmp_path):
         assert a["accuracy"] == b["accuracy"]
     for a, b in zip(*latents, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
-    with pytest.raises(ValueError, match="train.activity looks at whole recordings"):
+    with pytest.raises(ValueError, match=r"train\.activity looks at whole recordings"):
         runs.small(**{"train.chunk": 7, "train.activity": 1.0})
 
 

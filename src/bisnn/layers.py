@@ -253,7 +253,7 @@ class Linear(Layer):
     ) -> LayerOutput:
         before, neuron = self._before(x, weight, state, bptt), (self.neuron.surrogate, self.neuron.slope, bptt)
         reading = (None, None) if readout is None else (readout.V, readout.scale)
-        settings = ([], [], 1, is_hard(weight), spikes)
+        settings: tuple[list[int], list[int], int, bool, bool] = ([], [], 1, is_hard(weight), spikes)
         y, s, u, P, Q, R, _ = srm_layer(x.flatten(2), weight, *before, self.kappa, self.constants, *reading, *settings, *neuron)
         return LayerOutput(s, u, y if readout else None, self._next_state(x, state, (P, Q, R), bptt))
 
@@ -334,7 +334,7 @@ class Conv2d(Layer):
         before = (z.movedim(1, -1) for z in self._before(x, weight, state, bptt))
         settings = (list(self.stride), list(self.padding), self.pool, is_hard(weight), spikes)
         neuron = (self.neuron.surrogate, self.neuron.slope, bptt)
-        reading = (None, None)
+        reading: tuple[Tensor | None, Tensor | None] = (None, None)
         if readout is not None:
             reading = (readout.V.unflatten(1, self.output_shape).movedim(1, -1).flatten(1), readout.scale)
         y, s, u, *after, _ = srm_layer(x.movedim(2, -1), weight, *before, self.kappa, self.constants, *reading, *settings, *neuron)

@@ -286,15 +286,18 @@ def _empty(shape: Sequence[int]) -> Tensor:
     size = 4 * math.prod(shape)
     if size < 1 << 20:
         return torch.empty(shape)
-    blocks = _free.get(size)
-    block = blocks.pop() if blocks else np.empty(size, np.uint8)
+    try:
+        block = _free[size].pop()
+    except (KeyError, IndexError):
+        block = np.empty(size, np.uint8)
     view = block.view(np.float32).reshape(shape)
     weakref.finalize(view, _give_back, block).atexit = False
     return torch.from_numpy(view)  # holds `view` as long as any tensor uses it
 
 
 def _give_back(block: np.ndarray) -> None:
-    if sum(size * len(blocks) for size, blocks in _free.items()) + block.size <= KEPT:
+    kept = sum(size * len(blocks) for size, blocks in list(_free.items()))  # a list: other threads may add sizes meanwhile
+    if kept + block.size <= KEPT:
         _free.setdefault(block.size, []).append(block)
 
 

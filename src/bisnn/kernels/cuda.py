@@ -428,14 +428,8 @@ def gradients(
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `reference.gradients`."""
-    if (
-        g_u is None
-        and spikes
-        and needs_weight
-        and not (needs_x or refractory)
-        and _rounds(weight)
-        and not any(map(_given, g_state))
-    ):
+    local = not (needs_x or refractory or any(g is not None for g in (g_u, *g_state)))
+    if local and spikes and needs_weight and kappa.numel() == 1 and _rounds(weight):
         g_s = reference.spike_error(g_s, g_y, V, u, pool)
         scale = torch.empty(1, device=u.device)
         g_I, *before = adjoint(g_s, g_u, g_state, u, kappa, constants, surrogate, slope, refractory, pool, scale)
@@ -444,7 +438,3 @@ def gradients(
         x = x[:, :, padding[0] : x.shape[2] - padding[0], padding[1] : x.shape[3] - padding[1]]
     layer = (weight, kappa, constants, stride, padding, pool, surrogate, slope, refractory)
     return reference.gradients(g_s, g_y, V, g_u, g_state, u, x, x_shape, spikes, *layer, needs_x, needs_weight, adjoint=adjoint)
-
-
-def _given(g: Tensor | None) -> bool:
-    return g is not None
