@@ -181,8 +181,10 @@ def chunked_backward(
                 value = (sums / norm).mean(1).sum()
                 (value * factor).backward()
                 total += value.detach()
+                del given, sums, value
         if each is not None:
             each(output)
+        del output  # or this chunk's tensors would live on beside the next one's
     return total
 
 

@@ -124,7 +124,7 @@ def _packed_readouts(net: Network, x: Tensor, members: list[list[Tensor]]) -> Te
         s = images
         for layer in member:
             s = packed.spikes(s, layer)
-        readouts.append(torch.from_numpy(packed.counts(s.reshape(x.shape[0] * x.shape[1], -1), V)))
+        readouts.append(torch.from_numpy(packed.readout(s.reshape(x.shape[0] * x.shape[1], -1), V)))
     return torch.stack(readouts).reshape(len(members), *x.shape[:2], -1) * readout.scale
 
 

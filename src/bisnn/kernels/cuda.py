@@ -258,7 +258,7 @@ def _convolution(
             a = tl.load(row + (k // RUN * (W * C) + k % RUN), k < K, 0)
             total = tl.dot(a, tl.trans(tl.load(w_row + k, k < K, 0)), total, out_dtype=SUM)
     else:
-        BLOCKS: tl.constexpr = RUN // BLOCK_K  # so written, the compiler sees that reads are aligned: seven times faster
+        BLOCKS: tl.constexpr = RUN // BLOCK_K  # written with these, the compiler sees that reads are aligned
         for step in range(0, K // BLOCK_K):
             a = tl.load(row + (step // BLOCKS * (W * C) + step % BLOCKS * BLOCK_K + block))
             total = tl.dot(a, tl.trans(tl.load(w_row + (step * BLOCK_K + block))), total, out_dtype=SUM)
