@@ -276,7 +276,7 @@ def run(kernel: Callable[..., Any], work: int, size: int, *arguments: object) ->
 
 
 # Memory of large outputs is used again once the last tensor that lies there is gone. Fresh pages from the system, every iteration
-# anew, would cost a third of the time of a training iteration; PyTorch keeps such memory on GPUs, but not on the CPU.
+# anew, would cost a good part of the time of a training iteration; PyTorch keeps such memory on GPUs, but not on the CPU.
 KEPT = 1 << 29  # bytes kept at most
 _free: dict[int, list[np.ndarray]] = {}  # blocks that nobody uses, by size
 
