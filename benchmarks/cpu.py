@@ -183,18 +183,24 @@ def startup(quick: bool, threads: int) -> Case:
     return {"programs": programs, "results": results}
 
 
-def scaling(quick: bool, threads: int) -> Case:
-    """Over each axis all contestants run one point before the next; who exceeds a limit leaves that axis there."""
+def scaling(quick: bool, threads: int, only: str = "", earlier: Case | None = None) -> Case:
+    """Over each axis all contestants run one point before the next; who exceeds a limit leaves that axis there.
+
+    `only` those whose names begin so are run anew, and the others' points taken from an `earlier` run.
+    """
     base = small("mlp") if quick else MLP
     axes: dict[str, list[Workload]] = {
         "T": [replace(base, T=T) for T in ((10, 100, 300) if quick else (10, 30, 100, 300, 1000, 3000, 10_000))],
         "width": [replace(base, hidden=(n, n)) for n in ((16, 64) if quick else (64, 128, 256, 512, 1024, 2048, 4096))],
         "density": [replace(base, density=d) for d in ((0.01, 0.5) if quick else (0.01, 0.02, 0.05, 0.1, 0.2, 0.5))],
     }
-    points, ended = list[dict[str, Any]](), dict[str, dict[str, str]]()
+    kept = earlier or {"points": [], "ended": {}}
+    points: list[dict[str, Any]] = [p for p in kept["points"] if only and not p["contestant"].startswith(only)]
+    ended = dict[str, dict[str, str]]()
     for axis, workloads in axes.items():
-        ended[axis], running = {}, dict[str, Contender]()
-        for name in [*SCALING, *(CHUNKED[:1] if axis == "T" else [])]:
+        ended[axis] = {n: why for n, why in kept["ended"].get(axis, {}).items() if only and not n.startswith(only)}
+        running = dict[str, Contender]()
+        for name in [n for n in [*SCALING, *(CHUNKED[:1] if axis == "T" else [])] if n.startswith(only)]:
             note(f"scaling over {axis}: starting {name}")
             try:
                 running[name] = Contender(name, threads)
@@ -327,6 +333,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setup", action="store_true", help="install the peers into .venv-peers, then stop")
     parser.add_argument("--case", action="append", choices=CASES, help="run this one alone (may be given several times)")
+    parser.add_argument("--only", default="", help="scaling: run those anew whose names begin so, keep the others' points")
     parser.add_argument("--quick", action="store_true", help="tiny networks: does everything run? The numbers mean nothing")
     parser.add_argument("--threads", type=int, default=1, help="of every contestant (default: 1)")
     parser.add_argument("--out", type=Path, help="where the JSON goes (default: benchmarks/results/cpu.json; quick: out/)")
@@ -341,7 +348,8 @@ def main() -> None:
     for name in args.case or CASES:
         about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(), "threads": args.threads}
         begin = time.perf_counter()
-        case = about | {"quick": args.quick} | CASES[name](args.quick, args.threads)
+        again = (args.only, report["cases"].get(name)) if name == "scaling" and args.only else ()
+        case = about | {"quick": args.quick} | CASES[name](args.quick, args.threads, *again)
         report["cases"][name] = case | {"took_s": round(time.perf_counter() - begin)}
         report["targets"] = targets(report["cases"])
         out.write_text(json.dumps(report, indent=1) + "\n")  # after each case: what was measured stays, whatever follows

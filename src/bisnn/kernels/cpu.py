@@ -301,6 +301,11 @@ def _give_back(block: np.ndarray) -> None:
         _free.setdefault(block.size, []).append(block)
 
 
+def release() -> None:
+    """Give the memory that is kept for later outputs back to the system."""
+    _free.clear()
+
+
 def _flat(x: Tensor, steps: int | None = None) -> np.ndarray:
     """A contiguous float32 tensor as a numpy view: (T, M) if it has a time axis, else (M,)."""
     return x.detach().numpy().reshape(-1 if steps is None else (steps, -1))
