@@ -23,7 +23,7 @@ from bisnn.kernels import bits, cpu
 
 ROWS, N = 6400, 256  # T B rows of N spikes, N x N weights
 DENSITIES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0)
-COUNTS, ADDED, FORWARD = "hard weights, counts", "relaxed, add_rows", "forward, dense"
+COUNTS, ADDED, FORWARD, ROUNDED = "hard weights, counts", "relaxed, add_rows", "forward, dense", "forward, dense, bfloat16"
 ONE_BY_ONE, BY_FOURS, BACKWARD = "gradient, add_rows_transposed", "gradient, add_rows_by_fours", "gradient, dense"
 
 
@@ -38,6 +38,7 @@ def ways(density: float) -> dict[str, Callable[[], object]]:
         COUNTS: lambda: bits.counts(0, ROWS, rows, w_bits, currents.numpy()),
         ADDED: lambda: bits.add_rows(0, ROWS, rows, w_rows.numpy(), currents.numpy()),
         FORWARD: lambda: torch.mm(x, w_rows, out=currents),
+        ROUNDED: lambda: currents.copy_(torch.mm(x.bfloat16(), w_rows.bfloat16())),
         ONE_BY_ONE: lambda: bits.add_rows_transposed(0, N // 32, rows, g.numpy(), sums.numpy()),
         BY_FOURS: lambda: bits.add_rows_by_fours(0, N // 32, rows, g.numpy(), sums.numpy()),
         BACKWARD: lambda: torch.mm(g.t(), x, out=sums),
@@ -72,9 +73,13 @@ def main() -> None:
         "RARE": {"set": cpu.RARE, "measured": crossing(rows, ONE_BY_ONE, BY_FOURS)},
     }
     names = [name for name in rows[0] if name != "density"]
+    x, w = (torch.rand(ROWS, N) < 0.3).float(), torch.tanh(torch.randn(N, N))
+    error = torch.mm(x.bfloat16(), w.bfloat16()).double() - x.double() @ w.double()
+    rounding = float(error.norm() / (x.double() @ w.double()).norm())
     print(table("spikes active", names, ((f"{row['density']:.0%}", [row[name] for name in names]) for row in rows)))
+    print(f"bfloat16: relative error of the currents {rounding:.1e}")
     print(*(f"{name}: set to {values['set']}, here {values['measured']}" for name, values in crossings.items()), sep="\n")
-    report = {"machine": about, "rows": ROWS, "n": N, "milliseconds": rows, "crossings": crossings}
+    report = {"machine": about, "rows": ROWS, "n": N, "milliseconds": rows, "crossings": crossings, "bfloat16 error": rounding}
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results" / "kernels.json"
     out.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -593,3 +593,23 @@ def test_half_precision_where_tf32_is_allowed(hard, channels, pool, monkeypatch)
             (s * (size * e).to(device, dtype)).sum().backward()
             grads.append(weight.grad.double().cpu())
         assert (grads[0] - grads[1]).norm() < (1e-3 if hard else 2e-2) * grads[1].norm()  # relaxed: the spikes differ a little too
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="needs a CPU with bfloat16")
+@pytest.mark.parametrize("kind", ["linear", "conv"])
+def test_bfloat16_where_it_is_allowed(kind):
+    """Relaxed weights and many spikes: within 5e-3 of the exact currents. Hard weights keep their bits."""
+    x = spikes(20, 4, 30, density=0.5) if kind == "linear" else spikes(6, 4, 8, 8, 5, density=0.5)
+    w = torch.tanh(torch.randn((40, 30) if kind == "linear" else (40, 5, 3, 3), generator=seeded(1)))
+    places = ([], []) if kind == "linear" else ([1, 1], [1, 1])
+    kept, before = cpu.keep(x, places[1]), torch.get_float32_matmul_precision()
+    exact, full = cpu.product(x.double(), None, w.double(), *places, False), cpu.product(x, kept, w, *places, False)
+    hard = cpu.product(x, kept, sign(w), *places, True)
+    try:
+        torch.set_float32_matmul_precision("medium")
+        rounded = cpu.product(x, kept, w, *places, False)
+        assert torch.equal(cpu.product(x, kept, sign(w), *places, True), hard)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert 1e-5 < (rounded - exact).norm() / exact.norm() < 5e-3
+    torch.testing.assert_close(full.double(), exact, rtol=1e-5, atol=1e-5)

@@ -438,10 +438,17 @@ def _rows(kept: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -
     return windows.reshape(-1, windows.shape[-1])
 
 
+def _rounds() -> bool:
+    """Whether relaxed weights may be rounded to bfloat16, by PyTorch's own switch, and this CPU multiplies it faster."""
+    return torch.get_float32_matmul_precision() == "medium" and torch.cpu._is_avx512_bf16_supported()
+
+
 def product(x: Tensor, kept: Tensor | None, weight: Tensor, stride: list[int], padding: list[int], hard: bool) -> Tensor:
     """As `reference.product`; the same bits for hard weights and spikes."""
     if kept is None or not (hard or _density(kept, x.shape[-1]) <= DENSE):
-        return reference.product(x, kept, weight, stride, padding, hard)
+        if kept is None or not _rounds():
+            return reference.product(x, kept, weight, stride, padding, hard)
+        return reference.product(x.bfloat16(), kept, weight.detach().bfloat16(), stride, padding, hard).float()
     w = weight.detach() if weight.ndim == 2 else weight.detach().movedim(1, -1).flatten(1)  # inputs in the order of `bits.windows`
     I, rows = _empty(reference.current_shape(x, weight, stride, padding)), _rows(kept, weight, stride, padding)
     out = I.numpy().reshape(-1, len(w))
