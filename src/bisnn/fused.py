@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bisnn import kernels
 from bisnn.kernels import reference
+from bisnn.kernels.reference import Errors, LayerConstants
 
 
 @torch.library.custom_op("bisnn::layer", mutates_args=())
@@ -84,11 +85,9 @@ def srm_layer_backward(
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, weight (each empty unless needed), P, Q, R; x is what was kept of the input, of shape `x_shape`."""
-    g_state, neuron = (g_P, g_Q, g_R), (surrogate, slope, refractory)
-    layer = (weight, kappa, constants, stride, padding, pool)
-    if g_y is not None and scale is not None:
-        g_y = g_y * scale
-    return kernels.choose(u).gradients(g_s, g_y, V, g_u, g_state, u, x, x_shape, spikes, *layer, *neuron, needs_x, needs_weight)
+    errors = Errors(g_y if g_y is None or scale is None else g_y * scale, g_s, g_u, (g_P, g_Q, g_R))
+    layer = LayerConstants(weight, kappa, constants, V, stride, padding, pool, surrogate, slope, refractory)
+    return kernels.choose(u).gradients(errors, u, x, x_shape, spikes, layer, needs_x, needs_weight)
 
 
 @srm_layer.register_fake

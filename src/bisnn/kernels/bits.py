@@ -40,7 +40,7 @@ def kernel(signature: str, contract: bool = False) -> Callable[[Callable[..., An
 
 
 @intrinsic
-def _popcount(typingctx, x):
+def popcount(typingctx, x):
     """Number of ones of a uint32, as an instruction that LLVM can vectorise; numba has none of its own."""
 
     def generate(context, builder, signature, arguments):
@@ -130,19 +130,19 @@ def counts(lo, hi, x, w, out):
             while k + 4 <= n_words:
                 a, b, c, d = row[k], row[k + 1], row[k + 2], row[k + 3]
                 if a | b | c | d:
-                    active += _popcount(a) + _popcount(b) + _popcount(c) + _popcount(d)
+                    active += popcount(a) + popcount(b) + popcount(c) + popcount(d)
                     w_a, w_b = w[k, first : first + n], w[k + 1, first : first + n]
                     w_c, w_d = w[k + 2, first : first + n], w[k + 3, first : first + n]
                     for i in range(n):
-                        acc[i] += (_popcount(w_a[i] & a) + _popcount(w_b[i] & b)) + (_popcount(w_c[i] & c) + _popcount(w_d[i] & d))
+                        acc[i] += (popcount(w_a[i] & a) + popcount(w_b[i] & b)) + (popcount(w_c[i] & c) + popcount(w_d[i] & d))
                 k += 4
             while k < n_words:
                 a = row[k]
                 if a:
-                    active += _popcount(a)
+                    active += popcount(a)
                     w_a = w[k, first : first + n]
                     for i in range(n):
-                        acc[i] += _popcount(w_a[i] & a)
+                        acc[i] += popcount(w_a[i] & a)
                 k += 1
             o = out[r, first : first + n]
             for i in range(n):

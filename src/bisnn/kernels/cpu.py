@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bisnn.kernels import bits, reference
 from bisnn.kernels.bits import kernel
-from bisnn.kernels.reference import FLUSH
+from bisnn.kernels.reference import FLUSH, Errors, LayerConstants
 
 BLOCK = 1024  # neurons whose traces (4 bytes each, four arrays) stay in L1 while time runs
 SERIAL = 1 << 17  # elementary operations below which a second thread costs more than it saves
@@ -351,8 +351,8 @@ def adjoint(
     pool: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `reference.adjoint`, to float32 accuracy."""
-    neuron = (kappa, constants, surrogate, slope, refractory)
-    before, arguments = _adjoint_arguments(g_s, None, None, g_u, g_state, u, *neuron)
+    errors = Errors(None, g_s, g_u, g_state)
+    before, arguments = _adjoint_arguments(errors, None, u, kappa, constants, surrogate, slope, refractory)
     g_I = torch.empty_like(u, memory_format=torch.contiguous_format)
     images, units = _units(u[0], pool, u.shape[1])
     run(_adjoint, u.numel(), images * -(-units[1] // pool), *arguments, _flat(g_I, len(u)), 0, *units)
@@ -360,23 +360,14 @@ def adjoint(
 
 
 def _adjoint_arguments(
-    g_s: Tensor | None,
-    g_y: Tensor | None,
-    V: Tensor | None,
-    g_u: Tensor | None,
-    g_state: tuple[Tensor | None, Tensor | None, Tensor | None],
-    u: Tensor,
-    kappa: Tensor,
-    constants: Tensor,
-    surrogate: str,
-    slope: float,
-    refractory: bool,
+    errors: Errors, V: Tensor | None, u: Tensor, kappa: Tensor, constants: Tensor, surrogate: str, slope: float, refractory: bool
 ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Any, ...]]:
     """The gradients of the first state, to be written, and the arguments of the kernels up to `refractory`."""
     T, u = u.shape[0], u.contiguous()
     empty = np.empty((0, 1), np.float32)
-    e_s, e_y, e_u = (empty if g is None else _flat(g.contiguous(), T) for g in (g_s, g_y, g_u))
-    G_P, G_Q, G_R = (torch.zeros(u.shape[1:]) if g is None else g.clone(memory_format=torch.contiguous_format) for g in g_state)
+    e_s, e_y, e_u = (empty if g is None else _flat(g.contiguous(), T) for g in (errors.s, errors.y, errors.u))
+    copy = lambda g: torch.zeros(u.shape[1:]) if g is None else g.clone(memory_format=torch.contiguous_format)  # noqa: E731
+    G_P, G_Q, G_R = map(copy, errors.state)
     if not refractory:
         G_R.zero_()
     flat = (_flat(G_P), _flat(G_Q), _flat(G_R), _flat(u, T), _flat(kappa.expand(u.shape[1:]).contiguous()), _flat(constants))
@@ -461,50 +452,38 @@ def product(x: Tensor, kept: Tensor | None, weight: Tensor, stride: list[int], p
 
 
 def gradients(
-    g_s: Tensor | None,
-    g_y: Tensor | None,
-    V: Tensor | None,
-    g_u: Tensor | None,
-    g_state: tuple[Tensor | None, Tensor | None, Tensor | None],
+    errors: Errors,
     u: Tensor,
     x: Tensor,
     x_shape: list[int],
     spikes: bool,
-    weight: Tensor,
-    kappa: Tensor,
-    constants: Tensor,
-    stride: list[int],
-    padding: list[int],
-    pool: int,
-    surrogate: str,
-    slope: float,
-    refractory: bool,
+    layer: LayerConstants,
     needs_x: bool,
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `reference.gradients`, to float32 accuracy; where all is spikes, the currents' gradient is never there as a whole."""
-    neuron = (kappa, constants, surrogate, slope, refractory)
     if not spikes:
-        layer = (weight, kappa, constants, stride, padding, pool, surrogate, slope, refractory)
-        return reference.gradients(g_s, g_y, V, g_u, g_state, u, x, x_shape, spikes, *layer, needs_x, needs_weight, adjoint=adjoint)
+        return reference.gradients(errors, u, x, x_shape, spikes, layer, needs_x, needs_weight, adjoint=adjoint)
+    weight, pool, places = layer.weight, layer.pool, (layer.stride, layer.padding)
     g_x, g_w = u.new_empty(0), u.new_empty(0)
     before: Sequence[Tensor]  # P, Q, R
     n_out, channels = weight.shape[:2]
     rare = needs_weight and _density(x, channels) <= RARE
     if needs_x or not needs_weight:
-        g_I, *before = adjoint(reference.spike_error(g_s, g_y, V, u, pool), g_u, g_state, u, *neuron, pool)
+        g_s = reference.spike_error(errors.s, errors.y, layer.V, u, pool)
+        g_I, *before = adjoint(g_s, errors.u, errors.state, u, *layer.neuron, pool)
         if needs_x:
-            g_x = reference.input_gradient(g_I, x_shape, weight, stride, padding)
+            g_x = reference.input_gradient(g_I, x_shape, weight, *places)
         if needs_weight:
-            rows, sums = _rows(x, weight, stride, padding), np.zeros((weight[0].numel(), n_out), np.float32)
+            rows, sums = _rows(x, weight, *places), np.zeros((weight[0].numel(), n_out), np.float32)
             add = bits.add_rows_transposed if rare else bits.add_rows_by_fours
             run(add, u.numel(), rows.shape[1], rows, g_I.numpy().reshape(-1, n_out), sums)
     else:
-        before, arguments = _adjoint_arguments(g_s, g_y, V, g_u, g_state, u, *neuron)
+        before, arguments = _adjoint_arguments(errors, layer.V, u, *layer.neuron)
         group = max(1, CACHED // (len(u) * u[0, 0].numel()))
         images, units = _units(u[0], pool, min(group, u.shape[1]))
-        places = (_images(x), channels, n_out, *_convolution(weight, stride, padding), rare)
-        sums = sum(run(_weight_gradient, u.numel(), images, *arguments, *units, *places))
+        inputs = (_images(x), channels, n_out, *_convolution(weight, *places), rare)
+        sums = sum(run(_weight_gradient, u.numel(), images, *arguments, *units, *inputs))
     if needs_weight:
         g_w = torch.from_numpy(sums).t().reshape(n_out, *weight.shape[2:], channels).movedim(-1, 1).contiguous()
     return (g_x, g_w, *before)

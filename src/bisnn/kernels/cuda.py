@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bisnn.kernels import reference
+from bisnn.kernels.reference import Errors, LayerConstants
 
 _FLUSH = tl.constexpr(reference.FLUSH)
 
@@ -406,35 +407,22 @@ def _weight_gradient(g: Tensor, scale: Tensor, kept: Tensor, weight: Tensor, str
 
 
 def gradients(
-    g_s: Tensor | None,
-    g_y: Tensor | None,
-    V: Tensor | None,
-    g_u: Tensor | None,
-    g_state: tuple[Tensor | None, Tensor | None, Tensor | None],
+    errors: Errors,
     u: Tensor,
     x: Tensor,
     x_shape: list[int],
     spikes: bool,
-    weight: Tensor,
-    kappa: Tensor,
-    constants: Tensor,
-    stride: list[int],
-    padding: list[int],
-    pool: int,
-    surrogate: str,
-    slope: float,
-    refractory: bool,
+    layer: LayerConstants,
     needs_x: bool,
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `reference.gradients`."""
-    local = not (needs_x or refractory or any(g is not None for g in (g_u, *g_state)))
-    if local and spikes and needs_weight and kappa.numel() == 1 and _rounds(weight):
-        g_s = reference.spike_error(g_s, g_y, V, u, pool)
-        scale = torch.empty(1, device=u.device)
-        g_I, *before = adjoint(g_s, g_u, g_state, u, kappa, constants, surrogate, slope, refractory, pool, scale)
-        return (u.new_empty(0), _weight_gradient(g_I, scale, x, weight, stride), *before)  # type: ignore[return-value]
+    weight, padding = layer.weight, layer.padding
+    local = not (needs_x or layer.refractory or any(g is not None for g in (errors.u, *errors.state)))
+    if local and spikes and needs_weight and layer.kappa.numel() == 1 and _rounds(weight):
+        g_s, scale = reference.spike_error(errors.s, errors.y, layer.V, u, layer.pool), torch.empty(1, device=u.device)
+        g_I, *before = adjoint(g_s, None, errors.state, u, *layer.neuron, layer.pool, scale)
+        return (u.new_empty(0), _weight_gradient(g_I, scale, x, weight, layer.stride), *before)  # type: ignore[return-value]
     if spikes and weight.ndim == 4:  # it came with its padding
         x = x[:, :, padding[0] : x.shape[2] - padding[0], padding[1] : x.shape[3] - padding[1]]
-    layer = (weight, kappa, constants, stride, padding, pool, surrogate, slope, refractory)
-    return reference.gradients(g_s, g_y, V, g_u, g_state, u, x, x_shape, spikes, *layer, needs_x, needs_weight, adjoint=adjoint)
+    return reference.gradients(errors, u, x, x_shape, spikes, layer, needs_x, needs_weight, adjoint=adjoint)

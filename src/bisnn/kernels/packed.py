@@ -21,7 +21,7 @@ from bisnn.kernels.cpu import run
 from bisnn.kernels.reference import FLUSH
 
 _ZERO, _ONE, _FLUSH = np.float32(0), np.float32(1), np.float32(FLUSH)
-_U0, _U1 = np.uint32(0), np.uint32(1)
+_U0 = np.uint32(0)
 GROUP = 8  # recordings of a dense layer that are worked on together: weights are then read once for all of them
 
 
@@ -143,11 +143,11 @@ def _readout(lo, hi, x, weights, out):
     for r in range(lo, hi):
         active = _U0
         for k in range(x.shape[1]):
-            active += bits._popcount(x[r, k])
+            active += bits.popcount(x[r, k])
         for i in range(weights.shape[0]):
             total = _U0
             for k in range(x.shape[1]):
-                total += bits._popcount(x[r, k] & weights[i, k])
+                total += bits.popcount(x[r, k] & weights[i, k])
             out[r, i] = np.float32(np.int32(2) * np.int32(total) - np.int32(active))
 
 

@@ -8,6 +8,7 @@ state; constants holds (a_m, a_s, a_r, theta) in the dtype of the current. Every
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -174,36 +175,52 @@ def spike_error(g_s: Tensor | None, g_y: Tensor | None, V: Tensor | None, u: Ten
     return g if g_s is None else g_s + g
 
 
+class Errors(NamedTuple):
+    """Gradients of a layer's outputs; None where one is not used."""
+
+    y: Tensor | None  # of V s, the readout without its scale, (T, B, outputs)
+    s: Tensor | None
+    u: Tensor | None
+    state: tuple[Tensor | None, Tensor | None, Tensor | None]  # P, Q, R after the last step
+
+
+class LayerConstants(NamedTuple):
+    """What a layer's backward pass needs to know of it; see `fused.srm_layer`."""
+
+    weight: Tensor
+    kappa: Tensor
+    constants: Tensor
+    V: Tensor | None
+    stride: list[int]
+    padding: list[int]
+    pool: int
+    surrogate: str
+    slope: float
+    refractory: bool
+
+    @property
+    def neuron(self) -> tuple[Tensor, Tensor, str, float, bool]:
+        return self.kappa, self.constants, self.surrogate, self.slope, self.refractory
+
+
 def gradients(
-    g_s: Tensor | None,
-    g_y: Tensor | None,
-    V: Tensor | None,
-    g_u: Tensor | None,
-    g_state: tuple[Tensor | None, Tensor | None, Tensor | None],
+    errors: Errors,
     u: Tensor,
     x: Tensor,
     x_shape: list[int],
     spikes: bool,
-    weight: Tensor,
-    kappa: Tensor,
-    constants: Tensor,
-    stride: list[int],
-    padding: list[int],
-    pool: int,
-    surrogate: str,
-    slope: float,
-    refractory: bool,
+    layer: LayerConstants,
     needs_x: bool,
     needs_weight: bool,
     adjoint: Callable[..., tuple[Tensor, ...]] = adjoint,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x and weight (empty where not needed) and of P, Q, R, from those of a layer's outputs.
+    """Gradients of x and weight (empty where not needed) and of P, Q, R.
 
-    g_y is that of V s, without the readout's scale. x is the layer's input, of shape `x_shape`: as it was, or if it was `spikes`,
-    as `keep` gave it.
+    x is the layer's input, of shape `x_shape`: as it was, or if it was `spikes`, as `keep` gave it.
     """
-    g_s = spike_error(g_s, g_y, V, u, pool)
-    g_I, *g_before = adjoint(g_s, g_u, g_state, u, kappa, constants, surrogate, slope, refractory, pool)
-    g_x = input_gradient(g_I, x_shape, weight, stride, padding) if needs_x else u.new_empty(0)
-    g_w = weight_gradient(g_I, x.to(u.dtype), weight, stride, padding) if needs_weight else u.new_empty(0)
+    weight, places = layer.weight, (layer.stride, layer.padding)
+    g_s = spike_error(errors.s, errors.y, layer.V, u, layer.pool)
+    g_I, *g_before = adjoint(g_s, errors.u, errors.state, u, *layer.neuron, layer.pool)
+    g_x = input_gradient(g_I, x_shape, weight, *places) if needs_x else u.new_empty(0)
+    g_w = weight_gradient(g_I, x.to(u.dtype), weight, *places) if needs_weight else u.new_empty(0)
     return (g_x, g_w, *g_before)  # type: ignore[return-value]
