@@ -246,3 +246,19 @@ def test_reproduce_passes_its_options_on(bisnn_, tmp_path, monkeypatch):
     }
     assert "0.250" in out
     assert "± 0.000" in out
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["train", "--help"], 0), (["trian"], 2), (["evaluate", "no such run"], 1)])
+def test_under_torchrun_the_interpreter_is_left_without_its_shutdown(arguments, code):
+    """There gloo's threads could abort it (see `cli.main`); all output and the exit status stay."""
+    program = "import atexit, sys; from bisnn.cli import main; atexit.register(print, 'shut down'); main()"
+    outcomes = []
+    for extra in ({}, {"WORLD_SIZE": "1", "RANK": "0"}):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], env={**os.environ, **extra}, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == code
+        outcomes.append((done.stdout, done.stderr))
+    assert outcomes[0][0] == outcomes[1][0] + "shut down\n"
+    assert outcomes[0][1] == outcomes[1][1]
+    assert len(outcomes[1][0] + outcomes[1][1]) > 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -40,7 +41,9 @@ def worker(rank, name, folder):
     net = build("deep", 3)
     half = slice(3 * rank, 3 * rank + 3)
     torch.save(train(name, net, DistributedDataParallel(net), x[:, half], labels[half]), f"{folder}/{rank}.pt")
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+    os._exit(0)  # as `cli.main` does, and for its reason
 
 
 @pytest.mark.skipif(not torch.distributed.is_available() or sys.platform != "linux", reason="needs torch.distributed with gloo")

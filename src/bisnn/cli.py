@@ -281,6 +281,19 @@ def main() -> None:
     # Before torch loads: its idle threads would spin on the cores that our kernels' threads, or other programs, want.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
+        _run()
+    except SystemExit as done:
+        if "WORLD_SIZE" not in os.environ:
+            raise
+        # Under torchrun gloo's threads outlive destroy_process_group, and one that drops a tensor while the interpreter shuts down
+        # aborts the process (pytorch/pytorch#179291): all is written by now, so leave without that.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(done.code if isinstance(done.code, int) else int(done.code is not None))
+
+
+def _run() -> None:
+    try:
         app()
     except BrokenPipeError:  # `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
