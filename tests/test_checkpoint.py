@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bisnn import checkpoint
-from bisnn.checkpoint import Damaged, RunFolder, load_tree, save_tree, write_atomic
+from bisnn.checkpoint import Damaged, RunFolder, load_tree, save_tree
+from bisnn.files import write_atomic
 from runs import small
 
 TREE = {"a": torch.arange(6.0).reshape(2, 3), "b": [1, 0.1, None, "x", True], 3: {"c": torch.tensor(True), "d": torch.zeros(0)}}

@@ -142,9 +142,9 @@ def predict(
 ) -> None:
     """Predict from a file of points, with how sure the model is."""
     from bisnn import model as models
-    from bisnn.checkpoint import write_atomic
     from bisnn.data import table
     from bisnn.display import bars
+    from bisnn.files import write_atomic
 
     if out is not None and (out.suffix.lower() != ".csv" or out.resolve() == data.resolve()):
         raise ValueError(f"{out}: must be a .csv file other than the input; give e.g. --out predictions.csv")

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from bisnn.checkpoint import write_atomic
+from bisnn.files import write_atomic
 
 BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#718096"
 

@@ -12,10 +12,11 @@ from rich.progress import Progress
 from torch import Tensor
 
 from bisnn import encode, metrics, weights
-from bisnn.checkpoint import RunFolder, load_tree, save_tree, write_atomic
+from bisnn.checkpoint import RunFolder, load_tree, save_tree
 from bisnn.config import Table
 from bisnn.data.dataset import Dataset, load_dataset, spikes
 from bisnn.display import bars
+from bisnn.files import write_atomic
 from bisnn.model import Model, load, weight_bits
 from bisnn.prediction import Classification, Regression
 

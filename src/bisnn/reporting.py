@@ -30,10 +30,11 @@ from torch import Tensor
 
 import bisnn
 from bisnn import metrics
-from bisnn.checkpoint import RunFolder, write_atomic
+from bisnn.checkpoint import RunFolder
 from bisnn.config import Config, Table
 from bisnn.display import bars
 from bisnn.evaluation import load_evaluation
+from bisnn.files import write_atomic
 
 POINTS = 500  # test points drawn in a scatter plot
 NEURONS = 64  # of a layer, drawn in a raster

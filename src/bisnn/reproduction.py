@@ -29,13 +29,14 @@ from torch import Tensor
 
 from bisnn import config as configs
 from bisnn import drawing, encode, evaluation, model, training
-from bisnn.checkpoint import RunFolder, write_atomic
+from bisnn.checkpoint import RunFolder
 from bisnn.checks import choice
 from bisnn.config import Config
 from bisnn.data.dataset import load_dataset
 from bisnn.data.toy import CLUSTERS, X_RANGE
 from bisnn.display import bars
 from bisnn.errors import Interrupted, Stopped
+from bisnn.files import write_atomic
 from bisnn.prediction import Classification
 
 if TYPE_CHECKING:
