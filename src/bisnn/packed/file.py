@@ -120,7 +120,7 @@ class Network:
 
 
 def write(network: Network, path: str | Path) -> int:
-    """Write the network as one file, whole or not at all; returns its bytes. A posterior, where there is one, goes in for members."""
+    """One file, whole or not at all; returns its bytes. Where layers have a posterior, it goes in, and not the members."""
     tensors: dict[str, np.ndarray] = {}
     layers = []
     for i, layer in enumerate(network.layers):
