@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from report import machine, table
 
-from bisnn.kernels import bits, cpu
+from bisnn.kernels import cpu
+from bisnn.packed import bits
 
 ROWS, N = 6400, 256  # T B rows of N spikes, N x N weights
 DENSITIES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0)

@@ -30,16 +30,16 @@ def device_of(kernel: str) -> str:
 @contextmanager
 def threads(n: int) -> Iterator[None]:
     """Torch and our kernels on n threads, which share even the smallest work."""
-    from bisnn.kernels import cpu
+    from bisnn.packed import threads as packed_threads
 
-    before = torch.get_num_threads(), cpu.SERIAL
+    before = torch.get_num_threads(), packed_threads.SERIAL
     torch.set_num_threads(n)
-    cpu.SERIAL = 0
+    packed_threads.SERIAL = 0
     try:
         yield
     finally:
         torch.set_num_threads(before[0])
-        cpu.SERIAL = before[1]
+        packed_threads.SERIAL = before[1]
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bisnn.kernels import bits
+from bisnn.packed import bits
 
 SEEDS, DENSITIES, CUTS = st.integers(0, 1000), st.sampled_from([0.0, 0.05, 0.5, 1.0]), st.floats(0, 1)
 ROWS, INPUTS, NEURONS = st.integers(1, 50), st.integers(1, 100), st.integers(1, 40)

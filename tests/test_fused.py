@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 import reference
 from bisnn import SRM, Conv2d, Network, kernels, map_weights
 from bisnn.fused import srm_layer, srm_layer_backward
-from bisnn.kernels import bits, cpu
+from bisnn.kernels import cpu
+from bisnn.packed import bits
+from bisnn.packed import threads as packed_threads
 from bisnn.weights import sign
 from conftest import KERNELS, device_of, seeded, spikes, threads
 
@@ -448,8 +450,8 @@ SHARED = Layer((4, 4, 8, 7, 20), (4, 20, 3, 2), (1, 1), (1, 0), 3)
 @pytest.mark.parametrize("layer", [SHARED, SHARED._replace(pool=1), Layer((4, 4, 70), (300, 70))], ids=["pooled", "conv", "dense"])
 def test_threads_share_the_work(layer, inputs, hard, learns_x):
     """Work is split evenly over threads; a small layer stays on one. Outputs are the same bits, gradients sums in another order."""
-    small = cpu.SERIAL
-    with threads(2), groups_of(1, layer), patch.object(cpu, "SERIAL", small):
+    small = packed_threads.SERIAL
+    with threads(2), groups_of(1, layer), patch.object(packed_threads, "SERIAL", small):
         alone, gradients_alone, *calls_alone = forward_and_backward(layer, inputs, hard, learns_x)
     names = [name for module in (bits, cpu) for name in KERNELS_OF[module]]
     for n_threads in (1, 2, 3):

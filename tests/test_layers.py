@@ -24,7 +24,7 @@ from bisnn import (
     predict,
     sample_weights,
 )
-from bisnn.kernels import bits
+from bisnn.packed import bits
 from conftest import needs_compiler, seeded, spikes
 from networks import KINDS, NEURON, build, mask
 

@@ -77,13 +77,13 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     }
 
 
-# learning + predictions + over time + rasters + rates + posterior + memory
+# learning + predictions + over time + rasters + rates + posterior + memory + energy
 FIGURES = {
-    "validated": 4 + 2 * 2 + 2 + 3 + 2 + 1 + 1,
-    "st": 3 + 2 + 1 + 3 + 2 + 0 + 1,
-    "line": 3 + (2 + 3) + 2 + 3 + 2 + 1 + 1,
-    "hostile": 3 + 2 + 1 + 3 + 2 + 0 + 1,
-    "targets": 3 + 1 + 1 + 3 + 2 + 0 + 1,
+    "validated": 4 + 2 * 2 + 2 + 3 + 2 + 1 + 1 + 1,
+    "st": 3 + 2 + 1 + 3 + 2 + 0 + 1 + 1,
+    "line": 3 + (2 + 3) + 2 + 3 + 2 + 1 + 1 + 1,
+    "hostile": 3 + 2 + 1 + 3 + 2 + 0 + 1 + 1,
+    "targets": 3 + 1 + 1 + 3 + 2 + 0 + 1 + 1,
 }
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bisnn.checks import as_generator, finite, number, positive_int, tensor
+from bisnn.packed.encoding import GRID, PREDICT, SHUFFLE, SPLIT, TEST, TRAIN, VALIDATION, keyed_rng  # noqa: F401
 
 
 def population_rates(x: Tensor, neurons: int, width: float) -> Tensor:
@@ -72,13 +73,6 @@ def _check_values(name: str, x: Tensor) -> None:
 
 
 # Keyed draws: the same for a (seed, purpose, epoch, sample), whatever the batch, the order, the worker or the process.
-
-SPLIT, SHUFFLE, TRAIN, VALIDATION, TEST, GRID, PREDICT = range(7)  # purposes
-
-
-def keyed_rng(seed: int, purpose: int, epoch: int = 0, sample: int = 0) -> np.random.Generator:
-    """A generator of its own for this key: Philox is a function of key and counter, so keys need no common sequence."""
-    return np.random.Generator(np.random.Philox(key=[seed, purpose], counter=[0, 0, epoch, sample]))
 
 
 def keyed_rate(rates: Tensor, T: int, seed: int, purpose: int, epoch: int, samples: Tensor) -> Tensor:

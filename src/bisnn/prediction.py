@@ -12,7 +12,6 @@ from torch import Tensor
 
 from bisnn import kernels, weights
 from bisnn.checks import as_generator, choice, finite, positive_int
-from bisnn.layers import Recurrent
 from bisnn.losses import time_weights
 from bisnn.network import Network, Readout
 
@@ -102,8 +101,7 @@ def _readouts(net: Network, x: Tensor, samples: int | None, generator: torch.Gen
     else:
         p = [weights.probability(w_r) for w_r in latents]
         members = [[weights.draw(p_layer, generator) for p_layer in p] for _ in range(samples)]
-    stepping = any(isinstance(layer, Recurrent) for layer in net.layers)
-    if kernels.name_for(x.device, x.dtype) == "cpu" and not stepping and weights.is_spikes(x):
+    if kernels.name_for(x.device, x.dtype) == "cpu" and weights.is_spikes(x):
         return _packed_readouts(net, x, members)
     run = lambda member: net(x, weights=[weights.hard(2 * up.to(x.dtype) - 1) for up in member])  # noqa: E731
     return torch.stack([run(member).readouts[-1] for member in members])
@@ -111,21 +109,12 @@ def _readouts(net: Network, x: Tensor, samples: int | None, generator: torch.Gen
 
 def _packed_readouts(net: Network, x: Tensor, members: list[list[Tensor]]) -> Tensor:
     """All members on packed bits: the network's own bits, without its potentials. Members share what is done with the input."""
-    from bisnn.kernels import packed  # numba takes a while to load
+    from bisnn import exporting  # numba takes a while to load
+    from bisnn.packed.engine import Engine
 
-    readout, images = net.readouts[-1], packed.images_of(x)
-    assert isinstance(readout, Readout)
-    described = [[packed.layer_of(layer, up) for layer, up in zip(net.layers, member, strict=True)] for member in members]
-    if len(members) > 1:
-        images = packed.windows(images, described[0][0])
-        described = [[first.of_windows(), *others] for first, *others in described]
-    V, readouts = packed.readout_of(readout.V > 0, net.layers[-1].output_shape), []
-    for member in described:
-        s = images
-        for layer in member:
-            s = packed.spikes(s, layer)
-        readouts.append(torch.from_numpy(packed.readout(s.reshape(x.shape[0] * x.shape[1], -1), V)))
-    return torch.stack(readouts).reshape(len(members), *x.shape[:2], -1) * readout.scale
+    logits = Engine(exporting.describe(net, members), torch.get_num_threads()).run(x.numpy()).logits
+    assert logits is not None
+    return torch.from_numpy(logits)
 
 
 def _over_time(y: Tensor, over_time: str, burn_in: int, mask: Tensor | None) -> Tensor:

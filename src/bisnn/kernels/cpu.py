@@ -2,20 +2,13 @@
 
 A block of neurons keeps its traces in the L1 cache while time runs; the inner loop over neurons is what the compiler
 vectorises. No fastmath and no fused multiply-add: the forward bits are those of `reference`.
-
-The work is split over a thread pool of our own around kernels that release the GIL, because numba's OpenMP pool does not
-survive a fork and its workqueue pool does not survive two calling threads.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,12 +16,12 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from bisnn.kernels import bits, reference
-from bisnn.kernels.bits import kernel
+from bisnn.kernels import reference
 from bisnn.kernels.reference import FLUSH, Errors, LayerConstants
+from bisnn.packed import bits, threads
+from bisnn.packed.bits import kernel
 
 BLOCK = 1024  # neurons whose traces (4 bytes each, four arrays) stay in L1 while time runs
-SERIAL = 1 << 17  # elementary operations below which a second thread costs more than it saves
 _f = np.float32
 _FLUSH = _f(FLUSH)
 _FLUSH_GRADIENT = _f(2.0**-100)  # adjoint traces: small gradients are legitimate, denormal ones only slow
@@ -259,20 +252,9 @@ def _weight_gradient(
     return g_w
 
 
-@lru_cache(maxsize=1)
-def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Worker threads of this process: threads do not survive a fork, so a child gets its own."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="bisnn")
-
-
 def run(kernel: Callable[..., Any], work: int, size: int, *arguments: object) -> list[Any]:
-    """`kernel(lo, hi, *arguments)` over 0..size, split among torch's thread count; what each part returned."""
-    threads = 1 if work < SERIAL else min(torch.get_num_threads(), size)
-    bounds = [size * i // threads for i in range(threads + 1)]
-    others = [_pool(os.getpid(), torch.get_num_threads()).submit(kernel, lo, hi, *arguments) for lo, hi in pairwise(bounds[1:])]
-    first = kernel(bounds[0], bounds[1], *arguments)
-    wait(others)
-    return [first, *(other.result() for other in others)]  # an exception in a worker is ours
+    """`kernel(lo, hi, *arguments)` over 0..size on torch's thread count; what each part returned."""
+    return threads.run(kernel, work, size, *arguments, count=torch.get_num_threads())
 
 
 # Memory of large outputs is used again once the last tensor that lies there is gone. Fresh pages from the system, every iteration

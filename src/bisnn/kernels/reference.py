@@ -15,10 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-# Traces that have decayed below this are set to zero. Nothing near a threshold can notice (2^-64 is about 5e-20), but
-# without it the recursion ends in denormal numbers, which never decay (0.85 of the smallest rounds back up to it) and
-# which some CPUs process many times slower. See "Deviations" in docs/EQUATIONS.md.
-FLUSH = 2.0**-64
+from bisnn.packed import FLUSH
 
 
 def potential(P: Tensor, Q: Tensor, R: Tensor, kappa: Tensor) -> Tensor:

@@ -1,0 +1,35 @@
+"""Packed networks: load and run what `bisnn export RUN --to packed` wrote, with numpy, numba and safetensors alone.
+
+>>> import numpy as np
+>>> import bisnn, bisnn.exporting
+>>> net = bisnn.Network(bisnn.Linear(20, 64), bisnn.Linear(64, 64), readout=2)
+>>> engine = Engine(bisnn.exporting.describe(net))
+>>> engine.run(np.zeros((10, 3, 20), np.uint8)).logits.shape  # (K, T, B, outputs)
+(1, 10, 3, 2)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# A trace of a neuron at or below this is 0. Without it the recursion ends in denormal numbers, which never decay (0.85 of the
+# smallest rounds back up to it) and which some CPUs process many times slower. See "Deviations" in docs/EQUATIONS.md.
+FLUSH = 2.0**-64
+
+_HOME = {
+    "engine": ("Engine", "Prediction", "Result", "State", "load"),
+    "file": ("BadFile", "Network", "read", "write"),
+}
+_NAMES = {name: module for module, names in _HOME.items() for name in names}
+__all__ = ["FLUSH", *_NAMES]
+
+if TYPE_CHECKING:
+    from bisnn.packed.engine import Engine, Prediction, Result, State, load
+    from bisnn.packed.file import BadFile, Network, read, write
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return getattr(importlib.import_module(f"bisnn.packed.{_NAMES[name]}"), name)
+    raise AttributeError(f"module 'bisnn.packed' has no attribute {name!r}")

@@ -2,9 +2,10 @@
 
 Spikes are packed along their last axis into 32-bit words, the lowest bit first (32 and not 64, because popcounts then come out in
 the width of a float32 and the loops vectorise). A convolution is made a dense product by gathering, for each output pixel, the
-bits under the kernel (`windows`): taps in row order, channels within a tap. So three kernels serve all layers:
+bits under the kernel (`windows`): taps in row order, channels within a tap. So these serve all layers:
 
     counts    hard weights: sum_j w_ij s_j = 2 popcount(w_i & s) - popcount(s), an exact integer
+    events    the same, by adding the rows of W^T at the active inputs as small integers: cheaper where few of many are active
     add_rows  real weights: the sum of the rows of W^T at the active inputs
     add_rows  of the transposed bits: the weight gradient, the sum of the rows of g at the time steps where an input was active;
               where spikes are many, by fours of inputs, whose sixteen patterns many rows share
@@ -28,6 +29,7 @@ _NO_SIGN = np.uint32(0x7FFFFFFF)
 _U0, _U1 = np.uint32(0), np.uint32(1)
 ROWS = 512  # rows of a gradient whose selections are added while they stay in the L2 cache; a multiple of 32
 BLOCK = 16  # words of inputs whose weights stay there, likewise
+EVENTS = 2  # active inputs a word of 32, on average, up to which adding rows is cheaper than counting bits
 COLUMNS = 512  # columns that a block of rows is counted for at a time, so that the counts stay in the L1 cache
 
 
@@ -83,6 +85,22 @@ def pack(lo, hi, x, words):
                     good &= (v == _U0) | (x[r, first + i] == _ONE_BITS)
             words[r, k] = word
     return good
+
+
+@kernel(f"boolean(int64, int64, uint8[:, ::1], {_B})")
+def pack_bytes(lo, hi, x, words):
+    """words[r] = the bits of row r of x, one byte each; returns whether every value is 0 or 1."""
+    n = x.shape[1]
+    other = np.uint8(0)
+    for r in range(lo, hi):
+        for k in range(words.shape[1]):
+            part = x[r, 32 * k : min(32 * k + 32, n)]
+            word = _U0
+            for i in range(part.shape[0]):
+                word |= np.uint32(part[i] & np.uint8(1)) << np.uint32(i)
+                other |= part[i] & np.uint8(254)
+            words[r, k] = word
+    return other == np.uint8(0)
 
 
 @kernel("void(int64, int64, uint32[:, :, :, ::1], int64, int64, int64, int64, int64, int64, int64, uint32[:, :, :, ::1])")
@@ -147,6 +165,44 @@ def counts(lo, hi, x, w, out):
             o = out[r, first : first + n]
             for i in range(n):
                 o[i] = _F(np.int32(_U1 + _U1) * np.int32(acc[i]) - np.int32(active))
+
+
+@kernel(f"void(int64, int64, {_B}, {_B}, int8[:, ::1], {_M})")
+def events(lo, hi, x, w, rows, out):
+    """As `counts`, row by row the cheaper way: where few inputs are active, their rows of W^T, int8 (n_in, n_out), are added."""
+    n_words, n_out = w.shape
+    most = n_words * EVENTS
+    index = np.empty(most + 1, np.uint32)
+    total = np.empty(n_out, np.int32)
+    for r in range(lo, hi):
+        active = _U0
+        for k in range(n_words):
+            active += popcount(x[r, k])
+        if active > most:
+            counts(r, r + 1, x, w, out)
+            continue
+        count = 0
+        for k in range(n_words):
+            word = x[r, k]
+            while word:
+                index[count] = np.uint32(32 * k) + _lowest(word)
+                word &= word - _U1
+                count += 1
+        total[:] = np.int32(0)
+        k = 0
+        while k + 4 <= count:
+            a, b, c, d = rows[index[k]], rows[index[k + 1]], rows[index[k + 2]], rows[index[k + 3]]
+            for i in range(n_out):
+                total[i] += np.int32((np.int16(a[i]) + np.int16(b[i])) + (np.int16(c[i]) + np.int16(d[i])))
+            k += 4
+        while k < count:
+            a = rows[index[k]]
+            for i in range(n_out):
+                total[i] += np.int32(a[i])
+            k += 1
+        o = out[r]
+        for i in range(n_out):
+            o[i] = _F(total[i])
 
 
 @njit(inline="always")

@@ -1,0 +1,441 @@
+"""Inference on packed bits: numpy and numba alone, the spikes and logits of the trained network bit for bit.
+
+One time step of a few recordings at a time: gather the bits under the kernel, count, move the neurons on, pack what fires.
+Currents and traces stay in the cache. All members of an ensemble go through a layer in one call and share what is done with the
+input. Words have 32 bits, not 64: counts then come out in the width of a float32, and the loops vectorise.
+
+Axes: K members, T time, B recordings, H W image; words last. A dense layer is a convolution of one pixel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core.extending import intrinsic
+
+from bisnn.packed import FLUSH, bits, encoding, file, threads
+from bisnn.packed.bits import kernel
+
+_ZERO, _ONE, _FLUSH = np.float32(0), np.float32(1), np.float32(FLUSH)
+_U0 = np.uint32(0)
+GROUP = 8  # recordings of a dense layer that are worked on together: weights are then read once for all of them
+TABLE = 1 << 26  # bytes of a layer's weights as int8 up to which they are kept, for sparse inputs
+_X, _W, _S = "uint32[:, :, :, :, :, ::1]", "uint32[:, :, ::1]", "float32[:, :, ::1]"  # spikes, weights, state
+
+State = tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # of each layer P, Q, R for the coming time step, (K, B, neurons)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gives."""
+
+    logits: np.ndarray | None  # (K, T, B, outputs) float32; None without a readout
+    spikes: tuple[np.ndarray, ...]  # if asked for: what leaves each layer, uint8 (K, T, B, ...)
+    state: State  # after the last time step
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Means over time; entropies in nats. For regression `mean` and `members` are the outputs, and entropies are None."""
+
+    mean: np.ndarray  # (B, C) the ensemble's distribution, or output
+    members: np.ndarray  # (K, B, C) each member's
+    std: np.ndarray  # (B, C) standard deviation over the members
+    entropy: np.ndarray | None  # (B,) of the mean: the whole uncertainty
+    mutual_information: np.ndarray | None  # (B,) disagreement of the members
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer as the kernels take it."""
+
+    weights: np.ndarray  # uint32 (K, words, n_out): bits of the inputs in the order of `bits.windows`
+    table: np.ndarray  # int8 (K, n_in, n_out): the same for sparse inputs; empty where counting bits is never slower
+    channels: int  # inputs of a pixel
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    pool: int
+    kappa: np.ndarray  # float32 (1,) or (n_out,)
+    constants: np.ndarray  # float32: a_m, a_s, a_r, theta
+    mask: np.ndarray | None = None  # uint32 (words, n_out) of a recurrent layer
+    outputs: np.ndarray | None = None  # int64: neurons that leave a recurrent layer
+    recurrent: bool = False
+
+    def size(self, x: np.ndarray) -> tuple[int, int]:
+        """Height and width of the neurons, before pooling, for inputs (..., H, W, words)."""
+        places = zip(x.shape[-3:-1], self.kernel, self.stride, self.padding, strict=True)
+        height, width = ((n + 2 * p - k) // s + 1 for n, k, s, p in places)
+        return height, width
+
+    def of_windows(self) -> _Layer:
+        """The same layer for inputs that `_windows` has gathered already."""
+        return replace(self, channels=32 * self.weights.shape[1], kernel=(1, 1), stride=(1, 1), padding=(0, 0))
+
+
+@intrinsic
+def _negative(typingctx, x, first):
+    """The sign bits of x[first], ..., x[first + 31], float32, as one word: a few instructions, where a loop would take dozens."""
+
+    def generate(context, builder, signature, arguments):
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        lanes = ir.VectorType(ir.IntType(32), 32)
+        at = builder.bitcast(builder.gep(array.data, [arguments[1]]), lanes.as_pointer())
+        signs = builder.icmp_signed("<", builder.load(at, align=4), ir.Constant(lanes, [0] * 32))
+        return builder.bitcast(signs, ir.IntType(32))
+
+    return types.uint32(x, types.int64), generate
+
+
+@kernel("void(float32[::1], float32[::1], float32[::1], float32[::1], float32, float32[::1])")
+def _advance(u, p, q, r, kappa, c):
+    """One step of neurons with one kappa: u holds currents, and then theta - u, whose sign bit is the spike."""
+    a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
+    for i in range(u.shape[0]):
+        v = kappa * (p[i] - q[i]) - r[i]
+        p_i, q_i, r_i = a_m * (p[i] + u[i]), a_s * (q[i] + u[i]), a_r * (r[i] + (_ONE if v > theta else _ZERO))
+        u[i] = theta - v
+        p[i] = _ZERO if abs(p_i) <= _FLUSH else p_i
+        q[i] = _ZERO if abs(q_i) <= _FLUSH else q_i
+        r[i] = _ZERO if abs(r_i) <= _FLUSH else r_i
+
+
+@kernel("void(float32[::1], int64, int64, int64, int64, uint32[:, :, :, ::1])")
+def _fired(u, height, width, n_out, pool, out):
+    """Bits of what leaves a layer, out (n, H', W', words), from theta - u of n recordings: the OR over a window."""
+    if pool == 1 and n_out % 32 == 0:  # as it often is: words lie as potentials do
+        words = out.reshape(-1)
+        for k in range(words.shape[0]):
+            words[k] = _negative(u, 32 * k)
+        return
+    signs, fires = u.view(np.uint32), np.empty(32, np.uint32)
+    for b in range(out.shape[0]):
+        for y in range(out.shape[1]):
+            for z in range(out.shape[2]):
+                target = out[b, y, z]
+                for k in range(target.shape[0]):
+                    m = min(32, n_out - 32 * k)
+                    fires[:] = _U0
+                    for dy in range(pool):
+                        for dx in range(pool):
+                            at = ((b * height + y * pool + dy) * width + z * pool + dx) * n_out + 32 * k
+                            signs_k = signs[at : at + m]
+                            for i in range(m):
+                                fires[i] |= signs_k[i] >> np.uint32(31)
+                    word = _U0
+                    for i in range(32):
+                        word |= fires[i] << np.uint32(i)
+                    target[k] = word
+
+
+@kernel(
+    f"void(int64, int64, {_X}, {_W}, int8[:, :, ::1], int64, int64, int64, int64, int64, int64, int64, int64, int64, float32, "
+    f"float32[::1], {_S}, {_S}, {_S}, {_X})"
+)
+def _spikes(lo, hi, x, weights, table, channels, k0, k1, s0, s1, p0, p1, pool, group, kappa, c, P, Q, R, out):
+    """Items lo..hi through a layer: an item is a group of recordings of a member. x has K = 1 where members share their input."""
+    T, B, n_words, n_out = x.shape[1], x.shape[2], weights.shape[1], weights.shape[2]
+    height, width = (x.shape[3] + 2 * p0 - k0) // s0 + 1, (x.shape[4] + 2 * p1 - k1) // s1 + 1
+    pixels, groups = height * width, -(-B // group)
+    rows = np.empty((group, height, width, n_words), np.uint32)
+    u = np.empty((group * pixels, n_out), np.float32)
+    for item in range(lo, hi):
+        member, first = item // groups, item % groups * group
+        n = min(group, B - first)
+        images = x[min(member, x.shape[0] - 1)]
+        p, q, r = P[member, first : first + n], Q[member, first : first + n], R[member, first : first + n]
+        potentials = u[: n * pixels].reshape(-1)
+        for t in range(T):
+            if k0 * k1 * s0 * s1 == 1 and p0 + p1 == 0:
+                rows[:n] = images[t, first : first + n]
+            else:
+                bits.windows(0, n, images[t, first : first + n], channels, k0, k1, s0, s1, p0, p1, rows)
+            inputs = rows.reshape((group * pixels, n_words))
+            if table.shape[1]:
+                bits.events(0, n * pixels, inputs, weights[member], table[member], u)
+            else:
+                bits.counts(0, n * pixels, inputs, weights[member], u)
+            _advance(potentials, p.reshape(-1), q.reshape(-1), r.reshape(-1), kappa, c)
+            _fired(potentials, height, width, n_out, pool, out[member, t, first : first + n])
+
+
+@kernel(
+    f"void(int64, int64, {_X}, {_W}, uint32[:, ::1], int64[::1], float32[::1], float32[::1], {_S}, {_S}, {_S}, {_X})",
+)
+def _recurrent(lo, hi, x, weights, mask, outputs, kappa, c, P, Q, R, out):
+    """As `_spikes`, for neurons that are each other's inputs: one recording of a member is an item, and time cannot be folded."""
+    a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
+    T, B, n_words, n = x.shape[1], x.shape[2], weights.shape[1], weights.shape[2]
+    inputs = x.shape[5]
+    row = np.empty((1, n_words), np.uint32)
+    own, I = np.empty(n, np.uint32), np.empty((1, n), np.float32)
+    for item in range(lo, hi):
+        member, b = item // B, item % B
+        w, p, q, r = weights[member], P[member, b], Q[member, b], R[member, b]
+        for t in range(T):
+            row[:] = _U0
+            row[0, :inputs] = x[min(member, x.shape[0] - 1), t, b, 0, 0]
+            for i in range(n):
+                own[i] = np.uint32(kappa[i] * (p[i] - q[i]) - r[i] > theta)
+                row[0, inputs + (i >> 5)] |= own[i] << np.uint32(i & 31)
+            if mask.shape[0]:
+                for i in range(n):
+                    up = active = _U0
+                    for k in range(n_words):
+                        active += bits.popcount(row[0, k] & mask[k, i])
+                        up += bits.popcount(row[0, k] & w[k, i])  # no weight is +1 where there is no synapse
+                    I[0, i] = np.float32(np.int32(2) * np.int32(up) - np.int32(active))
+            else:
+                bits.counts(0, 1, row, w, I)
+            for i in range(n):
+                p_i, q_i, r_i = a_m * (p[i] + I[0, i]), a_s * (q[i] + I[0, i]), a_r * (r[i] + np.float32(own[i]))
+                p[i] = _ZERO if abs(p_i) <= _FLUSH else p_i
+                q[i] = _ZERO if abs(q_i) <= _FLUSH else q_i
+                r[i] = _ZERO if abs(r_i) <= _FLUSH else r_i
+            target = out[member, t, b, 0, 0]
+            target[:] = _U0
+            for i in range(outputs.shape[0]):
+                target[i >> 5] |= own[outputs[i]] << np.uint32(i & 31)
+
+
+@kernel("void(int64, int64, uint32[:, ::1], uint32[:, ::1], float32, float32[:, ::1])")
+def _readout(lo, hi, x, V, scale, out):
+    """out[r, i] = scale sum_j V_ij s_j for rows of bits x (R, words) and V (outputs, words): few outputs, so along the words."""
+    for r in range(lo, hi):
+        active = _U0
+        for k in range(x.shape[1]):
+            active += bits.popcount(x[r, k])
+        for i in range(V.shape[0]):
+            total = _U0
+            for k in range(x.shape[1]):
+                total += bits.popcount(x[r, k] & V[i, k])
+            out[r, i] = scale * np.float32(np.int32(2) * np.int32(total) - np.int32(active))
+
+
+class Engine:
+    """A packed network that runs.
+
+    Args:
+        network: its description, from `packed.read` or `exporting.describe`.
+        threads: at most so many; by default one a core that this process may use.
+    """
+
+    def __init__(self, network: file.Network, threads: int | None = None):
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+            raise ValueError(f"threads: must be a positive whole number; got {threads!r}; leave it out for one a core")
+        self.network, self.threads = network, threads or _cores()
+        self._layers = [_layer_of(layer) for layer in network.layers]
+        self._readouts = [
+            None if layer.readout is None else _by_pixel(layer.readout.V, layer.output_shape) for layer in network.layers
+        ]
+
+    def start(self, batch: int = 1) -> State:
+        """The state before the first time step of a stream of so many recordings."""
+        sizes = [math.prod(layer.current_shape) for layer in self.network.layers]
+        shapes = [(self.network.count, batch, size) for size in sizes]
+        return tuple((np.zeros(s, np.float32), np.zeros(s, np.float32), np.zeros(s, np.float32)) for s in shapes)
+
+    def run(self, x: np.ndarray, state: State | None = None, *, spikes: bool = False) -> Result:
+        """Run over x, 0 or 1, (T, B, *input_shape), bool, uint8 or floating; from `state`, or from rest.
+
+        A recording may come whole or in pieces, down to single time steps, each with the state that the one before returned: the
+        bits are the same. `spikes` asks for what leaves each layer.
+        """
+        words, state = self._packed(x), self._before(x, state)
+        T, B, K = words.shape[1], words.shape[2], self.network.count
+        first, *others = self._layers
+        if K > 1 and first.kernel != (1, 1):  # what members with other weights share
+            words, first = self._windows(words, first), first.of_windows()
+        kept, logits = [], None
+        for layer, traces, of in zip((first, *others), state, self.network.layers, strict=True):
+            words = self._through(words, layer, traces)
+            if spikes:
+                kept.append(_unpacked(words, of.output_shape))
+        readout, V = self.network.readout, self._readouts[-1]
+        if readout is not None:
+            rows = words.reshape(K * T * B, -1)
+            logits = np.empty((K, T, B, len(readout.V)), np.float32)
+            read = (rows, V, readout.scale, logits.reshape(len(rows), -1))
+            self._spread(_readout, rows.size * len(readout.V), len(rows), *read)
+        return Result(logits, tuple(kept), state)
+
+    def predict(self, x: np.ndarray) -> Prediction:
+        """Predict from whole recordings x, (T, B, *input_shape): the mean over time, after the burn-in, and over the members."""
+        logits = self.run(x).logits
+        if logits is None:
+            raise ValueError("predict: needs a readout after the last layer; this network has none; use run(x, spikes=True)")
+        burn_in = self.network.burn_in
+        if len(x) <= burn_in:
+            raise ValueError(f"x: must be longer than the burn-in of {burn_in} time steps; got {len(x)}; record longer")
+        y = logits[:, burn_in:]
+        if self.network.task == "regression":
+            members = y.mean(1)
+            return Prediction(members.mean(0), members, members.std(0), None, None)
+        y = np.exp(y - y.max(-1, keepdims=True))
+        members = (y / y.sum(-1, keepdims=True)).mean(1)
+        mean = members.mean(0)
+        entropy = _entropy(mean)
+        disagreement = np.maximum(entropy - _entropy(members).mean(0), 0)
+        return Prediction(mean, members, members.std(0), entropy, disagreement)
+
+    def predict_features(self, x: np.ndarray) -> Prediction:
+        """Predict from raw features (N, d), in the units of the training file, by the file's own encoding."""
+        return self.predict(encoding.spikes(self.network.encoding, x))
+
+    def _packed(self, x: np.ndarray) -> np.ndarray:
+        """Words (1, T, B, H, W, words) of an input, checked."""
+        x, shape = np.asarray(x), self.network.input_shape
+        if x.ndim != 2 + len(shape) or x.shape[2:] != shape or 0 in x.shape:
+            axes = ", ".join(map(str, ("T", "B", *shape)))
+            raise ValueError(f"x: must have the shape ({axes}), T and B >= 1; got {x.shape}; time comes first, then the batch")
+        if x.dtype == bool:
+            x = x.view(np.uint8)
+        elif x.dtype != np.uint8:
+            if x.dtype.kind not in "iuf" or not ((x == 0) | (x == 1)).all():
+                raise ValueError(f"x: must be 0 or 1 everywhere; got other values, of type {x.dtype}; encode it as spikes first")
+            x = x.astype(np.uint8)
+        rows = x.reshape(-1, shape[0]) if len(shape) == 1 else np.moveaxis(x, 2, -1).reshape(-1, shape[0])
+        words = np.empty((len(rows), -(-shape[0] // 32)), np.uint32)
+        if not all(self._spread(bits.pack_bytes, x.size, len(rows), np.ascontiguousarray(rows), words)):
+            raise ValueError("x: must be 0 or 1 everywhere; got other values; encode it as spikes first")
+        return words.reshape(1, *x.shape[:2], *(shape[1:] or (1, 1)), -1)
+
+    def _before(self, x: np.ndarray, state: State | None) -> State:
+        fresh = self.start(x.shape[1])
+        if state is None:
+            return fresh
+        wanted = [[z.shape for z in layer] for layer in fresh]
+        if [[getattr(z, "shape", None) for z in layer] for layer in state] != wanted:
+            raise ValueError(
+                f"state: must come from this network and {x.shape[1]} recordings; got another; begin with engine.start(B)"
+            )
+        for into, values in zip(fresh, state, strict=True):
+            for z, value in zip(into, values, strict=True):
+                z[:] = value
+        return fresh
+
+    def _through(self, x: np.ndarray, layer: _Layer, state: tuple[np.ndarray, ...]) -> np.ndarray:
+        """What leaves a layer, as words; the state moves on in place."""
+        if layer.recurrent:
+            x = x.reshape(*x.shape[:3], 1, 1, -1)
+        height, width = layer.size(x)
+        K, n_out = layer.weights.shape[0], layer.weights.shape[2]
+        work = K * x.shape[1] * x.shape[2] * height * width * layer.weights[0].size
+        leaving = n_out if layer.outputs is None else len(layer.outputs)
+        out = np.empty((K, *x.shape[1:3], height // layer.pool, width // layer.pool, -(-leaving // 32)), np.uint32)
+        if layer.recurrent:
+            settings: tuple[Any, ...] = (layer.mask, layer.outputs, layer.kappa, layer.constants)
+            self._spread(_recurrent, work, K * x.shape[2], x, layer.weights, *settings, *state, out)
+            return out
+        group = GROUP if height * width == 1 else 1
+        settings = (
+            layer.channels,
+            *layer.kernel,
+            *layer.stride,
+            *layer.padding,
+            layer.pool,
+            group,
+            layer.kappa[0],
+            layer.constants,
+        )
+        self._spread(_spikes, work, K * -(-x.shape[2] // group), x, layer.weights, layer.table, *settings, *state, out)
+        return out
+
+    def _windows(self, x: np.ndarray, layer: _Layer) -> np.ndarray:
+        images = x.reshape(-1, *x.shape[3:])
+        out = np.empty((len(images), *layer.size(x), layer.weights.shape[1]), np.uint32)
+        self._spread(bits.windows, out.size, len(images), images, layer.channels, *layer.kernel, *layer.stride, *layer.padding, out)
+        return out.reshape(*x.shape[:3], *out.shape[1:])
+
+    def _spread(self, kernel: Any, work: int, size: int, *arguments: Any) -> list[Any]:
+        return threads.run(kernel, work, size, *arguments, count=self.threads)
+
+
+_cores = threads.cores  # the constructor has an argument of the module's name
+
+
+def load(
+    path: str | Path, members: int | Literal["map"] | None = None, *, seed: int | None = None, threads: int | None = None
+) -> Engine:
+    """An engine from a packed file; `members` and `seed` as in `packed.read`. Loading runs no code."""
+    return Engine(file.read(path, members, seed), threads)
+
+
+def _layer_of(layer: file.Layer) -> _Layer:
+    kernel, shape = layer.kernel, layer.input_shape
+    weights, K = layer.weights, len(layer.weights)
+    if layer.kind == "recurrent":
+        return _recurrent_of(layer)
+    if layer.kind == "dense" and len(shape) == 3:  # a dense layer on images is a kernel as large as they are
+        kernel = (shape[1], shape[2])
+    channels, taps = shape[0], math.prod(kernel)
+    rows = np.moveaxis(weights.reshape(K, layer.neurons, channels, taps), 2, 3).reshape(K, layer.neurons, -1)
+    n_in = rows.shape[2]
+    table = np.empty((K, 0, 0), np.int8)
+    if n_in > 64 and K * n_in * layer.neurons <= TABLE:
+        table = np.ascontiguousarray(rows.transpose(0, 2, 1)).astype(np.int8) * np.int8(2) - np.int8(1)
+    places = (layer.stride, layer.padding, layer.pool)
+    return _Layer(_columns(rows), table, channels, kernel, *places, layer.kappa, layer.constants)
+
+
+def _recurrent_of(layer: file.Layer) -> _Layer:
+    """Inputs and own spikes lie in words of their own: the second begin at a word's first bit."""
+    n, inputs = layer.neurons, math.prod(layer.input_shape)
+
+    def columns(rows: np.ndarray) -> np.ndarray:
+        return np.concatenate([_columns(_input_rows(rows[..., :inputs], layer)), _columns(rows[..., inputs:])], axis=-2)
+
+    mask = np.zeros((0, n), np.uint32) if layer.mask is None else columns(layer.mask)
+    outputs = np.arange(n) if layer.outputs is None else np.array(layer.outputs)
+    kappa = np.broadcast_to(layer.kappa, n).copy()
+    one = ((1, 1), (1, 1), (0, 0), 1)
+    empty = np.empty((0, 0, 0), np.int8)
+    return _Layer(columns(layer.weights), empty, 1, *one, kappa, layer.constants, np.ascontiguousarray(mask), outputs, True)
+
+
+def _input_rows(rows: np.ndarray, layer: file.Layer) -> np.ndarray:
+    """Columns (..., C H W) of a layer on images in the order in which images are packed: pixels first, each with whole words."""
+    if len(layer.input_shape) == 1:
+        return rows
+    C, H, W = layer.input_shape
+    by_pixel = np.moveaxis(rows.reshape(*rows.shape[:-1], C, H * W), -2, -1)
+    padded = np.zeros((*by_pixel.shape[:-1], -(-C // 32) * 32), bool)
+    padded[..., :C] = by_pixel
+    return padded.reshape(*rows.shape[:-1], -1)
+
+
+def _columns(rows: np.ndarray) -> np.ndarray:
+    """Bits (..., n_out, n_in) as words (..., words, n_out)."""
+    return np.ascontiguousarray(np.swapaxes(_words(rows), -1, -2))
+
+
+def _by_pixel(V: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """A readout's signs (outputs, n) as words (outputs, words), for what leaves a layer of this shape, (N,) or (C, H, W)."""
+    channels = V.reshape(len(V), *(shape if len(shape) == 3 else (*shape, 1, 1)))
+    return _words(np.moveaxis(channels, 1, -1)).reshape(len(V), -1)
+
+
+def _words(x: np.ndarray) -> np.ndarray:
+    """Booleans packed along the last axis into 32-bit words."""
+    packed = np.packbits(x, axis=-1, bitorder="little")
+    words = np.zeros((*packed.shape[:-1], -(-packed.shape[-1] // 4) * 4), np.uint8)
+    words[..., : packed.shape[-1]] = packed
+    return words.view("<u4").astype(np.uint32, copy=False)
+
+
+def _unpacked(words: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Words (K, T, B, H, W, words) as uint8 (K, T, B, *shape)."""
+    as_bytes = np.ascontiguousarray(words.astype("<u4", copy=False)).view(np.uint8)
+    spikes = np.moveaxis(np.unpackbits(as_bytes, axis=-1, count=shape[0], bitorder="little"), -1, 3)
+    return np.ascontiguousarray(spikes).reshape(*words.shape[:3], *shape)
+
+
+def _entropy(p: np.ndarray) -> np.ndarray:
+    return -(p * np.log(np.where(p > 0, p, 1))).sum(-1)
