@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,27 @@ def test_predictions_as_csv(bisnn_, trained, tmp_path):
     assert [float(row["p(1)"]) for row in rows] == bisnn.load(trained).predict(x, samples=None).mean[:, 1].tolist()
 
 
+def test_energy_is_shown_and_kept_when_asked_for(bisnn_, trained, tmp_path):
+    run = shutil.copytree(trained, tmp_path / "run")
+    verdict = lambda: json.loads((run / "evaluation.json").read_text())  # noqa: E731
+    code, out, _ = bisnn_("evaluate", run, "-q")
+    assert (code, "synaptic" in out, "energy" in verdict()) == (0, False, False)
+    code, out, _ = bisnn_("evaluate", run, "--energy", "-q")
+    ledger = verdict()["energy"]
+    assert code == 0
+    assert list(ledger["rows"]) == ["full precision, hypothetical", "MAP", "ensemble of 3", "ANN"]
+    for name, row in ledger["rows"].items():
+        (cells,) = re.findall(rf"^  {name} (.*)", out.split("One inference")[1], re.M)
+        counts = [f"{row[key]:,.0f}" for key in ("weight_bits", "synaptic_operations", "neuron_updates")]
+        assert cells.split()[:3] == counts
+        assert cells.split()[-1] == f"{row['ratio']:.2f}"
+    assert "Horowitz" in out
+    bisnn_("evaluate", run, "--cost", "int_add=0.2", "-q")
+    again = verdict()["energy"]
+    assert again["costs"]["int_add"] == 0.2
+    assert again["rows"]["MAP"]["synapse_joules"] == pytest.approx(2 * ledger["rows"]["MAP"]["synapse_joules"])
+
+
 def test_names_are_no_markup(bisnn_, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     rows = [f"{i % 7},{i % 5},{('[red]', '[/b]')[i % 2]}" for i in range(40)]
@@ -134,6 +156,9 @@ MISTAKES = {
     "a file for a run": (("evaluate", "{run}/model.safetensors"), "there is no such run folder"),
     "no evaluation": (("report", "{run}"), "do it with: bisnn evaluate"),
     "unwritable": (("train", "two_moons_bayes", "--out", "{nan}/run"), "Not a directory"),
+    "cost": (("evaluate", "{run}", "--cost", "int_ad=1"), "did you mean 'int_add'?"),
+    "cost without a number": (("evaluate", "{run}", "--energy", "--cost", "int_add"), "must be NAME=PJ"),
+    "cost of nothing": (("evaluate", "{run}", "--cost", "int_add=0"), "int_add: must be a finite number > 0"),
     "unwritable predictions": (("predict", "{run}", "{two}", "--out", "/nowhere/at/all.csv"), "No such file or directory"),
 }
 
@@ -262,3 +287,47 @@ def test_under_torchrun_the_interpreter_is_left_without_its_shutdown(arguments, 
     assert outcomes[0][0] == outcomes[1][0] + "shut down\n"
     assert outcomes[0][1] == outcomes[1][1]
     assert len(outcomes[1][0] + outcomes[1][1]) > 20
+
+
+# Exports
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "written"),
+    [
+        (["--to", "packed"], "weights, 3 x 1 bit each", "packed.safetensors"),
+        (["--as", "posterior"], "weights, the posterior at 8 bits each", "packed.safetensors"),
+        (["--as", "map"], "weights, 1 x 1 bit each", "packed.safetensors"),
+        (["--to", "c", "--as", "members", "--members", "2"], "of tables (flash)", "c/model.c"),
+        (["--to", "nir"], "NIR graph (exact)", "model.nir"),
+        (["--to", "nir", "--profile", "cubalif"], "not the network's own spikes", "model.nir"),
+    ],
+)
+def test_exports_say_what_they_wrote(bisnn_, trained, arguments, said, written):
+    if "nir" in arguments:
+        pytest.importorskip("nir")
+    code, out, _ = bisnn_("export", trained, *arguments)
+    assert code == 0
+    assert said in " ".join(out.split())
+    assert (trained / written).stat().st_size > 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", "c", "--as", "posterior"], '"posterior" is for --to packed'),
+        (["--as", "map", "--members", "3"], "members: are drawn from a posterior"),
+        (["--to", "packed", "--out", "no/such/folder/x"], "no/such/folder/x"),
+    ],
+)
+def test_exports_that_cannot_be(bisnn_, trained, arguments, message):
+    code, _, error = bisnn_("export", trained, *arguments)
+    assert code == 1
+    assert error.startswith("bisnn: ")
+    assert message in error
+
+
+def test_a_run_without_a_model_cannot_be_exported(bisnn_, tmp_path):
+    code, _, error = bisnn_("export", tmp_path / "none")
+    assert code == 1
+    assert "there is no such run folder" in error

@@ -308,6 +308,23 @@ def changed(run: Path, folder: Path, **parts) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("name", ["validated", "st", "hostile"])
+def test_energy_has_the_numbers_of_the_ledger(pages, runs, name):
+    rows = load_evaluation(runs[name])["energy"]["rows"]
+    section = pages[name].split("<h4>What one inference takes</h4>")[1].split("</figure>")[0]
+    shown = {predictor.strip(): float(value) for predictor, value in re.findall(r'<span>([^<]*)<data value="([^"]*)">', section)}
+    assert shown == {predictor: row["joules"] for predictor, row in rows.items()}
+    assert ("hypothetical" in section) == (name != "hostile")  # which has real weights
+    cells = [[text for _, text in CELL.findall(row)] for row in re.findall(r"<tr.*?</tr>", section, re.S)[1:]]
+    lines = [line for row in rows.values() for line in (row, *row["layers"])]
+    counts = ("synaptic_operations", "neuron_updates")
+    assert [row[1:3] for row in cells] == [[f"{line[count]:,.0f}" for count in counts] for line in lines]
+    widths = [float(width) for width in re.findall(r'style="width: ([\d.]+)%"', section)]
+    most = max(row["joules"] for row in rows.values())
+    parts = [row[f"{part}_joules"] for row in rows.values() for part in ("synapse", "neuron", "memory")]
+    assert widths == pytest.approx([100 * part / most for part in parts], abs=0.006)
+
+
 def test_large_rasters_are_thinned_and_say_so(runs, tmp_path):
     spikes = torch.zeros(1000, 1, 300, dtype=torch.uint8)
     spikes[502, 0, 0] = 1  # the first neuron is always among those drawn
@@ -361,6 +378,8 @@ def test_missing_parts_are_said(pages, runs, tmp_path):
     assert "No error against deviation for MAP" in pages["line"]
     assert "No curve over x: the points have 2 features" in pages["targets"]
     assert "This run has real weights" in pages["hostile"]
+    page = report([changed(runs["st"], tmp_path / "old", energy=None)], show=False).read_text(encoding="utf-8")
+    assert "No energy ledger: this run was evaluated without one" in page
     run = shutil.copytree(runs["st"], tmp_path / "bare")
     (run / "metrics.jsonl").unlink()
     page = report([run], show=False).read_text(encoding="utf-8")

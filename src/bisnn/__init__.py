@@ -23,17 +23,19 @@ _HOME = {
     "model": ("Model", "load"),
     "evaluation": ("evaluate",),
     "reporting": ("report",),
+    "exporting": ("export",),
     "reproduction": ("reproduce",),
     "system": ("info",),
 }
-_MODULES = ("config", "data", "encode", "kernels", "metrics", "weights")
+_MODULES = ("config", "data", "encode", "kernels", "metrics", "packed", "weights")
 _NAMES = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = ["__version__", *_NAMES, *_MODULES]
 
 if TYPE_CHECKING:
-    from bisnn import config, data, encode, kernels, metrics, weights
+    from bisnn import config, data, encode, kernels, metrics, packed, weights
     from bisnn.evaluation import evaluate
+    from bisnn.exporting import export
     from bisnn.layers import Conv2d, Linear, Recurrent
     from bisnn.losses import activity_loss, chunked_backward, global_loss, local_loss, spike_loss
     from bisnn.model import Model, load

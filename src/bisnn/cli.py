@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,10 +27,11 @@ app = typer.Typer(
     epilog=_epilog(
         "bisnn train two_moons_bayes",
         "bisnn resume runs/two_moons_bayes_seed0",
-        "bisnn evaluate runs/two_moons_bayes_seed0",
+        "bisnn evaluate runs/two_moons_bayes_seed0 --energy",
         "bisnn predict runs/two_moons_bayes_seed0 points.csv",
         "bisnn reproduce fig2",
         "bisnn report runs/two_moons_bayes_seed0",
+        "bisnn export runs/two_moons_bayes_seed0 --to packed",
         "bisnn info",
     ),
     no_args_is_help=True,
@@ -46,6 +48,23 @@ class Figure(StrEnum):
     fig1 = "fig1"
     fig2 = "fig2"
     all = "all"
+
+
+class Target(StrEnum):
+    packed = "packed"
+    c = "c"
+    nir = "nir"
+
+
+class Predictor(StrEnum):
+    map = "map"
+    members = "members"
+    posterior = "posterior"
+
+
+class Profile(StrEnum):
+    exact = "exact"
+    cubalif = "cubalif"
 
 
 class Recipe(StrEnum):
@@ -99,19 +118,34 @@ def _finish(folder: Path, no_report: bool, quiet: bool) -> None:
     _write_report([folder], None, quiet)
 
 
-@app.command(epilog=_epilog("bisnn evaluate runs/two_moons_bayes_seed0"))
-def evaluate(run: Run, quiet: Quiet = False) -> None:
+@app.command(
+    epilog=_epilog(
+        "bisnn evaluate runs/two_moons_bayes_seed0",
+        "bisnn evaluate runs/two_moons_bayes_seed0 --energy",
+        "bisnn evaluate runs/two_moons_bayes_seed0 --cost int_add=0.03 --cost sram_32k=15",
+    )
+)
+def evaluate(
+    run: Run,
+    energy: Annotated[bool, typer.Option("--energy", help="Also what one inference takes: operations, memory, energy.")] = False,
+    cost: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PJ", help="Price of an operation in picojoules, in place of 45 nm; repeatable, sets --energy."),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
     """Judge a run's model on its test points: every metric with a 95 % interval."""
-    _verdict(run, quiet)
+    _verdict(run, quiet, energy or bool(cost), cost or ())
 
 
-def _verdict(folder: Path, quiet: bool) -> None:
+def _verdict(folder: Path, quiet: bool, energy: bool = False, costs: Sequence[str] = ()) -> None:
     from rich import box
     from rich.table import Table
 
     from bisnn import evaluation
+    from bisnn.energy import Costs
 
-    verdict = evaluation.evaluate(folder, show=not quiet)
+    verdict = evaluation.evaluate(folder, show=not quiet, energy=energy, costs=Costs.parse(costs))
     table = Table(title=f"{folder}: {verdict['points']} test points; value and 95 % bootstrap interval", box=box.SIMPLE)
     table.add_column("predictor")
     names = list(next(iter(verdict["metrics"].values())))
@@ -125,6 +159,37 @@ def _verdict(folder: Path, quiet: bool) -> None:
     console.print(
         "{weights:,} weights: {bytes_1_bit:,} bytes at 1 bit, {bytes_32_bit:,} at 32".format(**memory),
     )
+    if energy:
+        _show_ledger(verdict["energy"])
+
+
+def _show_ledger(ledger: dict[str, Any]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from bisnn.energy import ANN, HYPOTHETICAL, si
+
+    title = f"One inference of {ledger['steps']} time steps, mean over {ledger['recordings']} test points"
+    table = Table(title=title, box=box.SIMPLE)
+    table.add_column("predictor")
+    for name in ("weights\nin bits", "synaptic\noperations", "neuron\nupdates", "memory\ntraffic", "energy", "ratio\nto ANN"):
+        table.add_column(name, justify="right")
+    for name, row in ledger["rows"].items():
+        for layer in (row, *row["layers"]):
+            counts = (f"{layer[key]:,.0f}" for key in ("weight_bits", "synaptic_operations", "neuron_updates"))
+            share = f"{row['ratio']:.2f}" if layer is row else ""
+            cells = (*counts, si(layer["bytes"], "B"), si(layer["joules"], "J"), share)
+            table.add_row(name if layer is row else f"  {layer['layer']}", *cells, style="" if layer is row else "dim")
+    console = _console()
+    console.print(table)
+    costs = ", ".join(f"{name} {value:g}" for name, value in ledger["costs"].items())
+    console.print(f"Picojoules an operation, or an access of 64 bits: {costs}. Usual: {ledger['source']}.")
+    where = ", ".join(f"{name} in {row['memory']}" for name, row in ledger["rows"].items())
+    console.print(f"The smallest memory that holds weights and state: {where}.")
+    console.print("Every synaptic operation is one accumulate; the last readout is included, pooling and softmax are not.")
+    if HYPOTHETICAL in ledger["rows"]:
+        console.print(f"{HYPOTHETICAL}: 32-bit weights at the same spikes.")
+    console.print(f"{ANN}: the same layers in one pass of 32-bit multiply-accumulates, not one for every time step.")
 
 
 @app.command(
@@ -230,6 +295,51 @@ def reproduce(
     for name in figures:
         console.print(reproduction.table(results["figures"][name]))
     console.print(f"results: {out / 'results.json'}, figures: {', '.join(str(out / f'{name}.png') for name in figures)}")
+
+
+@app.command(
+    epilog=_epilog(
+        "bisnn export runs/two_moons_bayes_seed0 --to packed",
+        "bisnn export runs/two_moons_bayes_seed0 --to packed --as posterior",
+        "bisnn export runs/two_moons_bayes_seed0 --to c --as map --out firmware/",
+        "bisnn export runs/two_moons_bayes_seed0 --to nir",
+    )
+)
+def export(
+    run: Run,
+    to: Annotated[Target, typer.Option(help="packed: one file for bisnn.packed. c: C99 sources. nir: a graph.")] = Target.packed,
+    out: Annotated[Path | None, typer.Option(help="File (c: folder) to write. Default: in the run folder.")] = None,
+    as_: Annotated[
+        Predictor | None,
+        typer.Option(
+            "--as", help="map: most probable weights. members: an ensemble. posterior: 8 bits a weight. Default: the usual."
+        ),
+    ] = None,
+    members: Annotated[int | None, typer.Option(min=1, help="Members of the ensemble. Default: the config's.")] = None,
+    profile: Annotated[
+        Profile, typer.Option(help="Of nir. cubalif: for importers that know nothing else; not exact.")
+    ] = Profile.exact,
+) -> None:
+    """Ship a run's model as what it is: bits. What leaves runs without PyTorch and gives the same spikes."""
+    from bisnn import exporting
+
+    done = exporting.export(run, to.value, out, predictor=as_ and as_.value, members=members, profile=profile.value)
+    console, where = _console(), done["path"]
+    if to is Target.packed:
+        bits = f"{done['members']} x 1 bit" if done["members"] else "the posterior at 8 bits"
+        console.print(f"{done['weights']:,} weights, {bits} each: {done['bytes']:,} bytes in {where}")
+        console.print(f'run it without PyTorch: bisnn.packed.load("{where}").predict_features(x)')
+    elif to is Target.c:
+        console.print(f"C99 in {where}: {done['flash']:,} bytes of tables (flash), {done['ram']:,} of state (RAM)")
+        console.print(
+            f"check it: cd {where} && cc -std=c99 -O2 -ffp-contract=off model.c model_test.c -o model_test && ./model_test"
+        )
+    else:
+        console.print(f"NIR graph ({done['profile']}): {done['bytes']:,} bytes in {where}")
+        if "disagreement" in done:
+            lossy = done["disagreement"]
+            told = "" if lossy["predictions"] is None else f", {lossy['predictions']:.2%} of the predicted classes"
+            console.print(f"not the network's own spikes: {lossy['spikes']:.1%} of them differ{told}, on random points")
 
 
 @app.command(epilog=_epilog("bisnn report runs/two_moons_bayes_seed0", "bisnn report runs/* --out comparison.html"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,14 @@ from bisnn.checkpoint import RunFolder, load_tree, save_tree
 from bisnn.config import Table
 from bisnn.data.dataset import Dataset, load_dataset, spikes
 from bisnn.display import bars
-from bisnn.files import write_atomic
+from bisnn.energy import Costs, ledger
+from bisnn.files import file_digest, write_atomic
 from bisnn.model import Model, load, weight_bits
 from bisnn.prediction import Classification, Regression
 
 SHOWN = 200  # test points that rates and uncertainty over time are taken from
 RASTERS = 3  # test points whose spikes are kept
+COUNTED = 16  # test points that the energy ledger counts
 BINS = 40  # of the histogram of p
 
 
@@ -32,8 +33,14 @@ def predictors(model: Model) -> dict[str, int | None]:
     return {"real weights" if model.config.rule.name == "full" else "sign": None}
 
 
-def evaluate(folder: str | Path, *, show: bool = True) -> dict[str, Any]:
+def evaluate(folder: str | Path, *, show: bool = True, energy: bool = False, costs: Costs | None = None) -> dict[str, Any]:
     """Judge a run's model on its test points; writes `evaluation.safetensors` and `evaluation.json` into the run folder.
+
+    Args:
+        folder: the run.
+        show: a progress bar.
+        energy: the energy ledger of a few test points is part of `evaluation.json` too. The report has it in any case.
+        costs: prices of the ledger's operations; by default those of 45 nm.
 
     Returns, for each predictor, each metric's value with its 95 % bootstrap interval, as `evaluation.json` has them.
     """
@@ -45,16 +52,13 @@ def evaluate(folder: str | Path, *, show: bool = True) -> dict[str, Any]:
         raise ValueError(f"{model.config.data.train}: is not what {folder} was trained on (or its test file is not): restore it")
     with run.locked(), bars(show=show) as progress:
         tree = _judged(model, data, progress)
-        tree |= {"seconds": _seconds(run), "epoch": model.epoch, "model": model_digest(run)}
+        tree["energy"] = _energy(model, data.test[0], costs)
+        tree |= {"seconds": _seconds(run), "epoch": model.epoch, "model": file_digest(run.model_file)}
         save_tree(run.evaluation_file, tree, "evaluation")
-        verdict = {name: tree[name] for name in ("task", "rule", "epoch", "points", "seconds", "metrics", "memory")}
+        names = ["task", "rule", "epoch", "points", "seconds", "metrics", "memory", *(["energy"] if energy else [])]
+        verdict = {name: tree[name] for name in names}
         write_atomic(run.path / "evaluation.json", (json.dumps(verdict, indent=1) + "\n").encode())
     return verdict
-
-
-def model_digest(run: RunFolder) -> str:
-    """Of the model's file: says which model an evaluation is of."""
-    return hashlib.blake2b(run.model_file.read_bytes(), digest_size=16).hexdigest()
 
 
 def _seconds(run: RunFolder) -> float | None:
@@ -73,14 +77,14 @@ def load_evaluation(folder: str | Path) -> dict[str, Any]:
     if not run.evaluation_file.exists():
         raise ValueError(f"{folder}: has not been evaluated; do it with: bisnn evaluate {folder}")
     judged = load_tree(run.evaluation_file, "evaluation")
-    if not run.model_file.exists() or judged["model"] != model_digest(run):
+    if not run.model_file.exists() or judged["model"] != file_digest(run.model_file):
         raise ValueError(f"{folder}: its model has changed since it was evaluated; do it again with: bisnn evaluate {folder}")
     return judged
 
 
 def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
     x, y = data.test
-    some = torch.linspace(0, len(x) - 1, min(SHOWN, len(x))).round().long()  # evenly: test points may be sorted
+    some = _evenly(len(x), SHOWN)
     names = predictors(model)
     bar = progress.add_task("test points", total=sum((k or 1) * (len(x) + len(some)) for k in names.values()))
     results, judged, over_time = {}, {}, {}
@@ -135,15 +139,31 @@ def _over_time(result: Classification | Regression, y: Tensor) -> dict[str, Tens
     return {"std": result.std.mean((1, 2)), "rmse": (result.mean - y).square().mean((1, 2)).sqrt()}
 
 
+def _evenly(n: int, most: int) -> Tensor:
+    """Up to `most` of n indices, evenly spread: test points may be sorted."""
+    return torch.linspace(0, n - 1, min(most, n)).round().long()
+
+
+def _test_spikes(model: Model, x: Tensor, points: Tensor) -> Tensor:
+    """The spikes that some of the test points x are judged on, (T, n, N)."""
+    return spikes(model.config, x[points], encode.TEST, 0, points).to(next(model.net.parameters()).device)
+
+
+def _energy(model: Model, x: Tensor, costs: Costs | None) -> dict[str, Any]:
+    """The energy ledger of every predictor, with the ensemble's own members, on a few of the test points x."""
+    s = _test_spikes(model, x, _evenly(len(x), COUNTED))
+    return ledger(model.net, s, predictors(model), costs, model.config.seed)
+
+
 @torch.no_grad()
 def _activity(model: Model, x: Tensor, some: Tensor) -> dict[str, Any]:
     """Firing rates of every neuron over some of the points x, and spikes of a few, with the MAP weights (or the real ones)."""
     net = model.net
-    few = some[torch.linspace(0, len(some) - 1, min(RASTERS, len(some))).round().long()]
+    few = some[_evenly(len(some), RASTERS)]
     realised = [weights.sign(p) if net.weights == "binary" else p for p in net.parameters()]
 
     def run(points: Tensor) -> list[Tensor]:
-        s = spikes(model.config, x[points], encode.TEST, 0, points).to(next(net.parameters()).device)
+        s = _test_spikes(model, x, points)
         return [s, *net(s, weights=realised).spikes]
 
     inputs, *layers = (s.to(torch.uint8) for s in run(few))

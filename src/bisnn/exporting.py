@@ -7,17 +7,102 @@ the others.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bisnn import weights
-from bisnn.checks import choice
+from bisnn import encode, model, weights
+from bisnn.checks import as_generator, choice, positive_int
+from bisnn.data.dataset import spikes
+from bisnn.files import file_digest
 from bisnn.layers import Conv2d, Readout, Recurrent
 from bisnn.layers import Layer as TorchLayer
 from bisnn.network import Network as TorchNetwork
 from bisnn.packed import file
+
+TARGETS = ("packed", "c", "nir")
+PREDICTORS = ("map", "members", "posterior")
+POINTS = 50  # at random in the range of the features: golden vectors and disagreements need no data file
+
+
+def export(
+    run: str | Path,
+    to: str = "packed",
+    out: str | Path | None = None,
+    *,
+    predictor: str | None = None,
+    members: int | None = None,
+    profile: str = "exact",
+) -> dict[str, Any]:
+    """Ship a run's model.
+
+    Args:
+        run: a run folder, or its model file.
+        to: "packed", one safetensors file for `bisnn.packed`; "c", a folder of C99 sources with golden vectors; "nir", a graph.
+        out: file or folder to write; by default named after the target, in the run folder.
+        predictor: "map", the most probable weights; "members", draws from the posterior, those of `bisnn predict`; "posterior", the
+            posterior itself at 8 bits a weight, from which members are drawn when it is loaded ("packed" alone). By default the
+            model's usual one: members where there is a posterior (but the map for "nir", a graph of one network), else the map.
+        members: how many; by default as many as the config says.
+        profile: of "nir": "exact", or "cubalif" for importers that know no more.
+
+    Returns:
+        what was written: "path", "bytes" and more, by target.
+    """
+    choice("to", to, TARGETS)
+    trained = model.load(run)
+    packed = describe_model(trained, predictor or _usual(trained, to), members)
+    packed = replace(packed, source=file_digest(model.file_of(run)))
+    folder = model.file_of(run).parent
+    if to == "packed":
+        path = Path(out or folder / "packed.safetensors")
+        synapses, fixed = sum(layer.synapses for layer in packed.layers), packed.layers[0].posterior is None
+        return {"path": path, "bytes": file.write(packed, path), "weights": synapses, "members": packed.count if fixed else 0}
+    if packed.layers[0].posterior is not None:
+        raise ValueError(
+            f'predictor: "posterior" is for --to packed, which draws members when it loads; got it with {to!r}; use "members"'
+        )
+    points = encode.keyed_rng(trained.config.seed, encode.GRID).random((POINTS, trained.features), dtype=np.float32)
+    recordings = spikes(trained.config, torch.from_numpy(points), encode.GRID, 0, torch.arange(POINTS)).to(torch.uint8).numpy()
+    if to == "c":
+        from bisnn.packed import c
+
+        path = Path(out or folder / "c")
+        path.mkdir(parents=True, exist_ok=True)
+        return {"path": path, "members": packed.count, **c.write(packed, path, recordings[:, 0])}
+    from bisnn.packed import nir_graph
+
+    path = Path(out or folder / "model.nir")
+    size = nir_graph.write(packed, path, profile=profile)
+    lossy = {} if profile == "exact" else {"disagreement": asdict(nir_graph.disagreement(packed, recordings))}
+    return {"path": path, "bytes": size, "profile": profile, **lossy}
+
+
+def _usual(trained: model.Model, to: str) -> str:
+    return "members" if trained.members is not None and to != "nir" else "map"
+
+
+def describe_model(trained: model.Model, predictor: str = "map", members: int | None = None) -> file.Network:
+    """A trained model as bits, with its encoding and classes: see `export`."""
+    choice("predictor", predictor, PREDICTORS)
+    net, config = trained.net, trained.config
+    if predictor != "map" and trained.members is None:
+        raise ValueError(f"predictor: the rule {config.rule.name!r} has no posterior; got {predictor!r}; use 'map'")
+    if predictor == "map" and members is not None:
+        raise ValueError(f"members: are drawn from a posterior, and the map is one; got {members}; leave it out, or use 'members'")
+    drawn, count = None, positive_int("members", trained.members if members is None else members) if predictor != "map" else 0
+    if predictor == "members":
+        drawn = weights.draw_members([layer.weight.detach() for layer in net.layers], count, as_generator(config.seed))
+    bits = describe(net, drawn, posterior=predictor == "posterior")
+    code = config.encode
+    scale = {"low": trained.low.tolist(), "high": trained.high.tolist()}
+    encoding = {"code": code.code, "steps": code.steps, "neurons": code.neurons, "width": code.width, "seed": config.seed, **scale}
+    about: dict[str, Any] = {"task": config.task, "classes": trained.classes, "burn_in": config.train.burn_in, "encoding": encoding}
+    return replace(bits, **about, members=count if predictor == "posterior" else 0, seed=config.seed)
 
 
 def describe(

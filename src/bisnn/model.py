@@ -120,15 +120,20 @@ class Model:
         save_tree(path, {**about, "scale": scale, "net": self.net.state_dict()}, "model")
 
 
+def file_of(path: str | Path) -> Path:
+    """The model file of a run folder; a file is taken as it is."""
+    if not Path(path).is_dir():
+        return Path(path)
+    run = RunFolder(path)
+    run.read_config()  # says what is wrong if it is no run folder
+    if not run.model_file.exists():
+        raise ValueError(f"{path}: has no model yet: its training has not ended; continue it with: bisnn resume {path}")
+    return run.model_file
+
+
 def load(path: str | Path) -> Model:
     """A trained model from its run folder or its file. Loading runs no code."""
-    file = Path(path)
-    if file.is_dir():
-        run = RunFolder(file)
-        run.read_config()  # says what is wrong if it is no run folder
-        file = run.model_file
-        if not file.exists():
-            raise ValueError(f"{path}: has no model yet: its training has not ended; continue it with: bisnn resume {path}")
+    file = file_of(path)
     try:
         tree = load_tree(file, "model")
         config = config_module.parse(tree["config"], str(file))

@@ -96,11 +96,8 @@ def _readouts(net: Network, x: Tensor, samples: int | None, generator: torch.Gen
     latents = [layer.weight.detach() for layer in net.layers]
     if net.weights == "real":
         return net(x, weights=latents).readouts[-1][None]
-    if samples is None:
-        members = [[w_r >= 0 for w_r in latents]]  # where weights are +1
-    else:
-        p = [weights.probability(w_r) for w_r in latents]
-        members = [[weights.draw(p_layer, generator) for p_layer in p] for _ in range(samples)]
+    most_probable = [w_r >= 0 for w_r in latents]  # where weights are +1
+    members = [most_probable] if samples is None else weights.draw_members(latents, samples, generator)
     if kernels.name_for(x.device, x.dtype) == "cpu" and weights.is_spikes(x):
         return _packed_readouts(net, x, members)
     run = lambda member: net(x, weights=[weights.hard(2 * up.to(x.dtype) - 1) for up in member])  # noqa: E731

@@ -33,6 +33,7 @@ from bisnn import metrics
 from bisnn.checkpoint import RunFolder
 from bisnn.config import Config, Table
 from bisnn.display import bars
+from bisnn.energy import ANN, HYPOTHETICAL, si
 from bisnn.evaluation import load_evaluation
 from bisnn.files import write_atomic
 
@@ -130,7 +131,8 @@ def report(folders: Sequence[str | Path], out: str | Path | None = None, *, show
             for title, draw in parts.items():
                 drawn[title] = draw(run)
                 progress.advance(bar)
-            sections.append({"run": run, "facts": _facts(run), "memory": run.judged["memory"], "parts": drawn})
+            memory, energy = run.judged["memory"], run.judged.get("energy")  # older evaluations have no ledger
+            sections.append({"run": run, "facts": _facts(run), "memory": memory, "energy": energy, "parts": drawn})
     number = itertools.count(1).__next__
     page = _template().render(verdicts=_verdicts(runs), sections=sections, number=number, version=bisnn.__version__)
     try:
@@ -151,7 +153,8 @@ def _read(folders: Sequence[str | Path]) -> list[Run]:
 def _template() -> jinja2.Template:
     source = (resources.files("bisnn") / "report.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    environment.filters |= {"number": _number, "duration": _duration, "size": _size}
+    environment.filters |= {"number": _number, "duration": _duration, "size": _size, "si": si}
+    environment.globals |= {"ANN": ANN, "HYPOTHETICAL": HYPOTHETICAL}
     return environment.from_string(source)
 
 

@@ -50,6 +50,12 @@ def draw(p: Tensor, generator: torch.Generator) -> Tensor:
     return torch.rand_like(p, generator=generator) < p
 
 
+def draw_members(latents: Sequence[Tensor], count: int, generator: torch.Generator) -> list[list[Tensor]]:
+    """Members of an ensemble: for each one bool tensor a layer, True where the weight is +1."""
+    p = [probability(w_r) for w_r in latents]
+    return [[draw(p_layer, generator) for p_layer in p] for _ in range(count)]
+
+
 def logistic_noise(w_r: Tensor, generator: torch.Generator) -> Tensor:
     """delta = 1/2 log(eps / (1 - eps)) with eps ~ U(0, 1), one for each element of `w_r`.
 

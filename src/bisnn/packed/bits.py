@@ -29,7 +29,7 @@ _NO_SIGN = np.uint32(0x7FFFFFFF)
 _U0, _U1 = np.uint32(0), np.uint32(1)
 ROWS = 512  # rows of a gradient whose selections are added while they stay in the L2 cache; a multiple of 32
 BLOCK = 16  # words of inputs whose weights stay there, likewise
-EVENTS = 2  # active inputs a word of 32, on average, up to which adding rows is cheaper than counting bits
+WORDS = 2  # of inputs, to each that is active, from which on adding rows is cheaper than counting bits
 COLUMNS = 512  # columns that a block of rows is counted for at a time, so that the counts stay in the L1 cache
 
 
@@ -87,22 +87,6 @@ def pack(lo, hi, x, words):
     return good
 
 
-@kernel(f"boolean(int64, int64, uint8[:, ::1], {_B})")
-def pack_bytes(lo, hi, x, words):
-    """words[r] = the bits of row r of x, one byte each; returns whether every value is 0 or 1."""
-    n = x.shape[1]
-    other = np.uint8(0)
-    for r in range(lo, hi):
-        for k in range(words.shape[1]):
-            part = x[r, 32 * k : min(32 * k + 32, n)]
-            word = _U0
-            for i in range(part.shape[0]):
-                word |= np.uint32(part[i] & np.uint8(1)) << np.uint32(i)
-                other |= part[i] & np.uint8(254)
-            words[r, k] = word
-    return other == np.uint8(0)
-
-
 @kernel("void(int64, int64, uint32[:, :, :, ::1], int64, int64, int64, int64, int64, int64, int64, uint32[:, :, :, ::1])")
 def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out):
     """out[n, y, x] = the k0 k1 channels bits of images[n] (H, W, words) under the kernel at output pixel (y, x), 0 outside."""
@@ -133,54 +117,64 @@ def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out)
 
 @kernel(f"void(int64, int64, {_B}, {_B}, {_M})")
 def counts(lo, hi, x, w, out):
-    """out[r, i] = 2 popcount(w[:, i] & x[r]) - popcount(x[r]) for rows x (R, words) and weight bits w (words, n_out)."""
+    """out[r, i] = 2 popcount(w[:, i] & x[r]) - popcount(x[r]) for rows x (R, words) and weight bits w (words, n_out).
+
+    Four rows and two words at a time: weights are then read from the cache once for four rows, and sums written once for two words.
+    """
     n_words, n_out = w.shape
-    sums = np.empty(COLUMNS, np.uint32)
+    sums = np.empty(4 * COLUMNS, np.uint32)  # one array: the compiler sees that its four parts do not overlap
     for first in range(0, n_out, COLUMNS):
         n = min(COLUMNS, n_out - first)
-        acc = sums[:n]
-        for r in range(lo, hi):
-            row = x[r]
-            active = _U0
-            for i in range(n):
-                acc[i] = _U0
-            k = 0
-            while k + 4 <= n_words:
-                a, b, c, d = row[k], row[k + 1], row[k + 2], row[k + 3]
-                if a | b | c | d:
-                    active += popcount(a) + popcount(b) + popcount(c) + popcount(d)
-                    w_a, w_b = w[k, first : first + n], w[k + 1, first : first + n]
-                    w_c, w_d = w[k + 2, first : first + n], w[k + 3, first : first + n]
+        for r in range(lo, hi, 4):
+            rows = min(4, hi - r)
+            for j in range(4):
+                sums[j * COLUMNS : j * COLUMNS + n] = _U0
+            r_1, r_2, r_3 = min(r + 1, hi - 1), min(r + 2, hi - 1), min(r + 3, hi - 1)  # of the last rows some count twice
+            for k in range(0, n_words - 1, 2):
+                a, b, c, d = x[r, k], x[r_1, k], x[r_2, k], x[r_3, k]
+                e, f, g, h = x[r, k + 1], x[r_1, k + 1], x[r_2, k + 1], x[r_3, k + 1]
+                if not (a | b | c | d | e | f | g | h):
+                    continue
+                w_k, w_l = w[k, first : first + n], w[k + 1, first : first + n]
+                if rows == 1:
                     for i in range(n):
-                        acc[i] += (popcount(w_a[i] & a) + popcount(w_b[i] & b)) + (popcount(w_c[i] & c) + popcount(w_d[i] & d))
-                k += 4
-            while k < n_words:
-                a = row[k]
-                if a:
-                    active += popcount(a)
-                    w_a = w[k, first : first + n]
-                    for i in range(n):
-                        acc[i] += popcount(w_a[i] & a)
-                k += 1
-            o = out[r, first : first + n]
-            for i in range(n):
-                o[i] = _F(np.int32(_U1 + _U1) * np.int32(acc[i]) - np.int32(active))
+                        sums[i] += popcount(w_k[i] & a) + popcount(w_l[i] & e)
+                    continue
+                for i in range(n):
+                    sums[i] += popcount(w_k[i] & a) + popcount(w_l[i] & e)
+                    sums[COLUMNS + i] += popcount(w_k[i] & b) + popcount(w_l[i] & f)
+                    sums[2 * COLUMNS + i] += popcount(w_k[i] & c) + popcount(w_l[i] & g)
+                    sums[3 * COLUMNS + i] += popcount(w_k[i] & d) + popcount(w_l[i] & h)
+            if n_words % 2:
+                a, b, c, d = x[r, n_words - 1], x[r_1, n_words - 1], x[r_2, n_words - 1], x[r_3, n_words - 1]
+                w_k = w[n_words - 1, first : first + n]
+                for i in range(n):
+                    sums[i] += popcount(w_k[i] & a)
+                    sums[COLUMNS + i] += popcount(w_k[i] & b)
+                    sums[2 * COLUMNS + i] += popcount(w_k[i] & c)
+                    sums[3 * COLUMNS + i] += popcount(w_k[i] & d)
+            for j in range(rows):
+                active = _U0
+                for k in range(n_words):
+                    active += popcount(x[r + j, k])
+                o, part = out[r + j, first : first + n], sums[j * COLUMNS : j * COLUMNS + n]
+                for i in range(n):
+                    o[i] = _F(np.int32(_U1 + _U1) * np.int32(part[i]) - np.int32(active))
 
 
 @kernel(f"void(int64, int64, {_B}, {_B}, int8[:, ::1], {_M})")
 def events(lo, hi, x, w, rows, out):
-    """As `counts`, row by row the cheaper way: where few inputs are active, their rows of W^T, int8 (n_in, n_out), are added."""
+    """As `counts`, the cheaper way: where few inputs are active, their rows of W^T, int8 (n_in, n_out), are added."""
     n_words, n_out = w.shape
-    most = n_words * EVENTS
-    index = np.empty(most + 1, np.uint32)
+    active, block = _U0, x[lo:hi].reshape(-1)
+    for k in range(block.shape[0]):
+        active += popcount(block[k])
+    if active * WORDS > block.shape[0]:
+        counts(lo, hi, x, w, out)
+        return
+    index = np.empty(32 * n_words, np.uint32)
     total = np.empty(n_out, np.int32)
     for r in range(lo, hi):
-        active = _U0
-        for k in range(n_words):
-            active += popcount(x[r, k])
-        if active > most:
-            counts(r, r + 1, x, w, out)
-            continue
         count = 0
         for k in range(n_words):
             word = x[r, k]
@@ -189,17 +183,14 @@ def events(lo, hi, x, w, rows, out):
                 word &= word - _U1
                 count += 1
         total[:] = np.int32(0)
-        k = 0
-        while k + 4 <= count:
+        for k in range(0, count - 3, 4):
             a, b, c, d = rows[index[k]], rows[index[k + 1]], rows[index[k + 2]], rows[index[k + 3]]
             for i in range(n_out):
                 total[i] += np.int32((np.int16(a[i]) + np.int16(b[i])) + (np.int16(c[i]) + np.int16(d[i])))
-            k += 4
-        while k < count:
+        for k in range(count - count % 4, count):
             a = rows[index[k]]
             for i in range(n_out):
                 total[i] += np.int32(a[i])
-            k += 1
         o = out[r]
         for i in range(n_out):
             o[i] = _F(total[i])

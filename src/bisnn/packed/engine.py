@@ -26,6 +26,7 @@ from bisnn.packed.bits import kernel
 _ZERO, _ONE, _FLUSH = np.float32(0), np.float32(1), np.float32(FLUSH)
 _U0 = np.uint32(0)
 GROUP = 8  # recordings of a dense layer that are worked on together: weights are then read once for all of them
+ROWS = 16  # of the input that are counted together, at least, by taking several time steps at once
 TABLE = 1 << 26  # bytes of a layer's weights as int8 up to which they are kept, for sparse inputs
 _X, _W, _S = "uint32[:, :, :, :, :, ::1]", "uint32[:, :, ::1]", "float32[:, :, ::1]"  # spikes, weights, state
 
@@ -144,26 +145,30 @@ def _spikes(lo, hi, x, weights, table, channels, k0, k1, s0, s1, p0, p1, pool, g
     T, B, n_words, n_out = x.shape[1], x.shape[2], weights.shape[1], weights.shape[2]
     height, width = (x.shape[3] + 2 * p0 - k0) // s0 + 1, (x.shape[4] + 2 * p1 - k1) // s1 + 1
     pixels, groups = height * width, -(-B // group)
-    rows = np.empty((group, height, width, n_words), np.uint32)
-    u = np.empty((group * pixels, n_out), np.float32)
+    steps = max(1, ROWS // (min(group, B) * pixels))  # time steps whose currents are counted together
+    rows = np.empty((steps, group, height, width, n_words), np.uint32)
+    u = np.empty((steps * group * pixels, n_out), np.float32)
     for item in range(lo, hi):
         member, first = item // groups, item % groups * group
         n = min(group, B - first)
         images = x[min(member, x.shape[0] - 1)]
         p, q, r = P[member, first : first + n], Q[member, first : first + n], R[member, first : first + n]
-        potentials = u[: n * pixels].reshape(-1)
-        for t in range(T):
-            if k0 * k1 * s0 * s1 == 1 and p0 + p1 == 0:
-                rows[:n] = images[t, first : first + n]
-            else:
-                bits.windows(0, n, images[t, first : first + n], channels, k0, k1, s0, s1, p0, p1, rows)
-            inputs = rows.reshape((group * pixels, n_words))
+        inputs = rows.reshape(-1)[: steps * n * pixels * n_words].reshape((steps, n, height, width, n_words))
+        for start in range(0, T, steps):
+            m = min(steps, T - start)
+            for t in range(m):
+                if k0 * k1 * s0 * s1 == 1 and p0 + p1 == 0:
+                    inputs[t] = images[start + t, first : first + n]
+                else:
+                    bits.windows(0, n, images[start + t, first : first + n], channels, k0, k1, s0, s1, p0, p1, inputs[t])
             if table.shape[1]:
-                bits.events(0, n * pixels, inputs, weights[member], table[member], u)
+                bits.events(0, m * n * pixels, inputs.reshape((-1, n_words)), weights[member], table[member], u)
             else:
-                bits.counts(0, n * pixels, inputs, weights[member], u)
-            _advance(potentials, p.reshape(-1), q.reshape(-1), r.reshape(-1), kappa, c)
-            _fired(potentials, height, width, n_out, pool, out[member, t, first : first + n])
+                bits.counts(0, m * n * pixels, inputs.reshape((-1, n_words)), weights[member], u)
+            for t in range(m):
+                potentials = u[t * n * pixels : (t + 1) * n * pixels].reshape(-1)
+                _advance(potentials, p.reshape(-1), q.reshape(-1), r.reshape(-1), kappa, c)
+                _fired(potentials, height, width, n_out, pool, out[member, start + t, first : first + n])
 
 
 @kernel(
@@ -295,17 +300,12 @@ class Engine:
         if x.ndim != 2 + len(shape) or x.shape[2:] != shape or 0 in x.shape:
             axes = ", ".join(map(str, ("T", "B", *shape)))
             raise ValueError(f"x: must have the shape ({axes}), T and B >= 1; got {x.shape}; time comes first, then the batch")
-        if x.dtype == bool:
-            x = x.view(np.uint8)
-        elif x.dtype != np.uint8:
-            if x.dtype.kind not in "iuf" or not ((x == 0) | (x == 1)).all():
+        if x.dtype != bool:
+            good = x.max() <= 1 if x.dtype == np.uint8 else x.dtype.kind in "iuf" and ((x == 0) | (x == 1)).all()
+            if not good:
                 raise ValueError(f"x: must be 0 or 1 everywhere; got other values, of type {x.dtype}; encode it as spikes first")
-            x = x.astype(np.uint8)
-        rows = x.reshape(-1, shape[0]) if len(shape) == 1 else np.moveaxis(x, 2, -1).reshape(-1, shape[0])
-        words = np.empty((len(rows), -(-shape[0] // 32)), np.uint32)
-        if not all(self._spread(bits.pack_bytes, x.size, len(rows), np.ascontiguousarray(rows), words)):
-            raise ValueError("x: must be 0 or 1 everywhere; got other values; encode it as spikes first")
-        return words.reshape(1, *x.shape[:2], *(shape[1:] or (1, 1)), -1)
+        by_pixel = x[..., None, None, :] if len(shape) == 1 else np.moveaxis(x, 2, -1)
+        return _words(by_pixel if x.dtype in (bool, np.uint8) else by_pixel.astype(bool))[None]
 
     def _before(self, x: np.ndarray, state: State | None) -> State:
         fresh = self.start(x.shape[1])

@@ -1,0 +1,335 @@
+"""NIR graphs: what is read back gives the network's bits, the continuous neurons are the paper's, and other libraries agree."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from scipy.integrate import solve_ivp
+
+import networks
+from bisnn import Conv2d, Linear, Network
+from bisnn.exporting import describe
+from bisnn.packed import file, nir_graph
+from conftest import seeded, spikes
+
+nir = pytest.importorskip("nir")
+POOLED = ("pooled", "mixed")
+KINDS = (*(kind for kind in networks.KINDS if kind not in POOLED), "conv and dense")
+SQUARE = {"conv stride": False}  # kernels; nir's own check of shapes takes all for square
+
+
+def build(kind: str, **options) -> Network:
+    if kind == "conv and dense":
+        options = {"neuron": networks.NEURON, "readout": 3, "generator": 0, "input_shape": (2, 6, 6), **options}
+        return Network(Conv2d(2, 3, 3), Linear(48, 5), **options)
+    return networks.build(kind, dtype=torch.float32, **options)
+
+
+def signs(net: Network) -> list[torch.Tensor]:
+    return [torch.where(layer.weight.detach() >= 0, 1.0, -1.0) for layer in net.layers]
+
+
+def read_back(network: file.Network, path: Path, check: bool = True, **options):
+    nir_graph.write(network, path, **options)
+    return nir.read(path, type_check=check)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dt", [1e-4, 1.0])
+def test_the_file_gives_the_bits_of_the_network(kind, dt, tmp_path):
+    net = build(kind)
+    x = spikes(40, 4, *net.input_shape, seed=3)
+    out = net(x, weights=signs(net))
+    got, logits = nir_graph.simulate(read_back(describe(net), tmp_path / "net.nir", SQUARE.get(kind, True), dt=dt), x.numpy())
+    assert list(got) == [f"spikes_{i}" for i in range(len(net.layers))]
+    for i, layer in enumerate(net.layers):
+        s = (out.potentials[i] > layer.constants[3]).numpy()
+        assert 0.01 < s.mean() < 0.5, "a test needs spikes"
+        assert np.array_equal(got[f"spikes_{i}"], s)
+    assert logits.dtype == np.float32
+    assert np.array_equal(logits, out.readouts[-1].detach().numpy())
+
+
+@pytest.mark.parametrize("kind", ["deep", "conv", "masked"])
+def test_without_a_readout_spikes_come_out(kind, tmp_path):
+    net = build(kind, readout=None)
+    x = spikes(40, 2, *net.input_shape)
+    _, output = nir_graph.simulate(read_back(describe(net), tmp_path / "net.nir"), x.numpy())
+    assert np.array_equal(output, net(x, weights=signs(net)).spikes[-1].detach().numpy())
+
+
+def test_each_member_can_be_chosen(tmp_path):
+    net = build("recurrent")
+    members = [[torch.rand(w.shape, generator=seeded(k)) < 0.5 for w in signs(net)] for k in range(2)]
+    network, x = describe(net, members), spikes(40, 3, 6)
+    for k, member in enumerate(members):
+        _, logits = nir_graph.simulate(read_back(network, tmp_path / "net.nir", member=k), x.numpy())
+        want = net(x, weights=[torch.where(up, 1.0, -1.0) for up in member]).readouts[-1]
+        assert np.array_equal(logits, want.detach().numpy())
+
+
+def test_the_file_says_what_it_is(tmp_path):
+    network = describe(build("masked"))
+    graph = read_back(network, tmp_path / "net.nir", dt=0.002)
+    layer, about = network.layers[0], graph.nodes["synapse_0"].metadata
+    assert (graph.metadata["made_by"], graph.metadata["profile"], graph.metadata["dt"]) == ("bisnn", "exact", 0.002)
+    assert [about["a_m"], about["a_s"], graph.nodes["refractory_0"].metadata["a_r"]] == list(layer.constants[:3])
+    assert np.array_equal(about["kappa"], layer.kappa)
+    assert graph.nodes["spikes_0"].metadata["theta"] == layer.constants[3]
+    W = np.hstack([graph.nodes[name].weight for name in ("weights_0", "recurrent_0")])
+    assert np.array_equal(W, np.where(layer.mask, np.where(layer.weights[0], 1, -1), 0))
+
+
+# Continuous time
+
+
+def test_the_continuous_neuron_answers_with_the_kernels_of_the_paper():
+    network = describe(build("masked"))
+    graph = nir_graph.graph(network, dt=0.001)
+    synapse, refractory = graph.nodes["synapse_0"], graph.nodes["refractory_0"]
+    tau_mem, tau_syn, tau_ref = 0.005, 0.003, 0.002  # seconds: those of networks.NEURON
+    t = np.linspace(0, 0.04, 200)
+    for i in (0, 5):
+        tm, ts, r, w_in = (getattr(synapse, name)[i] for name in ("tau_mem", "tau_syn", "r", "w_in"))
+
+        def cuba_li(_, state, tm=tm, ts=ts, r=r):
+            I, v = state
+            return -I / ts, (-v + r * I) / tm
+
+        start = [w_in / ts, 0.0]  # S = delta(t) at the start lifts I by w_in / tau_syn
+        v = solve_ivp(cuba_li, (0, t[-1]), start, t_eval=t, rtol=1e-10, atol=1e-12).y[1]
+        alpha = np.exp(-t / tau_mem) - np.exp(-t / tau_syn)
+        np.testing.assert_allclose(v, network.layers[0].kappa[i] * alpha, atol=1e-7)
+    tau, r = refractory.tau[0], refractory.r[0]
+    v = solve_ivp(lambda _, v: -v / tau, (0, t[-1]), [r / tau], t_eval=t, rtol=1e-10, atol=1e-12).y[0]
+    np.testing.assert_allclose(v, np.exp(-t / tau_ref), atol=1e-7)
+
+
+@given(st.floats(0, 1, exclude_max=True, width=32), st.floats(1e-9, 1e3))
+@example(0.0, 1e-4)
+@example(float(np.nextafter(np.float32(1), np.float32(0))), 1e-4)
+@example(float(np.nextafter(np.float32(0), np.float32(1))), 1e-4)
+def test_any_decay_comes_back_from_its_time_constant(a, dt):
+    tau = nir_graph._tau(np.float32(a), dt)
+    assert tau > 0
+    assert nir_graph._decay(np.array([tau]), dt)[0] == np.float32(a)
+
+
+@given(st.floats(0.1, 1e3), st.floats(1e-6, 1.0))
+def test_time_constants_in_seconds_are_those_in_time_steps(tau, dt):
+    a = np.float32(math.exp(-1 / tau))  # leaves tau few digits where it is far from 1
+    assert nir_graph._tau(a, dt) == pytest.approx(tau * dt, rel=1e-3)
+
+
+def test_a_neuron_without_memory(tmp_path):
+    """a_s = a_r = 0 in float32, which no time constant has: the bits stay, and nothing divides by zero."""
+    net = build("recurrent", neuron=replace(networks.NEURON, tau_syn=0.005, tau_ref=0.005))
+    assert net.layers[0].constants[1:3].tolist() == [0.0, 0.0]
+    x = spikes(40, 4, 6)
+    graph = read_back(describe(net), tmp_path / "net.nir")
+    assert graph.nodes["refractory_0"].tau.min() > 0
+    _, logits = nir_graph.simulate(graph, x.numpy())
+    assert np.array_equal(logits, net(x, weights=signs(net)).readouts[-1].detach().numpy())
+
+
+# The lossy profile
+
+
+def by_hand(network: file.Network, x: np.ndarray) -> list[np.ndarray]:
+    """Spikes (T, B, N) of CubaLIF neurons in the place of a feedforward network's, one neuron after the other, in float64."""
+    found = []
+    for layer in network.layers:
+        (a_m, a_s, _, theta), kappa = layer.constants.astype(np.float64), float(layer.kappa[0])
+        z = np.zeros((*x.shape[:2], layer.neurons))
+        for b in range(x.shape[1]):
+            for n in range(layer.neurons):
+                I = v = 0.0
+                for t in range(len(x)):
+                    I = a_s * I + sum(1 if up else -1 for up, s in zip(layer.weights[0, n], x[t, b], strict=True) if s)
+                    v = a_m * v + I
+                    if kappa * (a_m - a_s) * v > theta:
+                        z[t, b, n], v = 1, 0.0
+        found.append(z)
+        x = z
+    return found
+
+
+@pytest.mark.parametrize("kind", ["dense", "deep"])
+def test_disagreement_is_a_count(kind):
+    net = build(kind)
+    network, x = describe(net), spikes(30, 3, 6)
+    measured = nir_graph.disagreement(network, x.numpy())
+    out, lossy = net(x, weights=signs(net)), by_hand(network, x.numpy())
+    ours = [s.detach().numpy()[i + 1 :] for i, s in enumerate(out.spikes)]  # CubaLIF leads by a time step a layer
+    theirs = [s[: 30 - i - 1] for i, s in enumerate(lossy)]
+    size = sum(s.size for s in ours)
+    assert measured.spikes == sum((a != b).sum() for a, b in zip(ours, theirs, strict=True)) / size
+    assert 0 < measured.spikes < 1
+    assert measured.rate == sum(s.sum() for s in ours) / size
+    assert measured.rate_cuba_lif == sum(s.sum() for s in theirs) / size
+    readout = network.readout
+    logits = lossy[-1] @ np.where(readout.V, readout.scale, -readout.scale).T
+    classes = [torch.as_tensor(y).softmax(-1).mean(0).argmax(-1) for y in (out.readouts[-1].detach(), logits)]
+    assert measured.predictions == (classes[0] != classes[1]).double().mean().item()
+
+
+@pytest.mark.parametrize("kind", ["dense", "conv", "conv stride", "masked"])
+def test_until_its_first_spike_a_cuba_lif_neuron_is_ours(kind, tmp_path):
+    network = describe(build(kind))
+    if kind == "masked":  # recurrent spikes of others differ once these have fired
+        network = replace(network, layers=(replace(network.layers[0], mask=_feedforward(network.layers[0].mask)),))
+    x = spikes(40, 4, *network.input_shape).numpy()
+    graph = read_back(network, tmp_path / "net.nir", SQUARE.get(kind, True), profile="cubalif")
+    lossy, exact = (nir_graph.simulate(g, x)[0]["spikes_0"] for g in (graph, nir_graph.graph(network)))
+    first = [np.where(s.any(0), s.argmax(0), 40) for s in (lossy[:-1], exact[1:])]
+    assert np.array_equal(*first)
+    assert (first[0] < 40).mean() > 0.3
+
+
+def _feedforward(mask: np.ndarray) -> np.ndarray:
+    mask = mask.copy()
+    mask[:, mask.shape[1] - mask.shape[0] :] = False
+    return mask
+
+
+def test_no_classes_no_predictions_to_differ():
+    network, x = describe(build("dense")), spikes(20, 2, 6).numpy()
+    for other in (replace(network, task="regression"), describe(build("dense", readout=None))):
+        assert nir_graph.disagreement(other, x).predictions is None
+    with pytest.raises(ValueError, match="x: must have more time steps than layers, 1, and burn-in, 20; got 20"):
+        nir_graph.disagreement(replace(network, burn_in=20), x)
+
+
+# Other libraries run the lossy profile. They may live in another environment: a script there runs the files and saves its results.
+
+RUN = """
+import importlib.util, sys, warnings
+from pathlib import Path
+warnings.simplefilter("ignore")
+import nir, numpy as np, torch
+
+def loaded(library, graph):
+    if library == "norse":
+        import norse.torch
+        return norse.torch.from_nir(graph, dt=1e-4)
+    if library == "snntorch":
+        from snntorch.import_nir import import_from_nir
+        return import_from_nir(graph)
+    from spikingjelly.activation_based.nir_exchange import import_from_nir
+    return import_from_nir(graph, dt=1e-4)
+
+folder, *libraries = sys.argv[1:]
+for library in libraries:
+    if importlib.util.find_spec(library) is None or importlib.util.find_spec("nirtorch") is None:
+        continue
+    for path in Path(folder).glob("*.nir"):
+        found = []
+        for one in torch.from_numpy(np.load(path.with_suffix(".npy"))).unbind(1):  # some take Flatten to be of the batch, too
+            net, state, steps = loaded(library, nir.read(path)), None, []  # anew: snnTorch's neurons keep their state
+            for x in one:
+                x = x[None] if library == "spikingjelly" else x
+                y = net(x) if state is None else net(x, state)
+                y, state = y if isinstance(y, tuple) else (y, None)
+                steps.append(y.detach().numpy().reshape(-1))
+            found.append(np.stack(steps))
+        np.save(path.with_suffix("." + library + ".npy"), np.stack(found, 1))
+"""
+LIBRARIES = ("norse", "snntorch", "spikingjelly")
+LOSSY = {"deep": None, "conv and dense": 3, "recurrent": None, "masked": 3}  # kinds, and their readouts
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory) -> Path:
+    """A folder of lossy files, of inputs, and of what the libraries that are installed made of them."""
+    folder = tmp_path_factory.mktemp("lossy")
+    for kind, readout in LOSSY.items():
+        net = build(kind, readout=readout)
+        nir_graph.write(describe(net), folder / f"{kind}.nir", "cubalif")
+        np.save(folder / f"{kind}.npy", spikes(40, 2, *net.input_shape, seed=3).numpy())
+    other = Path(__file__).parent.parent / ".venv-peers" / "bin" / "python"
+    here = [library for library in LIBRARIES if importlib.util.find_spec(library) is not None]
+    there = [library for library in LIBRARIES if library not in here] if other.exists() else []
+    for python, libraries in ((sys.executable, here), (other, there)):
+        if libraries:
+            done = subprocess.run([python, "-c", RUN, folder, *libraries], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("kind", LOSSY)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_another_library_runs_the_file_as_we_do(library, kind, elsewhere):
+    if library == "snntorch" and kind in ("recurrent", "masked"):
+        pytest.skip("snnTorch 1.0 leads the input of a recurrent layer through its recurrent weights")
+    path = elsewhere / f"{kind}.{library}.npy"
+    if not path.exists():
+        pytest.skip(f"{library} with nirtorch is installed neither here nor in .venv-peers; see benchmarks/peers.txt")
+    got, x = np.load(path), np.load(elsewhere / f"{kind}.npy")
+    _, want = nir_graph.simulate(nir.read(elsewhere / f"{kind}.nir"), x)
+    assert got.shape == want.shape
+    assert np.isfinite(got).all()
+    assert (got != 0).mean() > 0.1, "silent"
+    assert np.isclose(got, want, atol=1e-5).mean() > 0.99, "the same steps but for their rounding"
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize("kind", POOLED)
+@pytest.mark.parametrize("profile", nir_graph.PROFILES)
+def test_pooling_is_refused(kind, profile, tmp_path):
+    with pytest.raises(ValueError, match=r"NIR has no max-pooling; got pool=2 in layer 0; train with pool=1"):
+        nir_graph.write(describe(build(kind)), tmp_path / "net.nir", profile)
+    assert not list(tmp_path.iterdir())
+
+
+def test_bad_requests_are_told_apart_and_leave_the_old_file(tmp_path, monkeypatch):
+    net = build("dense")
+    up = [w > 0 for w in signs(net)]
+    one, two, path = describe(net), describe(net, [up, up]), tmp_path / "net.nir"
+    path.write_text("old")
+    layer = one.layers[0]
+    flat = replace(one, layers=(replace(layer, constants=layer.constants[[1, 1, 2, 3]]),))
+    for network, options, message in (
+        (two, {}, "member: must be one of the network's 2, from 0, .* got None; choose one"),
+        (two, {"member": 2}, "member: .* got 2"),
+        (one, {"member": True}, "member: .* got True"),
+        (one, {"dt": 0.0}, "dt: must be a number of seconds above 0; got 0.0"),
+        (one, {"profile": "lossy"}, 'profile: must be "exact" or "cubalif"; got \'lossy\''),
+        (flat, {}, "a_m > a_s"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            nir_graph.write(network, path, **options)
+    with pytest.raises(ValueError, match=r"path: must end in \.nir"):
+        nir_graph.write(one, tmp_path / "net.h5")
+    monkeypatch.setattr(nir_graph, "nir", None)
+    with pytest.raises(ValueError, match=r"nir: must be installed.*pip install 'bisnn\[nir\]'"):
+        nir_graph.write(one, path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_graphs_that_cannot_be_simulated():
+    graph, x = nir_graph.graph(describe(build("dense"))), spikes(5, 2, 6).numpy()
+    with pytest.raises(ValueError, match=r"x: must be \(T, B, ...\)"):
+        nir_graph.simulate(graph, x[..., :3])
+    graph.edges.append(("scale", "readout"))
+    with pytest.raises(ValueError, match="graph: must have a node with memory in every cycle"):
+        nir_graph.simulate(graph, x)
+    graph.edges.pop()
+    graph.nodes["synapse_0"].v_leak = np.ones(7)
+    with pytest.raises(ValueError, match=r"v_leak = 0; got 1\.0 in a CubaLI"):
+        nir_graph.simulate(graph, x)
+    graph.nodes["synapse_0"] = nir.Delay(np.ones(7))
+    with pytest.raises(ValueError, match="does not know; got Delay"):
+        nir_graph.simulate(graph, x)

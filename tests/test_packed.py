@@ -1,0 +1,480 @@
+"""The packed engine against the network it came from, bit for bit; and the file against everything that a file can be."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+import bisnn
+from bisnn import SRM, Conv2d, Linear, Network, Recurrent, exporting, training, weights
+from bisnn.config import load as load_config
+from bisnn.packed import BadFile, Engine, file
+from bisnn.packed import load as load_packed
+from conftest import seeded, spikes
+from networks import KINDS, NEURON, build, mask
+from runs import small
+from test_config import SHIPPED
+
+LIVELY = SRM(tau_mem=5.0, tau_syn=3.0, tau_ref=2.0, threshold=0.02)
+
+
+def drawn(net: Network, K: int, seed: int = 0) -> list[list[torch.Tensor]]:
+    return weights.draw_members([layer.weight.detach() for layer in net.layers], K, seeded(seed))
+
+
+def assert_same_bits(net: Network, x: torch.Tensor, K: int = 1, threads: int = 1) -> Engine:
+    """Spikes of every layer, all logits, and the state afterwards, for K members."""
+    members = drawn(net, K)
+    engine = Engine(exporting.describe(net, members), threads)
+    ours = engine.run(x.numpy(), spikes=True)
+    for k, member in enumerate(members):
+        with torch.no_grad():
+            theirs = net(x, net.initial_state(x.shape[1]), weights=[2 * up.float() - 1 for up in member])
+        for a, b in zip(ours.spikes, theirs.spikes, strict=True):
+            assert np.array_equal(a[k], b.numpy())
+        if theirs.readouts[-1] is not None:
+            assert np.array_equal(ours.logits[k], theirs.readouts[-1].numpy())
+        for (P, _, R), state, layer in zip(ours.state, theirs.state, net.layers, strict=True):
+            for a, b in ((P, state.P), (R, state.R)):
+                by_pixel = b if len(layer.current_shape) == 1 else b.movedim(1, -1)
+                assert np.array_equal(a[k], by_pixel.flatten(1).numpy())
+    return engine
+
+
+# The same bits
+
+
+@pytest.mark.parametrize("K", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_network(kind, K):
+    net = build(kind, dtype=torch.float32)
+    x = spikes(40, 5, *net.input_shape, density=0.4)
+    engine = assert_same_bits(net, x, K)
+    assert all(s.any() and not s.all() for s in engine.run(x.numpy(), spikes=True).spikes)
+
+
+@given(
+    n_in=st.integers(1, 140),
+    n=st.integers(1, 70),
+    K=st.integers(1, 3),
+    B=st.integers(1, 19),
+    density=st.sampled_from([0.0, 0.004, 0.02, 0.3, 1.0]),
+    threads=st.integers(1, 3),
+)
+def test_dense_layers_of_any_size(n_in, n, K, B, density, threads):
+    net = Network(Linear(n_in, n), Linear(n, 33), readout=3, neuron=LIVELY)
+    assert_same_bits(net, spikes(21, B, n_in, seed=n, density=density), K, threads)
+
+
+@given(
+    C=st.sampled_from([1, 2, 31, 32, 33, 70]),
+    out=st.sampled_from([1, 5, 32, 40]),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    stride=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    pool=st.integers(1, 2),
+    density=st.sampled_from([0.01, 0.2]),
+    K=st.integers(1, 2),
+)
+def test_convolutions_of_any_shape(C, out, kernel, stride, padding, pool, density, K):
+    layer = Conv2d(C, out, kernel, stride=stride, padding=padding, pool=pool)
+    shape = Network(layer, readout=None, input_shape=(C, 6, 5)).layers[0].output_shape
+    layers = [Conv2d(C, out, kernel, stride=stride, padding=padding, pool=pool), Linear(math.prod(shape), 9)]
+    net = Network(*layers, readout=2, input_shape=(C, 6, 5), neuron=LIVELY)
+    assert_same_bits(net, spikes(12, 2, C, 6, 5, seed=C, density=density), K)
+
+
+@given(n_in=st.integers(1, 40), n=st.integers(1, 70), masked=st.booleans(), K=st.integers(1, 2), seed=st.integers(0, 9))
+def test_recurrent_layers_of_any_size(n_in, n, masked, K, seed):
+    graph = mask(n, n_in, seed, density=0.3) if masked else None
+    chosen = sorted({0, n // 2, n - 1}, reverse=True) if seed % 2 else None
+    net = Network(Recurrent(n_in, n, mask=graph, outputs=chosen), readout=2, neuron=LIVELY)
+    assert_same_bits(net, spikes(25, 3, n_in, seed=seed), K)
+
+
+def test_recurrent_layers_on_images():
+    net = Network(
+        Conv2d(2, 35, 2), Recurrent(35 * 9, 20, mask=mask(20, 35 * 9, 1)), readout=2, input_shape=(2, 4, 4), neuron=LIVELY
+    )
+    engine = assert_same_bits(net, spikes(30, 3, 2, 4, 4), K=2)
+    assert engine.run(spikes(30, 3, 2, 4, 4).numpy(), spikes=True).spikes[1].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(cuts=st.lists(st.integers(1, 29), max_size=6, unique=True))
+def test_a_stream_in_pieces_gives_the_same_bits(kind, cuts):
+    net = build(kind, dtype=torch.float32)
+    engine, x = Engine(exporting.describe(net, drawn(net, 2))), spikes(30, 3, *net.input_shape).numpy()
+    whole = engine.run(x, spikes=True)
+    state, parts = engine.start(3), []
+    for lo, hi in zip([0, *sorted(cuts)], [*sorted(cuts), 30], strict=True):
+        before = [z.copy() for layer in state for z in layer]
+        parts.append(engine.run(x[lo:hi], state, spikes=True))
+        assert all(np.array_equal(a, b) for a, b in zip(before, (z for layer in state for z in layer), strict=True))
+        state = parts[-1].state
+    assert np.array_equal(np.concatenate([part.logits for part in parts], axis=1), whole.logits)
+    for i in range(len(net.layers)):
+        assert np.array_equal(np.concatenate([part.spikes[i] for part in parts], axis=1), whole.spikes[i])
+    assert all(np.array_equal(a, b) for x, y in zip(state, whole.state, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def test_a_long_silence_ends_at_zero():
+    """Traces are flushed as everywhere else, never denormal."""
+    net = build("dense", dtype=torch.float32)
+    x = spikes(5, 2, 6)
+    x = torch.cat([x, torch.zeros(600, 2, 6)])
+    engine = assert_same_bits(net, x)
+    assert not any(z.any() for z in engine.run(x.numpy()).state[0])
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64, np.float32, np.float64])
+def test_inputs_of_any_type(dtype):
+    net = build("pooled", dtype=torch.float32)
+    engine, x = Engine(exporting.describe(net)), spikes(10, 2, 2, 5, 6).numpy()
+    assert np.array_equal(engine.run(x.astype(dtype)).logits, engine.run(x).logits)
+    assert np.array_equal(engine.run(np.asfortranarray(x.astype(dtype))).logits, engine.run(x).logits)
+
+
+# Trained networks, from the run folder to a prediction
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+def test_every_trained_config(name, tmp_path):
+    """A short training of each shipped config: what is exported gives the model's own spikes, logits and predictions."""
+    few = {"train.epochs": 2, "encode.steps": 40, "train.burn_in": 5, "network.layers": [40, 33]}
+    run = training.train(load_config(name).updated(**few), tmp_path / "run", show=False)
+    model = bisnn.load(run)
+    predictors = ("map", "members") if model.members else ("map",)
+    for predictor in predictors:
+        done = bisnn.export(run, out=tmp_path / f"{predictor}.safetensors", predictor=predictor)
+        engine = load_packed(done["path"])
+        points = np.random.default_rng(0).random((7, model.features))
+        ours = engine.predict_features(points)
+        theirs = model.predict(points, None if predictor == "map" else "usual")
+        np.testing.assert_allclose(
+            ours.mean, theirs.mean.numpy(), atol=2e-3 if model.classes else 2e-2
+        )  # an encoded spike may differ
+        s = spikes(40, 6, *model.net.input_shape, density=0.3)
+        members = [[layer.weight.detach() >= 0 for layer in model.net.layers]]
+        if predictor == "members":
+            members = drawn(model.net, model.members, model.config.seed)
+        result = engine.run(s.numpy(), spikes=True)
+        assert len(result.logits) == len(members)
+        for k, member in enumerate(members):
+            output = model.net(s, weights=[2 * up.float() - 1 for up in member])
+            assert np.array_equal(result.logits[k], output.readouts[-1].detach().numpy())
+            for a, b in zip(result.spikes, output.spikes, strict=True):
+                assert np.array_equal(a[k], b.detach().numpy())
+        assert engine.network.classes == model.classes
+        assert engine.network.source == bisnn.files.file_digest(run / "model.safetensors")
+
+
+def test_predictions_are_those_of_predict():
+    net = build("deep", dtype=torch.float32)
+    x = spikes(30, 8, 6)
+    network = replace(exporting.describe(net, drawn(net, 4, seed=3)), burn_in=4)
+    ours = Engine(network).predict(x.numpy())
+    theirs = bisnn.predict(net, x, 4, burn_in=4, generator=3)
+    for name in ("mean", "members", "entropy", "mutual_information"):
+        np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name).numpy(), rtol=2e-5, atol=2e-6)
+    assert ours.mutual_information.max() > 1e-4
+    values = bisnn.predict(net, x, 4, burn_in=4, generator=3, task="regression")
+    ours = Engine(replace(network, task="regression")).predict(x.numpy())
+    np.testing.assert_allclose(ours.mean, values.mean.numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ours.std, values.std.numpy(), rtol=1e-4, atol=1e-6)
+    assert ours.entropy is None
+
+
+def test_file_sizes(tmp_path):
+    """One bit a weight: at most 1/30 of the float32 weights and 4 KiB, for the networks of the paper."""
+    mlp = Network(Linear(20, 256), Linear(256, 256), readout=2)
+    conv = (Conv2d(2, 64, 7, padding=3, pool=2), Conv2d(64, 128, 7, padding=3), Conv2d(128, 128, 7, padding=3, pool=2))
+    for net in (mlp, Network(*conv, readout=10, input_shape=(2, 26, 26))):
+        size = file.write(exporting.describe(net), tmp_path / "net.safetensors")
+        n = sum(p.numel() for p in net.parameters())
+        assert size == (tmp_path / "net.safetensors").stat().st_size <= 4 * n / 30 + 4096
+        assert file.write(exporting.describe(net, posterior=True), tmp_path / "net.safetensors") <= 1.05 * n + 4096
+
+
+# The posterior
+
+
+def test_the_posterior_draws_what_it_says(tmp_path):
+    net = Network(Linear(30, 40), readout=2)
+    with torch.no_grad():
+        net.layers[0].weight.copy_(torch.linspace(-6, 6, 1200).reshape(40, 30))
+    path = tmp_path / "p.safetensors"
+    file.write(replace(exporting.describe(net, posterior=True), members=5, seed=7), path)
+    p = torch.sigmoid(2 * net.layers[0].weight.detach().double()).numpy()
+    assert np.abs(file.read(path).layers[0].posterior / 255 - p).max() <= 0.5 / 255 + 1e-12
+    assert np.array_equal(file.read(path, "map").layers[0].weights[0], (net.layers[0].weight >= 0).numpy())
+    assert file.read(path).count == 5
+    many = file.read(path, 4000).layers[0].weights
+    deviation = np.sqrt(np.maximum(p * (1 - p), 1e-9) / 4000)
+    assert (np.abs(many.mean(0) - p) < 5 * deviation + 0.5 / 255 + 2**-16).all()
+    assert np.array_equal(many[:5], file.read(path).layers[0].weights), "more members leave the first as they are"
+    assert not np.array_equal(many[:5], file.read(path, seed=8).layers[0].weights)
+    assert not np.array_equal(many[0], many[1])
+    certain = file.read(path, 50).layers[0]
+    assert certain.weights[:, certain.posterior == 255].all()
+    assert not certain.weights[:, certain.posterior == 0].any()
+
+
+def test_the_named_generator_never_changes():
+    """The draws are part of the file format: another result here is another format."""
+    posterior = np.arange(256, dtype=np.uint8).repeat(3)
+    bits = np.packbits(file.draw(posterior, 3, seed=2**40 + 1, layer=2), bitorder="little")
+    assert file.hashlib.blake2b(bits.tobytes(), digest_size=8).hexdigest() == "0a4846e459ca2792"
+
+
+@given(w=st.floats(-30, 30, width=32))
+def test_quantising_keeps_the_sign(w):
+    q = int(exporting.quantised(torch.tensor([w]))[0])
+    assert (q >= 128) == (w >= 0)
+    assert abs(q / 255 - 1 / (1 + math.exp(-2 * w))) <= 0.5 / 255 + 1e-9
+
+
+# Without PyTorch
+
+ALONE = """
+import sys
+class Only:
+    def find_spec(self, name, path=None, target=None):
+        first = name.partition(".")[0]
+        if first not in {*sys.stdlib_module_names, "numpy", "numba", "llvmlite", "safetensors", "bisnn"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Only())
+import numpy as np, bisnn.packed
+engine = bisnn.packed.load(sys.argv[1])
+x = np.load(sys.argv[2])
+np.save(sys.argv[3], engine.run(x).logits)
+print(engine.predict_features(np.full((2, 2), 0.5)).mean.shape, "torch" in sys.modules)
+"""
+
+
+def test_it_runs_without_pytorch(tmp_path):
+    run = training.train(small(), tmp_path / "run", show=False)
+    path = bisnn.export(run, predictor="posterior")["path"]
+    x = spikes(30, 4, 20).numpy()
+    np.save(tmp_path / "x.npy", x)
+    command = [sys.executable, "-c", ALONE, path, tmp_path / "x.npy", tmp_path / "y.npy"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "(2, 2) False"
+    assert np.array_equal(np.load(tmp_path / "y.npy"), load_packed(path).run(x).logits)
+
+
+# Files
+
+
+def contents(network: file.Network, path) -> bytes:
+    file.write(network, path)
+    return path.read_bytes()
+
+
+def assert_equal(a: file.Network, b: file.Network) -> None:
+    for mine, theirs in zip(a.layers, b.layers, strict=True):
+        for name in (f.name for f in fields(file.Layer)):
+            x, y = getattr(mine, name), getattr(theirs, name)
+            if isinstance(x, np.ndarray):
+                assert x.dtype == y.dtype
+                assert np.array_equal(x, y)
+            elif name == "readout" and x is not None:
+                assert np.array_equal(x.V, y.V)
+                assert x.scale == y.scale
+            else:
+                assert x == y
+    assert replace(a, layers=()) == replace(b, layers=())
+
+
+@pytest.mark.parametrize("posterior", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_come_back_as_they_were(kind, posterior, tmp_path):
+    net = build(kind, dtype=torch.float32)
+    described = exporting.describe(net, None if posterior else drawn(net, 3), readouts="every", posterior=posterior)
+    described = replace(described, classes=("a", "b", "ü"), burn_in=3, source="x" * 32, seed=2**62)
+    file.write(described, tmp_path / "n")
+    assert_equal(file.read(tmp_path / "n"), described)
+
+
+BASE: dict[str, bytes] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    for kind in ("mixed", "masked", "pooled"):
+        net = build(kind, dtype=torch.float32)
+        BASE[kind] = contents(replace(exporting.describe(net, drawn(net, 2)), classes=("a", "b", "c")), folder / kind)
+        BASE[f"{kind}, posterior"] = contents(replace(exporting.describe(net, posterior=True), members=2), folder / kind)
+    code = {"code": "population", "steps": 5, "neurons": 3, "width": 1.0, "low": [0.0, 0.0], "high": [1.0, 2.0], "seed": 0}
+    BASE["encoding"] = contents(replace(exporting.describe(build("dense", dtype=torch.float32)), encoding=code), folder / "code")
+
+
+def survives(content: bytes) -> bool:
+    """A file is refused with `BadFile`, or it is a network that runs. Returns which."""
+    try:
+        network = file.parse(content, "hostile")
+    except BadFile as error:
+        message = str(error)
+        good = message.startswith("hostile: ") and len(message) < 500
+        if not good:
+            raise
+        return False
+    result = Engine(network, threads=1).run(np.ones((3, 1, *network.input_shape), np.uint8), spikes=True)
+    assert len(result.spikes) == len(network.layers)
+    return True
+
+
+BASES = ["mixed", "masked", "pooled", "mixed, posterior", "masked, posterior", "pooled, posterior", "encoding"]
+
+
+@given(name=st.sampled_from(BASES), at=st.integers(0, 5000), byte=st.integers(0, 255), cut=st.integers(0, 5000))
+def test_damaged_files(name, at, byte, cut):
+    whole = BASE[name]
+    assert survives(whole)
+    assert not survives(whole[: cut % len(whole)])
+    changed = bytearray(whole)
+    changed[at % len(whole)] ^= byte or 1
+    assert not survives(bytes(changed)), "a digest is over all of it"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 70) | st.integers() | st.floats() | st.text(max_size=3) | st.just(2**30),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.sampled_from(["kind", "mask", "x"]), children, max_size=2),
+    max_leaves=6,
+)
+
+
+def sealed(body: str, tensors: dict[str, np.ndarray]) -> bytes:
+    """A file of anybody's making whose digest is right."""
+    header = {"kind": "packed", "version": file.VERSION, "network": body, "digest": file._digest(body, tensors)}
+    return save_tensors(tensors, {"bisnn": json.dumps(header)})
+
+
+def places(node, path=()):
+    """Every place in a tree of JSON."""
+    yield path
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        yield from places(value, (*path, key))
+
+
+@given(name=st.sampled_from(BASES), data=st.data())
+def test_hostile_files(name, data):
+    """Headers and tensors of another's making, with a digest to match: refused, or a network that runs."""
+    tensors = load_tensors(BASE[name])
+    about = json.loads(json.loads(file._metadata(BASE[name]))["network"])
+    assert survives(sealed(json.dumps(about), tensors))
+    for _ in range(data.draw(st.integers(1, 2))):
+        if data.draw(st.booleans()):
+            *path, key = data.draw(st.sampled_from([p for p in places(about) if p]))
+            node = about
+            for step in path:
+                node = node[step]
+            node[key] = data.draw(JSON)
+        else:
+            key = data.draw(st.sampled_from(sorted(tensors)))
+            old = tensors.pop(key)
+            change = data.draw(st.sampled_from(["gone", "longer", "type", "values", "name"]))
+            if change == "longer":
+                tensors[key] = np.concatenate([old, old])
+            elif change == "type":
+                tensors[key] = old.astype(data.draw(st.sampled_from([np.float16, np.int8, np.float64])))
+            elif change == "values":
+                value = data.draw(st.sampled_from([0, 1, 255, np.inf, -1]))
+                tensors[key] = ~old if old.dtype == np.uint8 else np.full_like(old, value)
+            elif change == "name":
+                tensors[data.draw(st.sampled_from(["0.weights", "9.mask", "0.scale", "x"]))] = old
+    survives(sealed(json.dumps(about), tensors))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x00" * 7, b"\xff" * 64, b"\x02" + b"\x00" * 7 + b"{}", b"[" * 100_000, b"\x10" + b"\x00" * 7 + b"[" * 16]
+)
+def test_files_of_nothing(content):
+    assert not survives(content)
+
+
+def test_claims_take_no_memory(tmp_path):
+    """A file of a kilobyte that claims gigabytes is refused by its claims."""
+    about = json.loads(json.loads(file._metadata(BASE["pooled"]))["network"])
+    about["layers"][0]["input_shape"] = [2, 2**20, 2**20]
+    with pytest.raises(BadFile, match="cannot have"):
+        file.parse(sealed(json.dumps(about), load_tensors(BASE["pooled"])), "f")
+    about = json.loads(json.loads(file._metadata(BASE["mixed"]))["network"])
+    about["count"] = 2**26
+    with pytest.raises(BadFile, match="weights is uint8"):
+        file.parse(sealed(json.dumps(about), load_tensors(BASE["mixed"])), "f")
+
+
+def test_clear_messages(tmp_path):
+    net = build("dense", dtype=torch.float32)
+    path = tmp_path / "n.safetensors"
+    file.write(exporting.describe(net, drawn(net, 2)), path)
+    with pytest.raises(BadFile, match="cannot be read: No such file"):
+        load_packed(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"n.safetensors: members: the file has 2; got 3; export more"):
+        load_packed(path, 3)
+    with pytest.raises(ValueError, match='members: "map" needs a file with a posterior'):
+        load_packed(path, "map")
+    for bad in (0, True, 1.5, "all"):
+        with pytest.raises(ValueError, match="members: must be a positive whole number"):
+            load_packed(path, bad)
+    with pytest.raises(ValueError, match="seed: must be a whole number >= 0; got -1"):
+        load_packed(path, seed=-1)
+    with pytest.raises(ValueError, match="threads: must be a positive whole number; got 0"):
+        load_packed(path, threads=0)
+    engine = load_packed(path, 1)
+    assert engine.network.count == 1
+    for x in (np.zeros((3, 6)), np.zeros((3, 1, 7)), np.zeros((0, 1, 6)), np.zeros((3, 0, 6))):
+        with pytest.raises(ValueError, match=r"x: must have the shape \(T, B, 6\), T and B >= 1; got"):
+            engine.run(x)
+    for x in (np.full((3, 1, 6), 0.5), np.full((3, 1, 6), np.nan), np.full((3, 1, 6), 2, np.uint8), np.full((3, 1, 6), "a")):
+        with pytest.raises(ValueError, match="x: must be 0 or 1 everywhere; got other values"):
+            engine.run(x)
+    with pytest.raises(ValueError, match="state: must come from this network and 2 recordings"):
+        engine.run(np.zeros((3, 2, 6)), engine.start(1))
+    with pytest.raises(ValueError, match="x: must be longer than the burn-in of 9"):
+        Engine(replace(engine.network, burn_in=9)).predict(np.zeros((9, 1, 6)))
+    with pytest.raises(ValueError, match="this file takes spikes"):
+        engine.predict_features(np.zeros((1, 2)))
+    with pytest.raises(ValueError, match="needs a readout"):
+        Engine(exporting.describe(Network(Linear(6, 3), readout=None, neuron=NEURON))).predict(np.zeros((3, 1, 6)))
+    with pytest.raises(ValueError, match="net: must have binary weights"):
+        exporting.describe(Network(Linear(6, 3), readout=2, weights="real"))
+    with pytest.raises(ValueError, match="net: must be float32"):
+        exporting.describe(build("dense"))
+    with bisnn.map_weights(net), pytest.raises(RuntimeError, match="call it outside the block"):
+        exporting.describe(net)
+
+
+def test_exports_refuse_what_has_no_meaning(tmp_path):
+    st_run = training.train(small("st"), tmp_path / "st", show=False)
+    for predictor in ("members", "posterior"):
+        with pytest.raises(ValueError, match=f"predictor: the rule 'st' has no posterior; got '{predictor}'"):
+            bisnn.export(st_run, predictor=predictor)
+    full = training.train(small("full, Adam"), tmp_path / "full", show=False)
+    with pytest.raises(ValueError, match="net: must have binary weights"):
+        bisnn.export(full)
+    run = training.train(small(), tmp_path / "run", show=False)
+    with pytest.raises(ValueError, match="members: are drawn from a posterior"):
+        bisnn.export(run, predictor="map", members=3)
+    with pytest.raises(ValueError, match='"posterior" is for --to packed'):
+        bisnn.export(run, "c", predictor="posterior")
+    with pytest.raises(ValueError, match="to: must be one of packed, c, nir; got 'pack'; did you mean 'packed'"):
+        bisnn.export(run, "pack")
+    assert sorted(p.name for p in run.iterdir() if "packed" in p.name) == []
+    assert bisnn.export(run)["members"] == 3
+    assert load_packed(run / "packed.safetensors").network.count == 3
