@@ -37,9 +37,14 @@ State = tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # of each layer P
 class Result:
     """What a run gives."""
 
-    logits: np.ndarray | None  # (K, T, B, outputs) float32; None without a readout
+    readouts: tuple[np.ndarray | None, ...]  # of each layer, (K, T, B, outputs) float32; None where the file has none
     spikes: tuple[np.ndarray, ...]  # if asked for: what leaves each layer, uint8 (K, T, B, ...)
     state: State  # after the last time step
+
+    @property
+    def logits(self) -> np.ndarray | None:
+        """The last layer's readout: what predictions come from."""
+        return self.readouts[-1]
 
 
 @dataclass(frozen=True)
@@ -254,22 +259,16 @@ class Engine:
         bits are the same. `spikes` asks for what leaves each layer.
         """
         words, state = self._packed(x), self._before(x, state)
-        T, B, K = words.shape[1], words.shape[2], self.network.count
         first, *others = self._layers
-        if K > 1 and first.kernel != (1, 1):  # what members with other weights share
+        if self.network.count > 1 and first.kernel != (1, 1):  # what members with other weights share
             words, first = self._windows(words, first), first.of_windows()
-        kept, logits = [], None
-        for layer, traces, of in zip((first, *others), state, self.network.layers, strict=True):
+        kept, readouts = [], []
+        for layer, traces, of, V in zip((first, *others), state, self.network.layers, self._readouts, strict=True):
             words = self._through(words, layer, traces)
+            readouts.append(None if V is None else self._read(words, V, of.readout.scale))  # type: ignore[union-attr]
             if spikes:
                 kept.append(_unpacked(words, of.output_shape))
-        readout, V = self.network.readout, self._readouts[-1]
-        if readout is not None:
-            rows = words.reshape(K * T * B, -1)
-            logits = np.empty((K, T, B, len(readout.V)), np.float32)
-            read = (rows, V, readout.scale, logits.reshape(len(rows), -1))
-            self._spread(_readout, rows.size * len(readout.V), len(rows), *read)
-        return Result(logits, tuple(kept), state)
+        return Result(tuple(readouts), tuple(kept), state)
 
     def predict(self, x: np.ndarray) -> Prediction:
         """Predict from whole recordings x, (T, B, *input_shape): the mean over time, after the burn-in, and over the members."""
@@ -347,6 +346,12 @@ class Engine:
         )
         self._spread(_spikes, work, K * -(-x.shape[2] // group), x, layer.weights, layer.table, *settings, *state, out)
         return out
+
+    def _read(self, words: np.ndarray, V: np.ndarray, scale: np.float32) -> np.ndarray:
+        rows = words.reshape(math.prod(words.shape[:3]), -1)
+        out = np.empty((len(rows), len(V)), np.float32)
+        self._spread(_readout, rows.size * len(V), len(rows), rows, V, scale, out)
+        return out.reshape(*words.shape[:3], -1)
 
     def _windows(self, x: np.ndarray, layer: _Layer) -> np.ndarray:
         images = x.reshape(-1, *x.shape[3:])

@@ -1,0 +1,256 @@
+"""The exported C code against the PyTorch network: compiled in many ways, every spike and logit to the bit."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import networks
+from bisnn import Conv2d, Linear, Network, Recurrent
+from bisnn.exporting import describe
+from bisnn.packed import c
+from conftest import seeded, spikes
+
+COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
+pytestmark = pytest.mark.skipif(not COMPILERS, reason="needs a C compiler: gcc or clang")
+
+STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-ffp-contract=off")
+SANITIZED = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+FLAGS = (("-O0",), ("-O2",), ("-O3",), SANITIZED)
+
+
+def build(
+    folder: Path, *flags: str, compiler: str = COMPILERS[0] if COMPILERS else "", sources: str = "model.c model_test.c"
+) -> None:
+    done = subprocess.run([compiler, *flags, *sources.split(), "-o", "program"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+
+
+def outcome(folder: Path) -> tuple[int, str]:
+    done = subprocess.run([folder / "program"], capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def drawn(net: Network, count: int, seed: int = 1) -> list[list[torch.Tensor]]:
+    """Members, True where a weight is +1."""
+    g = seeded(seed)
+    return [[torch.rand(layer.weight.shape, generator=g) < 0.5 for layer in net.layers] for _ in range(count)]
+
+
+def expected(net: Network, members: list[list[torch.Tensor]], x: torch.Tensor) -> tuple[list[np.ndarray], np.ndarray | None]:
+    """Spikes of each layer (K, T, ...) and logits (K, T, outputs), from PyTorch."""
+    with torch.no_grad():
+        outputs = [net(x[:, None], weights=[torch.where(up, 1.0, -1.0) for up in member]) for member in members]
+    of_layers = [np.stack([o.spikes[i][:, 0].numpy() for o in outputs]) for i in range(len(net.layers))]
+    if outputs[0].readouts[-1] is None:
+        return of_layers, None
+    return of_layers, np.stack([o.readouts[-1][:, 0].numpy() for o in outputs])
+
+
+def exported(net: Network, count: int, folder: Path, *, steps: int = 30, density: float = 0.3) -> dict[str, int]:
+    """Write the code of a network with `count` members; its golden vectors are PyTorch's."""
+    members, x = drawn(net, count), spikes(steps, *net.input_shape, density=density)
+    network = describe(net, members)
+    sizes = c.write(network, folder, x.numpy().astype(np.uint8))
+    of_layers, logits = expected(net, members, x)
+    golden, golden_logits = c.golden(network, x.numpy().astype(np.uint8))
+    for s, wanted in zip(golden, of_layers, strict=True):
+        assert s.shape == wanted.shape
+        assert np.array_equal(s, wanted)
+    if logits is None:
+        assert golden_logits is None
+    else:
+        assert golden_logits is not None
+        assert golden_logits.dtype == logits.dtype == np.float32
+        assert np.array_equal(golden_logits, logits)
+    return sizes
+
+
+@pytest.mark.parametrize("kind", networks.KINDS)
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_kind_is_exact_however_it_is_compiled(kind, count, tmp_path):
+    net = networks.build(kind, dtype=torch.float32)
+    sizes = exported(net, count, tmp_path)
+    for compiler in COMPILERS:
+        for flags in FLAGS if count == 3 else (("-O2",),):
+            build(tmp_path, *STRICT, *flags, compiler=compiler)
+            code, text = outcome(tmp_path)
+            assert (code, text[:4]) == (0, "ok: "), text
+            assert int(re.search(r"state (\d+) bytes", text)[1]) == sizes["ram"]
+
+
+@pytest.mark.parametrize("kind", networks.KINDS)
+def test_the_recordings_make_the_layers_fire(kind):
+    net = networks.build(kind, dtype=torch.float32)
+    for s in expected(net, drawn(net, 3), spikes(30, *net.input_shape, density=0.3))[0]:
+        assert 0.01 < s.mean() < 0.99
+
+
+def test_fused_operations_stay_off_without_a_flag(tmp_path):
+    exported(networks.build("deep", dtype=torch.float32), 3, tmp_path)
+    for compiler in COMPILERS:
+        build(tmp_path, "-std=gnu99", "-O3", "-march=native", "-Wall", "-Wextra", "-Werror", compiler=compiler)
+        assert outcome(tmp_path)[0] == 0
+        build(tmp_path, "-std=gnu99", "-O3", "-march=native", "-S", compiler=compiler, sources="model.c")
+        assert not re.search(r"\bv?fn?m(add|sub|la)\w*\b", (tmp_path / "program").read_text())
+
+
+def test_fast_math_is_refused(tmp_path):
+    exported(networks.build("dense", dtype=torch.float32), 1, tmp_path)
+    with pytest.raises(AssertionError, match="exact only without -ffast-math"):
+        build(tmp_path, "-std=c99", "-ffast-math")
+
+
+@pytest.mark.parametrize("what", ["spikes of layer 0", "spikes of layer 1", "logits"])
+def test_a_wrong_golden_vector_is_found(what, tmp_path):
+    exported(networks.build("pooled", dtype=torch.float32), 3, tmp_path)
+    path = tmp_path / "model_golden.h"
+    text = path.read_text()
+    start = text.index("{\n", text.index(" golden_logits[" if what == "logits" else f" golden_s{what[-1]}[")) + 2
+    end = text.index("}", start)
+    numbers = text[start:end].replace("\n", "").split(",")
+    numbers[-1] = "0x1p-3f" if what == "logits" else hex(int(numbers[-1], 16) ^ 1)
+    path.write_text(text[:start] + ",\n".join(numbers) + text[end:])
+    build(tmp_path, *STRICT)
+    code, said = outcome(tmp_path)
+    assert code == 1
+    assert said.startswith(f"different: run 0, step 29, {what}, word ")  # and nothing before the last step
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("flags", [("-O0",), ("-Os",), ("-O3",)])
+def test_the_object_needs_nothing_and_the_tables_have_the_stated_size(flags, tmp_path):
+    sizes = exported(networks.build("mixed", dtype=torch.float32), 3, tmp_path)
+    for compiler in COMPILERS:
+        build(tmp_path, *STRICT, *flags, "-c", compiler=compiler, sources="model.c")
+        symbols = [line.split() for line in subprocess.check_output(["nm", "-S", tmp_path / "program"], text=True).splitlines()]
+        assert {symbol[-1] for symbol in symbols if symbol[-2] == "U"} <= {"memset", "memcpy"}
+        assert {symbol[-1] for symbol in symbols if symbol[-2] == "T"} == {"model_reset", "model_step"}
+        assert not [symbol for symbol in symbols if symbol[-2] in "bBdDC"]  # no state of its own
+        if flags == ("-O0",):
+            assert sum(int(symbol[1], 16) for symbol in symbols if symbol[-2] == "r") == sizes["flash"]
+    header = (tmp_path / "model.h").read_text()
+    assert f"#define MODEL_FLASH_BYTES {sizes['flash']}\n" in header
+    assert f"#define MODEL_RAM_BYTES {sizes['ram']}\n" in header
+
+
+def test_sizes_of_a_network_counted_by_hand(tmp_path):
+    net = Network(Linear(20, 256), Linear(256, 256), readout=2, generator=0)
+    sizes = exported(net, 1, tmp_path, steps=3)
+    assert sizes == {"flash": 4 * (256 * 1 + 256 * 8 + 2 * 8), "ram": 2 * 4 * (3 * 256 + 8)}
+
+
+def test_traces_end_at_zero(tmp_path):
+    """After a long silence all state is 0, as it is in training: nothing is left to denormal numbers."""
+    exported(networks.build("deep", dtype=torch.float32), 1, tmp_path, steps=20)
+    (tmp_path / "silence.c").write_text("""
+        #include "model.h"
+        #include "model_golden.h"
+        static model_state state;
+        static int moved(void) {
+            unsigned long k, n = 0;
+            for (k = 0; k < sizeof state; k++) n += ((const unsigned char *)&state)[k] != 0;
+            return n != 0;
+        }
+        int main(void) {
+            static const uint32_t none[MODEL_INPUT_WORDS];
+            int t, before;
+            for (t = 0; t < 20; t++) model_step(&state, golden_x + t * MODEL_INPUT_WORDS, 0);
+            before = moved();
+            for (t = 0; t < 300; t++) model_step(&state, none, 0);
+            return before ? moved() : 2;
+        }""")
+    build(tmp_path, "-std=c99", "-O2", "-ffp-contract=off", sources="model.c silence.c")
+    assert outcome(tmp_path)[0] == 0
+
+
+def test_at_the_threshold_a_neuron_does_not_fire(tmp_path):
+    network = describe(Network(Linear(1, 1), readout=None, generator=0), [[torch.tensor([[True]])]])
+    a_m, a_s, a_r, _ = network.layers[0].constants
+    x = np.array([[1], [0]], np.uint8)  # u = a_m - a_s in the second step
+    for theta, fires in ((a_m - a_s, 0), (np.nextafter(a_m - a_s, np.float32(0)), 1)):
+        layer = replace(network.layers[0], constants=np.array([a_m, a_s, a_r, theta], np.float32))
+        c.write(replace(network, layers=(layer,)), tmp_path, x)
+        assert re.search(r"golden_s0\[2\] = {\s*0x0,(\w+)}", (tmp_path / "model_golden.h").read_text())[1] == hex(fires)
+        build(tmp_path, *STRICT)
+        assert outcome(tmp_path)[0] == 0
+
+
+@st.composite
+def shapes(draw) -> tuple[list, tuple[int, ...], int | None]:
+    """Layers of any kind and size, input shape, readout. A layer is a function that makes it: it belongs to one network."""
+    shape = (draw(st.integers(1, 5)), draw(st.integers(2, 7)), draw(st.integers(2, 7)))
+    n_in, layers = int(np.prod(shape)), []
+    if draw(st.booleans()):
+        kernel = (draw(st.integers(1, shape[1])), draw(st.integers(1, shape[2])))
+        stride, padding = draw(st.tuples(*[st.integers(1, 3)] * 2)), draw(st.tuples(*[st.integers(0, 4)] * 2))
+        n_out = draw(st.integers(1, 40))
+        size = [(n + 2 * p - k) // s + 1 for n, k, s, p in zip(shape[1:], kernel, stride, padding, strict=True)]
+        pool = draw(st.integers(1, min(3, *size)))
+        layers.append(partial(Conv2d, shape[0], n_out, kernel, stride=stride, padding=padding, pool=pool))
+        n_in = n_out * (size[0] // pool) * (size[1] // pool)
+    if draw(st.booleans()):
+        n = draw(st.integers(1, 70))
+        mask = networks.mask(n, n_in, draw(st.integers(0, 99))) if draw(st.booleans()) else None
+        outputs = draw(st.none() | st.permutations(range(n)).map(lambda order: order[: n // 2 + 1]))
+        layers.append(partial(Recurrent, n_in, n, mask=mask, outputs=outputs))
+        n_in = n if outputs is None else len(outputs)
+    if not layers or draw(st.booleans()):
+        layers.append(partial(Linear, n_in, draw(st.integers(1, 70))))
+    return layers, shape, draw(st.none() | st.integers(1, 40))
+
+
+FULL = partial(Recurrent, 1100, 33, mask=torch.ones(33, 1133, dtype=torch.bool), outputs=[32, 1])
+
+
+@settings(max_examples=8)
+@given(shapes(), st.integers(1, 2), st.sampled_from([0.1, 0.5, 1.0]))
+@example(([FULL], (1100,), 33), 2, 1.0)  # more bits than a byte can count
+@example(([partial(Conv2d, 3, 35, 2, stride=3, padding=4, pool=2)], (3, 3, 3), None), 1, 0.5)  # windows of nothing but padding
+def test_any_network_is_exact(tmp_path_factory, about, count, density):
+    layers, shape, outputs = about
+    net = Network(
+        *(make() for make in layers), input_shape=shape, readout=outputs, neuron=networks.NEURON, generator=0, dtype=torch.float32
+    )
+    folder = tmp_path_factory.mktemp("any")
+    exported(net, count, folder, steps=12, density=density)
+    build(folder, *STRICT, *SANITIZED)
+    code, text = outcome(folder)
+    assert code == 0, text
+
+
+def test_a_name_goes_into_everything(tmp_path):
+    net = networks.build("masked", dtype=torch.float32)
+    network, x = describe(net), np.ones((5, 6), np.uint8)
+    c.write(network, tmp_path / "new" / "folder", x, name="reflex_2")
+    c.write(network, tmp_path / "new" / "folder", x, name="Other")
+    names = {path.name for path in (tmp_path / "new" / "folder").iterdir()}
+    assert names == {name + end for name in ("reflex_2", "Other") for end in (".c", ".h", "_golden.h", "_test.c")}
+    build(tmp_path / "new" / "folder", *STRICT, sources="reflex_2.c Other.c reflex_2_test.c")  # both in one program
+    assert outcome(tmp_path / "new" / "folder")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["", "2nd", "a-b", "a b", "_x", "größe", "string", "a\n", "../a"])
+def test_bad_names(name, tmp_path):
+    network = describe(networks.build("dense", dtype=torch.float32))
+    with pytest.raises(ValueError, match=r"name: must be a C identifier.*; got .*; use"):
+        c.write(network, tmp_path, np.zeros((3, 6), np.uint8), name=name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("x", [np.zeros((0, 6)), np.zeros((3, 7)), np.zeros(6), np.full((3, 6), 2), np.full((3, 6), np.nan)])
+def test_bad_recordings(x, tmp_path):
+    network = describe(networks.build("dense", dtype=torch.float32))
+    with pytest.raises(ValueError, match=r"x: must be a recording of 0 and 1, \(T, 6\); got .*; encode"):
+        c.write(network, tmp_path, x)
