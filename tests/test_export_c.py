@@ -139,7 +139,8 @@ def test_the_object_needs_nothing_and_the_tables_have_the_stated_size(flags, tmp
         assert {symbol[-1] for symbol in symbols if symbol[-2] == "T"} == {"model_reset", "model_step"}
         assert not [symbol for symbol in symbols if symbol[-2] in "bBdDC"]  # no state of its own
         if flags == ("-O0",):
-            assert sum(int(symbol[1], 16) for symbol in symbols if symbol[-2] == "r") == sizes["flash"]
+            tables = [symbol for symbol in symbols if symbol[-2] == "r" and len(symbol) == 4]  # clang also has constants of no size
+            assert sum(int(symbol[1], 16) for symbol in tables) == sizes["flash"]
     header = (tmp_path / "model.h").read_text()
     assert f"#define MODEL_FLASH_BYTES {sizes['flash']}\n" in header
     assert f"#define MODEL_RAM_BYTES {sizes['ram']}\n" in header
