@@ -14,6 +14,7 @@ from bisnn import kernels
 torch.set_num_threads(1)  # two test processes share the machine
 hypothesis.settings.register_profile("default", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
+hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=20_000)  # for files from outside
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # Every implementation of the kernels. `device_of` says where its tensors live.
