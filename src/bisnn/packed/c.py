@@ -78,16 +78,9 @@ def _order(shape: tuple[int, ...]) -> np.ndarray:
     return index if len(shape) == 1 else index.transpose(1, 2, 0).ravel()
 
 
-def _words(x: np.ndarray) -> np.ndarray:
-    """Bits packed along the last axis into 32-bit words."""
-    packed = np.packbits(x.astype(bool), axis=-1, bitorder="little")
-    packed = np.concatenate([packed, np.zeros((*packed.shape[:-1], -packed.shape[-1] % 4), np.uint8)], -1)
-    return np.ascontiguousarray(packed).view("<u4").astype(np.uint32, copy=False)
-
-
 def _blocks(w: np.ndarray) -> np.ndarray:
     """Words of bits w (..., n, inputs) in the order [...][block][word][neuron of the block]."""
-    words = _words(w.reshape(-1, *w.shape[-2:]))
+    words = file.words(w.reshape(-1, *w.shape[-2:]))
     return np.concatenate([some.swapaxes(-1, -2).ravel() for one in words for some in np.split(one, range(32, len(one), 32))])
 
 
@@ -261,11 +254,8 @@ class _Source:
         if final is None:
             steps.append("(void)logits;")
         else:
-            s, outputs, V = (
-                f"state->s{len(steps) - 1}[k]",
-                len(final.V),
-                self._add("V", _blocks(final.V[:, _order(last.output_shape)])),
-            )
+            s, outputs = f"state->s{len(steps) - 1}[k]", len(final.V)
+            V = self._add("V", _blocks(final.V[:, _order(last.output_shape)]))
             call = f"readout(logits + k * {outputs}, {outputs}, {s}, {math.prod(last.output_shape)}, {V}, {_float(final.scale)});"
             steps = ["size_t k;", *steps, "if (logits == NULL)", "    return;", *self._members([call])]
         return [
@@ -290,10 +280,10 @@ def _described(layer: file.Layer) -> str:
 
 def _golden(name: str, x: np.ndarray, spikes: tuple[np.ndarray, ...], logits: np.ndarray | None) -> str:
     """Inputs [T][words], spikes of each layer [T][member][words], logits [T][member][outputs]."""
-    tables = [_table("golden_x", _words(x.reshape(len(x), -1)[:, _order(x.shape[1:])]))]
+    tables = [_table("golden_x", file.words(x.reshape(len(x), -1)[:, _order(x.shape[1:])]))]
     for i, s in enumerate(spikes):  # (K, T, ...)
         bits = s.reshape(*s.shape[:2], -1)[..., _order(s.shape[2:])]
-        tables.append(_table(f"golden_s{i}", _words(bits).swapaxes(0, 1)))
+        tables.append(_table(f"golden_s{i}", file.words(bits).swapaxes(0, 1)))
     if logits is not None:
         tables.append(_table("golden_logits", logits.swapaxes(0, 1)))
     return f"/* What {name} is to give. */\n#include <stdint.h>\n" + "\n".join(tables)

@@ -304,7 +304,7 @@ class Engine:
             if not good:
                 raise ValueError(f"x: must be 0 or 1 everywhere; got other values, of type {x.dtype}; encode it as spikes first")
         by_pixel = x[..., None, None, :] if len(shape) == 1 else np.moveaxis(x, 2, -1)
-        return _words(by_pixel if x.dtype in (bool, np.uint8) else by_pixel.astype(bool))[None]
+        return file.words(by_pixel if x.dtype in (bool, np.uint8) else by_pixel.astype(bool))[None]
 
     def _before(self, x: np.ndarray, state: State | None) -> State:
         fresh = self.start(x.shape[1])
@@ -418,21 +418,13 @@ def _input_rows(rows: np.ndarray, layer: file.Layer) -> np.ndarray:
 
 def _columns(rows: np.ndarray) -> np.ndarray:
     """Bits (..., n_out, n_in) as words (..., words, n_out)."""
-    return np.ascontiguousarray(np.swapaxes(_words(rows), -1, -2))
+    return np.ascontiguousarray(np.swapaxes(file.words(rows), -1, -2))
 
 
 def _by_pixel(V: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """A readout's signs (outputs, n) as words (outputs, words), for what leaves a layer of this shape, (N,) or (C, H, W)."""
     channels = V.reshape(len(V), *(shape if len(shape) == 3 else (*shape, 1, 1)))
-    return _words(np.moveaxis(channels, 1, -1)).reshape(len(V), -1)
-
-
-def _words(x: np.ndarray) -> np.ndarray:
-    """Booleans packed along the last axis into 32-bit words."""
-    packed = np.packbits(x, axis=-1, bitorder="little")
-    words = np.zeros((*packed.shape[:-1], -(-packed.shape[-1] // 4) * 4), np.uint8)
-    words[..., : packed.shape[-1]] = packed
-    return words.view("<u4").astype(np.uint32, copy=False)
+    return file.words(np.moveaxis(channels, 1, -1)).reshape(len(V), -1)
 
 
 def _unpacked(words: np.ndarray, shape: Sequence[int]) -> np.ndarray:

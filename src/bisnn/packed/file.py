@@ -384,6 +384,14 @@ def _spread(values: np.ndarray, layer: Layer) -> np.ndarray:
     return full
 
 
+def words(x: np.ndarray) -> np.ndarray:
+    """Booleans, or 0 and 1, packed along the last axis into 32-bit words, lowest bit first."""
+    packed = np.packbits(x, axis=-1, bitorder="little")
+    whole = np.zeros((*packed.shape[:-1], -(-packed.shape[-1] // 4) * 4), np.uint8)
+    whole[..., : packed.shape[-1]] = packed
+    return whole.view("<u4").astype(np.uint32, copy=False)
+
+
 def _bits(x: np.ndarray) -> np.ndarray:
     return np.packbits(x.reshape(-1), bitorder="little")
 
