@@ -19,7 +19,7 @@ from safetensors.numpy import save as save_tensors
 import bisnn
 from bisnn import SRM, Conv2d, Linear, Network, Recurrent, exporting, training, weights
 from bisnn.config import load as load_config
-from bisnn.packed import BadFile, Engine, file
+from bisnn.packed import BadFile, Engine, bits, file
 from bisnn.packed import load as load_packed
 from conftest import seeded, spikes
 from networks import KINDS, NEURON, build, mask
@@ -74,7 +74,25 @@ def test_every_kind_of_network(kind, K):
 )
 def test_dense_layers_of_any_size(n_in, n, K, B, density, threads):
     net = Network(Linear(n_in, n), Linear(n, 33), readout=3, neuron=LIVELY)
-    assert_same_bits(net, spikes(21, B, n_in, seed=n, density=density), K, threads)
+    x = spikes(21, B, n_in, seed=n, density=density)
+    engine = assert_same_bits(net, x, K, threads)
+    assert np.array_equal(Engine(engine.network, sparse=False).run(x.numpy()).logits, engine.run(x.numpy()).logits)
+
+
+def test_few_active_inputs_are_added_and_many_counted():
+    """Both ways are taken, and the currents are the same exact integers."""
+    rng = np.random.default_rng(0)
+    w = rng.integers(0, 2, (300, 70)).astype(np.int8) * 2 - 1  # (n_in, n_out)
+    words = np.ascontiguousarray(file.words(w.T > 0).T)
+    for density in (0.005, 0.3):
+        x = rng.random((9, 300)) < density
+        counted, added = np.empty((9, 70), np.float32), np.empty((9, 70), np.float32)
+        bits.counts(0, 9, file.words(x), words, counted)
+        bits.events(0, 9, file.words(x), words, w, added)
+        assert np.array_equal(counted, x.astype(int) @ w)
+        assert np.array_equal(added, counted)
+        bits.events(0, 9, file.words(x), words, 0 * w, added)  # tells which way was taken
+        assert added.any() == (density == 0.3)
 
 
 @given(

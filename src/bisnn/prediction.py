@@ -109,7 +109,8 @@ def _packed_readouts(net: Network, x: Tensor, members: list[list[Tensor]]) -> Te
     from bisnn import exporting  # numba takes a while to load
     from bisnn.packed.engine import Engine
 
-    logits = Engine(exporting.describe(net, members), torch.get_num_threads()).run(x.numpy()).logits
+    engine = Engine(exporting.describe(net, members), torch.get_num_threads(), sparse=False)  # for one run a table does not pay
+    logits = engine.run(x.numpy()).logits
     assert logits is not None
     return torch.from_numpy(logits)
 

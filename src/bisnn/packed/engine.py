@@ -235,13 +235,14 @@ class Engine:
     Args:
         network: its description, from `packed.read` or `exporting.describe`.
         threads: at most so many; by default one a core that this process may use.
+        sparse: whether to hold the weights of wide layers as bytes too, eight times the memory, for inputs of which few are active.
     """
 
-    def __init__(self, network: file.Network, threads: int | None = None):
+    def __init__(self, network: file.Network, threads: int | None = None, *, sparse: bool = True):
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise ValueError(f"threads: must be a positive whole number; got {threads!r}; leave it out for one a core")
         self.network, self.threads = network, threads or _cores()
-        self._layers = [_layer_of(layer) for layer in network.layers]
+        self._layers = [_layer_of(layer, sparse) for layer in network.layers]
         self._readouts = [
             None if layer.readout is None else _by_pixel(layer.readout.V, layer.output_shape) for layer in network.layers
         ]
@@ -367,13 +368,18 @@ _cores = threads.cores  # the constructor has an argument of the module's name
 
 
 def load(
-    path: str | Path, members: int | Literal["map"] | None = None, *, seed: int | None = None, threads: int | None = None
+    path: str | Path,
+    members: int | Literal["map"] | None = None,
+    *,
+    seed: int | None = None,
+    threads: int | None = None,
+    sparse: bool = True,
 ) -> Engine:
-    """An engine from a packed file; `members` and `seed` as in `packed.read`. Loading runs no code."""
-    return Engine(file.read(path, members, seed), threads)
+    """An engine from a packed file; `members` and `seed` as in `packed.read`, the others as in `Engine`. Loading runs no code."""
+    return Engine(file.read(path, members, seed), threads, sparse=sparse)
 
 
-def _layer_of(layer: file.Layer) -> _Layer:
+def _layer_of(layer: file.Layer, sparse: bool) -> _Layer:
     kernel, shape = layer.kernel, layer.input_shape
     weights, K = layer.weights, len(layer.weights)
     if layer.kind == "recurrent":
@@ -384,7 +390,7 @@ def _layer_of(layer: file.Layer) -> _Layer:
     rows = np.moveaxis(weights.reshape(K, layer.neurons, channels, taps), 2, 3).reshape(K, layer.neurons, -1)
     n_in = rows.shape[2]
     table = np.empty((K, 0, 0), np.int8)
-    if n_in > 64 and K * n_in * layer.neurons <= TABLE:
+    if sparse and n_in > 64 and K * n_in * layer.neurons <= TABLE:
         table = np.ascontiguousarray(rows.transpose(0, 2, 1)).astype(np.int8) * np.int8(2) - np.int8(1)
     places = (layer.stride, layer.padding, layer.pool)
     return _Layer(_columns(rows), table, channels, kernel, *places, layer.kappa, layer.constants)
