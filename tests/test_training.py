@@ -45,7 +45,7 @@ def test_every_rule_trains_on_both_tasks(tmp_path, rule):
 def by_hand(config, steps):
     """The same training as a plain loop over the public parts, without files."""
     data = load_dataset(config).train
-    net = build_network(config, data.x.shape[1], 2)
+    net = build_network(config, (20,), 2)
     rule = bisnn.BayesBiSNN(net.parameters(), config.rule.lr, config.rule.temperature, precondition="adam", generator=config.seed)
     per_epoch = math.ceil(len(data.x) / config.train.batch_size)
     for step in range(steps):
@@ -73,7 +73,7 @@ def test_rows_say_what_happened(tmp_path):
     config = small("st", **{"data.validation": 0.25, "train.epochs": 2})
     folder = RunFolder(training.train(config, tmp_path / "run", show=False))
     rows = folder.read_metrics()
-    start = build_network(config, 2, 2)
+    start = build_network(config, (20,), 2)
     middle, end = (training.Training(config, training.Processes(0, 1, torch.device("cpu"))) for _ in range(2))
     for training_, steps in ((middle, 3), (end, 6)):
         for _ in range(steps):

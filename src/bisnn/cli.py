@@ -32,6 +32,7 @@ app = typer.Typer(
         "bisnn reproduce fig2",
         "bisnn report runs/two_moons_bayes_seed0",
         "bisnn export runs/two_moons_bayes_seed0 --to packed",
+        "bisnn inspect recording.aedat",
         "bisnn info",
     ),
     no_args_is_help=True,
@@ -328,7 +329,7 @@ def export(
     if to is Target.packed:
         bits = f"{done['members']} x 1 bit" if done["members"] else "the posterior at 8 bits"
         console.print(f"{done['weights']:,} weights, {bits} each: {done['bytes']:,} bytes in {where}")
-        console.print(f'run it without PyTorch: bisnn.packed.load("{where}").predict_features(x)')
+        console.print(f'run it without PyTorch: bisnn.packed.load("{where}").{done["call"]}')
     elif to is Target.c:
         console.print(f"C99 in {where}: {done['flash']:,} bytes of tables (flash), {done['ram']:,} of state (RAM)")
         console.print(
@@ -356,6 +357,32 @@ def _write_report(runs: list[Path], out: Path | None, quiet: bool) -> None:
     from bisnn import reporting
 
     _console().print(f"report: {reporting.report(runs, out, show=not quiet)}")
+
+
+@app.command(epilog=_epilog("bisnn inspect recording.aedat", "bisnn inspect Train/0/00002.bin --out look.png"))
+def inspect(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A recording: .aedat (AER-DAT2.0) or .bin (N-MNIST).")],
+    out: Annotated[Path | None, typer.Option(help="The picture, a .png. Default: next to FILE, its name and .png.")] = None,
+    no_picture: Annotated[bool, typer.Option("--no-picture", help="Numbers only.")] = False,
+) -> None:
+    """Look at a recording of an event camera: its numbers, what was skipped, a picture."""
+    if no_picture and out is not None:
+        raise typer.BadParameter("--no-picture and --out exclude each other")
+    if out is not None and out.suffix.lower() != ".png":
+        raise ValueError(f"{out}: must be a .png file; got {out.suffix or 'no suffix'!r}; give e.g. --out look.png")
+    from rich.table import Table
+
+    from bisnn.data import events, inspection
+
+    recording = events.read_events(file)
+    table = Table(title=str(file), show_header=False)
+    for name, value in inspection.facts(recording).items():
+        table.add_row(name, value)
+    _console().print(table)
+    if not no_picture:
+        picture = out or file.with_name(f"{file.name}.png")
+        inspection.draw(recording, picture)
+        _console().print(f"picture: {picture}")
 
 
 @app.command(epilog=_epilog("bisnn info"))

@@ -19,6 +19,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 VERSION = 1  # of the file format
+PATHS = ("data.train", "data.test", "data.root")
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -63,6 +64,35 @@ class Table(Section):
     validation: Share = 0.0
 
 
+Digit = Annotated[int, Field(ge=0, le=9)]
+
+
+class Events(Section):
+    """Recordings of an event camera: a time step is a bin of time, a spike at least one event."""
+
+    name: str
+    root: str = ""  # folder of the unpacked archive, relative to the config file; without one, that of the environment's BISNN_DATA
+    classes: Annotated[list[Digit], Field(min_length=1)] = list(range(10))  # digits; the others are left out
+    steps: Count = 60  # T
+    bin_us: Count = 5000  # length of a time step, in microseconds
+    validation: Share = 0.0
+
+
+class NMNIST(Events):
+    """N-MNIST, 34 x 34 pixels: Train/<digit>/<id>.bin, Test/<digit>/<id>.bin."""
+
+    name: Literal["nmnist"]
+
+
+class MNISTDVS(Events):
+    """MNIST-DVS: scale04/mnist_<digit>_scale04_<id>.aedat; ids up to 900 to train, those above to test."""
+
+    name: Literal["mnist_dvs"]
+    scale: Literal[4, 8, 16] = 4
+    crop: Annotated[int, Field(ge=1, le=128)] = 26  # pixels, of the middle
+    steps: Count = 400
+
+
 class Encode(Section):
     """From a row of numbers to spikes (T, N)."""
 
@@ -72,12 +102,27 @@ class Encode(Section):
     width: Positive = 1.0  # of the tuning curves, in spacings
 
 
+class Convolution(Section):
+    channels: Count
+    kernel: Count
+    stride: Count = 1
+    padding: Annotated[int, Field(ge=0)] = 0
+    pool: Count = 1  # edge of the max-pooling window
+
+
 class Architecture(Section):
-    layers: Annotated[list[Count], Field(min_length=1)] = [256, 256]  # neurons of each layer
+    conv: list[Convolution] = []  # convolutional layers, for recordings; the dense ones come after them
+    layers: list[Count] = [256, 256]  # neurons of each dense layer
     gradient: Literal["local", "bptt"] = "local"
     readout_after: Literal["every", "last"] = "every"
     readout_gain: Positive = 1.0
     init: NotNegative = 0.5  # latents start at +-init
+
+    @model_validator(mode="after")
+    def _any(self) -> Architecture:
+        if not self.layers and not self.conv:
+            raise ValueError("layers must have at least one item where there is no conv")
+        return self
 
 
 class Neuron(Section):
@@ -166,6 +211,14 @@ class Train(Section):
     threads: Annotated[int, Field(ge=0)] = 0  # of PyTorch; 0: as many as it would take, recorded in the run's config
 
 
+class Augment(Section):
+    """Changes of training recordings, drawn anew each epoch."""
+
+    shift: Annotated[int, Field(ge=0)] = 0  # pixels, at most, along each axis
+    drop: Share = 0.0  # of the spikes, left out
+    jitter: Annotated[int, Field(ge=0)] = 0  # time steps, at most, that a recording begins earlier or later
+
+
 class Predict(Section):
     samples: Count = 10  # members of the ensemble, Bayes-BiSNN only
 
@@ -175,8 +228,9 @@ class Config(Section):
 
     version: int
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    data: Annotated[TwoMoons | OneD | Table, Field(discriminator="name")]
+    data: Annotated[TwoMoons | OneD | Table | NMNIST | MNISTDVS, Field(discriminator="name")]
     encode: Encode = Encode()
+    augment: Augment = Augment()
     network: Architecture = Architecture()
     neuron: Neuron = Neuron()
     rule: Annotated[ST | Bayes | BopRule | Full, Field(discriminator="name")]
@@ -190,13 +244,26 @@ class Config(Section):
         return "regression" if isinstance(self.data, OneD) else "classification"
 
     @property
+    def steps(self) -> int:
+        """T."""
+        return self.data.steps if isinstance(self.data, Events) else self.encode.steps
+
+    @property
     def loss(self) -> str:
         return self.train.loss or ("logistic" if self.task == "classification" else "squared")
 
     @model_validator(mode="after")
     def _together(self) -> Config:
-        if self.train.burn_in >= self.encode.steps:
-            raise ValueError(f"train.burn_in must be below encode.steps = {self.encode.steps}; got {self.train.burn_in}")
+        recordings = isinstance(self.data, Events)
+        if self.train.burn_in >= self.steps:
+            where = "data.steps" if recordings else "encode.steps"
+            raise ValueError(f"train.burn_in must be below {where} = {self.steps}; got {self.train.burn_in}")
+        if recordings and self.encode != Encode():
+            raise ValueError(
+                f"encode is for points; {self.data.name} has recordings, with data.steps and data.bin_us: leave it out"
+            )
+        if not recordings and (self.network.conv or self.augment != Augment()):
+            raise ValueError(f"network.conv and augment are for recordings; {self.data.name} has points: leave them out")
         if (self.train.keep == "best" or self.train.patience) and not self.data.validation:
             raise ValueError('train.keep = "best" and train.patience need held-out points: set data.validation, e.g. to 0.2')
         if (self.loss == "logistic") != (self.task == "classification"):
@@ -205,7 +272,7 @@ class Config(Section):
             raise ValueError(f'train.samples: rule "{self.rule.name}" has one realisation of its weights; got {self.train.samples}')
         if self.train.chunk and self.train.activity:
             raise ValueError("train.activity looks at whole recordings, train.chunk never sees one: leave one of the two at 0")
-        local = self.network.gradient == "local" and len(self.network.layers) > 1
+        local = self.network.gradient == "local" and len(self.network.conv) + len(self.network.layers) > 1
         if local and self.network.readout_after == "last":
             raise ValueError('network.readout_after must be "every" with local gradients, or layers below the last never learn')
         return self
@@ -264,7 +331,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         if not equals or not key.strip():
             raise ValueError(f"--set {override}: must read section.key=value, e.g. --set rule.lr=0.1")
         parsed = _value(value.strip())
-        if key.strip() in ("data.train", "data.test") and isinstance(parsed, str):
+        if key.strip() in PATHS and isinstance(parsed, str):
             parsed = str(Path(parsed).resolve())  # a path on the command line is relative to where it was typed
         _assign(settings, key.strip(), parsed, f"--set {override}")
     source = " ".join([str(file), *(f"--set {override}" for override in overrides)])
@@ -335,7 +402,9 @@ def _nearest(key: str, settings: dict[str, Any]) -> str:
     """The valid key that the unknown one was probably meant to be; of its own section if any is near."""
     head, _, leaf = key.rpartition(".")
     model: type[BaseModel] | None = Config
-    if head:
+    if head.startswith("network.conv."):
+        model = Convolution
+    elif head:
         options = _sections(Config.model_fields[head].annotation)
         name = settings[head].get("name")
         chosen = [o for o in options if len(options) == 1 or typing.get_args(o.model_fields["name"].annotation)[0] == name]
@@ -366,9 +435,8 @@ def _value(text: str) -> Any:
 
 
 def _absolute(config: Config, folder: Path) -> Config:
-    """Paths of a table, relative to the config file, made absolute: the run's own config lies elsewhere."""
-    if not isinstance(config.data, Table):
-        return config
-    paths = {name: getattr(config.data, name) for name in ("train", "test")}
-    absolute = {name: str((folder / path).resolve()) for name, path in paths.items() if path is not None}
+    """Paths, relative to the config file, made absolute: the run's own config lies elsewhere."""
+    names = [key.removeprefix("data.") for key in PATHS if hasattr(config.data, key.removeprefix("data."))]
+    paths = {name: getattr(config.data, name) for name in names}
+    absolute = {name: str((folder / path).resolve()) for name, path in paths.items() if isinstance(path, str) and path}
     return config.model_copy(update={"data": config.data.model_copy(update=absolute)})

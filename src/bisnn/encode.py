@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bisnn.checks import as_generator, finite, number, positive_int, tensor
-from bisnn.packed.encoding import GRID, PREDICT, SHUFFLE, SPLIT, TEST, TRAIN, VALIDATION, keyed_rng  # noqa: F401
+from bisnn.packed.encoding import AUGMENT, GRID, PREDICT, SHUFFLE, SPLIT, TEST, TRAIN, VALIDATION, keyed_rng  # noqa: F401
 
 
 def population_rates(x: Tensor, neurons: int, width: float) -> Tensor:

@@ -14,6 +14,7 @@ from bisnn import encode, metrics, weights
 from bisnn.checkpoint import RunFolder, load_tree, save_tree
 from bisnn.config import Table
 from bisnn.data.dataset import Dataset, load_dataset, spikes
+from bisnn.data.recordings import Clips
 from bisnn.display import bars
 from bisnn.energy import Costs, ledger
 from bisnn.files import file_digest, write_atomic
@@ -101,7 +102,7 @@ def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
         "rule": model.config.rule.name,
         "classes": list(model.classes),
         "points": len(x),
-        "x": x,
+        "x": torch.zeros(len(x), 0) if isinstance(x, Clips) else x,
         "y": y,
         "predictors": results,
         "metrics": judged,
@@ -144,19 +145,19 @@ def _evenly(n: int, most: int) -> Tensor:
     return torch.linspace(0, n - 1, min(most, n)).round().long()
 
 
-def _test_spikes(model: Model, x: Tensor, points: Tensor) -> Tensor:
-    """The spikes that some of the test points x are judged on, (T, n, N)."""
+def _test_spikes(model: Model, x: Tensor | Clips, points: Tensor) -> Tensor:
+    """The spikes that some of the test points x are judged on, (T, n, ...)."""
     return spikes(model.config, x[points], encode.TEST, 0, points).to(next(model.net.parameters()).device)
 
 
-def _energy(model: Model, x: Tensor, costs: Costs | None) -> dict[str, Any]:
+def _energy(model: Model, x: Tensor | Clips, costs: Costs | None) -> dict[str, Any]:
     """The energy ledger of every predictor, with the ensemble's own members, on a few of the test points x."""
     s = _test_spikes(model, x, _evenly(len(x), COUNTED))
     return ledger(model.net, s, predictors(model), costs, model.config.seed)
 
 
 @torch.no_grad()
-def _activity(model: Model, x: Tensor, some: Tensor) -> dict[str, Any]:
+def _activity(model: Model, x: Tensor | Clips, some: Tensor) -> dict[str, Any]:
     """Firing rates of every neuron over some of the points x, and spikes of a few, with the MAP weights (or the real ones)."""
     net = model.net
     few = some[_evenly(len(some), RASTERS)]
@@ -166,8 +167,9 @@ def _activity(model: Model, x: Tensor, some: Tensor) -> dict[str, Any]:
         s = _test_spikes(model, x, points)
         return [s, *net(s, weights=realised).spikes]
 
-    inputs, *layers = (s.to(torch.uint8) for s in run(few))
-    rates = [s.mean((0, 1)) for s in run(some)[1:]]
+    inputs, *layers = (s.flatten(2).to(torch.uint8) for s in run(few))
+    parts = [run(points)[1:] for points in some.split(model.batch)]
+    rates = [sum(s.sum((0, 1)).flatten() for s in layer) / (model.config.steps * len(some)) for layer in zip(*parts, strict=True)]
     return {"raster": {"points": few, "input": inputs, "layers": layers}, "rates": rates}  # (n,); (T, n, N) each; (N,) each
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bisnn import encode, model, weights
 from bisnn.checks import as_generator, choice, positive_int
+from bisnn.config import Events
 from bisnn.data.dataset import spikes
 from bisnn.files import file_digest
 from bisnn.layers import Conv2d, Readout, Recurrent
@@ -26,6 +27,7 @@ from bisnn.packed import file
 
 TARGETS = ("packed", "c", "nir")
 PREDICTORS = ("map", "members", "posterior")
+NOISE = 0.05  # spikes of random recordings
 POINTS = 50  # at random in the range of the features: golden vectors and disagreements need no data file
 
 
@@ -61,13 +63,14 @@ def export(
     if to == "packed":
         path = Path(out or folder / "packed.safetensors")
         synapses, fixed = sum(layer.synapses for layer in packed.layers), packed.layers[0].posterior is None
-        return {"path": path, "bytes": file.write(packed, path), "weights": synapses, "members": packed.count if fixed else 0}
+        call = "predict_features(x)" if packed.encoding else "predict(spikes)"
+        about = {"weights": synapses, "members": packed.count if fixed else 0, "call": call}
+        return {"path": path, "bytes": file.write(packed, path), **about}
     if packed.layers[0].posterior is not None:
         raise ValueError(
             f'predictor: "posterior" is for --to packed, which draws members when it loads; got it with {to!r}; use "members"'
         )
-    points = encode.keyed_rng(trained.config.seed, encode.GRID).random((POINTS, trained.features), dtype=np.float32)
-    recordings = spikes(trained.config, torch.from_numpy(points), encode.GRID, 0, torch.arange(POINTS)).to(torch.uint8).numpy()
+    recordings = _recordings(trained)
     if to == "c":
         from bisnn.packed import c
 
@@ -80,6 +83,15 @@ def export(
     size = nir_graph.write(packed, path, profile=profile)
     lossy = {} if profile == "exact" else {"disagreement": asdict(nir_graph.disagreement(packed, recordings))}
     return {"path": path, "bytes": size, "profile": profile, **lossy}
+
+
+def _recordings(trained: model.Model) -> np.ndarray:
+    """Inputs of the network, uint8 (T, POINTS, ...): random points, encoded; noise where it takes recordings."""
+    config, rng = trained.config, encode.keyed_rng(trained.config.seed, encode.GRID)
+    if isinstance(config.data, Events):
+        return (rng.random((config.steps, POINTS, *trained.net.input_shape), dtype=np.float32) < NOISE).astype(np.uint8)
+    points = torch.from_numpy(rng.random((POINTS, trained.features), dtype=np.float32))
+    return spikes(config, points, encode.GRID, 0, torch.arange(POINTS)).to(torch.uint8).numpy()
 
 
 def _usual(trained: model.Model, to: str) -> str:
@@ -100,7 +112,10 @@ def describe_model(trained: model.Model, predictor: str = "map", members: int | 
     bits = describe(net, drawn, posterior=predictor == "posterior")
     code = config.encode
     scale = {"low": trained.low.tolist(), "high": trained.high.tolist()}
-    encoding = {"code": code.code, "steps": code.steps, "neurons": code.neurons, "width": code.width, "seed": config.seed, **scale}
+    encoding: dict[str, Any] = {"code": code.code, "steps": code.steps, "neurons": code.neurons, "width": code.width}
+    encoding |= {"seed": config.seed, **scale}
+    if isinstance(config.data, Events):  # spikes come in
+        encoding = {}
     about: dict[str, Any] = {"task": config.task, "classes": trained.classes, "burn_in": config.train.burn_in, "encoding": encoding}
     return replace(bits, **about, members=count if predictor == "posterior" else 0, seed=config.seed)
 

@@ -91,7 +91,7 @@ class Layer(nn.Module):
 
     # What a subclass provides
 
-    def _shapes(self, input_shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def shapes(self, input_shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Current and output shape for this input shape, or a ValueError."""
         raise NotImplementedError
 
@@ -114,7 +114,7 @@ class Layer(nn.Module):
         """Make weights and constants; called once, by the network. Latents are +-init, real weights N(0, 1)."""
         if self.input_shape:
             raise ValueError(f"layers: each layer object belongs to one network, once; got {self} a second time")
-        self.current_shape, self.output_shape = self._shapes(input_shape)
+        self.current_shape, self.output_shape = self.shapes(input_shape)
         self.input_shape, self.binary = input_shape, binary
         self.neuron = self.own_neuron or neuron
         w = torch.randn(self._weight_shape(), generator=generator, dtype=torch.float64)
@@ -235,7 +235,7 @@ class Linear(Layer):
         super().__init__(neuron)
         self.n_in, self.n_out = positive_int("n_in", n_in), positive_int("n_out", n_out)
 
-    def _shapes(self, input_shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def shapes(self, input_shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         _check_size(self.n_in, input_shape)
         return (self.n_out,), (self.n_out,)
 
@@ -301,7 +301,7 @@ class Conv2d(Layer):
         self.padding = _pair("padding", padding, 0)
         self.pool = positive_int("pool", pool)
 
-    def _shapes(self, input_shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def shapes(self, input_shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if len(input_shape) != 3 or input_shape[0] != self.channels_in:
             raise ValueError(
                 f"input_shape: Conv2d with channels_in={self.channels_in} takes ({self.channels_in}, H, W); got {input_shape}"
@@ -406,7 +406,7 @@ class Recurrent(Layer):
                 )
         self.outputs = None if outputs is None else [int(i) for i in outputs]
 
-    def _shapes(self, input_shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def shapes(self, input_shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         _check_size(self.n_in, input_shape)
         return (self.n,), (self.n if self.outputs is None else len(self.outputs),)
 

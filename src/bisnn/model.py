@@ -16,21 +16,34 @@ from torch import Tensor
 from bisnn import config as config_module
 from bisnn import encode
 from bisnn.checkpoint import Damaged, RunFolder, load_tree, save_tree
-from bisnn.config import Config
-from bisnn.data.dataset import Dataset, inputs, rescaled, spikes
-from bisnn.layers import Linear
+from bisnn.config import Config, Events
+from bisnn.data.dataset import Dataset, input_shape, rescaled, spikes
+from bisnn.data.recordings import Clips
+from bisnn.layers import Conv2d, Layer, Linear
 from bisnn.network import Network
 from bisnn.neuron import SRM
 from bisnn.prediction import Classification, Regression, predict
 
-BATCH = 250  # points predicted at a time
+BATCH = 250  # points predicted at a time, at most
+VALUES = 1 << 25  # of input and neurons, over all time steps, in a batch of predictions
 
 
-def build_network(config: Config, features: int, outputs: int) -> Network:
-    """The untrained network of a config, on the CPU."""
-    sizes = [inputs(config, features), *config.network.layers]
+def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Network:
+    """The untrained network of a config, for inputs (T, B, *shape), on the CPU."""
+    layers: list[Layer] = []
+    of_input = shape
+    for conv in config.network.conv:
+        settings = {"stride": conv.stride, "padding": conv.padding, "pool": conv.pool}
+        layers.append(Conv2d(shape[0], conv.channels, conv.kernel, **settings))  # type: ignore[arg-type]
+        try:
+            shape = layers[-1].shapes(shape)[1]
+        except ValueError as error:
+            raise ValueError(f"network.conv: {error}") from None
+    sizes = [math.prod(shape), *config.network.layers]
     return Network(
+        *layers,
         *(Linear(n, m) for n, m in pairwise(sizes)),
+        input_shape=of_input,
         readout=outputs,
         neuron=SRM(**config.neuron.model_dump()),
         weights="real" if config.rule.name == "full" else "binary",
@@ -50,7 +63,7 @@ class Model:
     net: Network
     config: Config
     classes: tuple[str, ...]  # empty for regression
-    low: Tensor  # (d,) the training rows' range
+    low: Tensor  # (d,) the training rows' range; empty for recordings
     high: Tensor
     epoch: int  # that the weights are from
     data: str  # fingerprint of the points it was trained on
@@ -68,6 +81,12 @@ class Model:
         """Members of the usual predictor: those of the config's ensemble, or None where there is no posterior to draw from."""
         return self.config.predict.samples if self.config.rule.name == "bayes" else None
 
+    @property
+    def batch(self) -> int:
+        """Points or recordings that are worked on together."""
+        values = math.prod(self.net.input_shape) + sum(math.prod(layer.current_shape) for layer in self.net.layers)
+        return max(1, min(BATCH, VALUES // (self.config.steps * values)))
+
     def predict(
         self,
         x: np.ndarray,
@@ -84,6 +103,8 @@ class Model:
             over_time: as in `bisnn.predict`.
             advance: called with the number of points done, now and then.
         """
+        if isinstance(self.config.data, Events):
+            raise ValueError(f"x: this model was trained on {self.config.data.name} recordings and takes no features")
         x = np.asarray(x, dtype=np.float64)
         if x.ndim != 2 or x.shape[1] != self.features or len(x) == 0 or not np.isfinite(x).all():
             raise ValueError(f"x: must be finite, (N, {self.features}) with N >= 1; got shape {x.shape}; one row a point")
@@ -96,16 +117,16 @@ class Model:
 
     def predict_points(
         self,
-        x: Tensor,
+        x: Tensor | Clips,
         samples: int | None,
         purpose: int,
         over_time: str = "mean",
         advance: Callable[[int], Any] = lambda points: None,
     ) -> Classification | Regression:
-        """Predict points x (N, d) in the units of the encoding. All predictors see the same spikes, all points the same members."""
+        """Predict points x (N, d) in the units of the encoding, or recordings: all by the same members, on the same spikes."""
         parts = []
         device = next(self.net.parameters()).device
-        for index in torch.arange(len(x)).split(BATCH):
+        for index in torch.arange(len(x)).split(self.batch):
             s = spikes(self.config, x[index], purpose, 0, index).to(device)
             options: dict[str, Any] = {"burn_in": self.config.train.burn_in, "generator": self.config.seed}
             parts.append(predict(self.net, s, samples, task=self.config.task, over_time=over_time, **options))
@@ -139,7 +160,7 @@ def load(path: str | Path) -> Model:
         config = config_module.parse(tree["config"], str(file))
         classes = tuple(tree["classes"])
         low, high = tree["scale"]["low"], tree["scale"]["high"]
-        net = build_network(config, len(low), len(classes) or 1)
+        net = build_network(config, input_shape(config, len(low)), len(classes) or 1)
         net.load_state_dict(tree["net"])
         model = Model(net, config, classes, low, high, tree["epoch"], tree["data"])
     except FileNotFoundError:

@@ -250,8 +250,8 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     facts = [
         ("rule", RULES[config.rule.name]),
         ("data", Path(config.data.train).name if isinstance(config.data, Table) else config.data.name),
-        ("layers", " → ".join(map(str, config.network.layers))),
-        ("time steps", str(config.encode.steps)),
+        ("layers", " → ".join([*(f"conv {c.channels}" for c in config.network.conv), *map(str, config.network.layers)])),
+        ("time steps", str(config.steps)),
         ("model", f"epoch {judged['epoch']} of {config.train.epochs}"),
         ("training", _duration(judged["seconds"])),
         ("test points", f"{judged['points']:,}"),

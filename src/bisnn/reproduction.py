@@ -268,6 +268,7 @@ def _fig1(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
         if picture:
             panels.append({"predictor": name, "mean": _list(result["mean"]), "std": _list(result["std"])})
     points = load_dataset(config).train
+    assert isinstance(points.x, Tensor)
     about = {"x": _list(points.x), "y": _list(points.y), "test_x": _list(x), "test_y": _list(y)} if picture else None
     return {"rows": rows, "panels": panels, "points": about}
 
@@ -283,6 +284,7 @@ def _fig2(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
     judged = evaluation.load_evaluation(folder)
     trained = model.load(folder)
     train = load_dataset(config).train
+    assert isinstance(train.x, Tensor)
     points = grid()
     far = farthest(points, train.x)
     rows, panels = [], []

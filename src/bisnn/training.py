@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bisnn import encode, metrics
 from bisnn.checkpoint import RunFolder
 from bisnn.config import Bayes, BopRule, Config, Full, Table, differences, parse
-from bisnn.data.dataset import load_dataset, spikes
+from bisnn.data.dataset import input_shape, load_dataset, spikes
 from bisnn.display import bars
 from bisnn.errors import Interrupted, Stopped
 from bisnn.losses import activity_loss, chunked_backward, local_loss
@@ -208,7 +208,7 @@ class Training:
         if config.train.batch_size < processes.count:
             raise ValueError(f"train.batch_size: must be at least the {processes.count} processes; got {config.train.batch_size}")
         self.steps_per_epoch = math.ceil(points / config.train.batch_size)
-        self.net = build_network(config, self.data.train.x.shape[1], self.data.outputs).to(processes.device)
+        self.net = build_network(config, input_shape(config, len(self.data.low)), self.data.outputs).to(processes.device)
         self.rule = build_rule(config, self.net, self.steps_per_epoch)
         self.model = DistributedDataParallel(self.net) if dist.is_initialized() else self.net
         self.step = 0  # updates so far
@@ -404,7 +404,7 @@ class Training:
         """The model that the run keeps: the last, or the best on the held-out points."""
         if self.config.train.keep == "last" or self.best is None:
             return self._model(self.epochs_done)
-        net = build_network(self.config, self.data.train.x.shape[1], self.data.outputs)
+        net = build_network(self.config, input_shape(self.config, len(self.data.low)), self.data.outputs)
         _write(net, self.best["weights"])
         return Model.of(net, self.config, self.data, self.best["epoch"])
 

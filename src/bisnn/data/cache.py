@@ -82,7 +82,7 @@ class Bits:
         rows = np.empty((len(index), self.size), np.uint8)
         for row, i in zip(rows, index, strict=True):
             row[:] = self._records[i]
-            if zlib.crc32(row) != self._sums[i]:
+            if zlib.crc32(row.data) != self._sums[i]:
                 raise BadCache(f"{self.path}: recording {i} is damaged; delete the file, and it will be made again")
         bits = np.unpackbits(rows, axis=1, count=math.prod(self.shape), bitorder="little")
         return bits.reshape(len(index), *self.shape)
@@ -121,10 +121,10 @@ def build(
         _begin(partial, header, LENGTH + count * (4 + size))
         sums, records = _mapped(partial, count, size, "r+")
         for i in range(count):
-            if not (sums[i] and zlib.crc32(records[i]) == sums[i]):  # else done before an interruption
+            if not (sums[i] and zlib.crc32(records[i].data) == sums[i]):  # else done before an interruption
                 bits = np.packbits(record(i).reshape(-1), bitorder="little")
                 records[i] = bits
-                sums[i] = zlib.crc32(bits)
+                sums[i] = zlib.crc32(bits.data)
             advance(1)
         for mapped in (sums, records):
             mapped.flush()  # type: ignore[attr-defined]

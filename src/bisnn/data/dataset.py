@@ -3,39 +3,54 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bisnn import encode
-from bisnn.config import Config, OneD, Table, TwoMoons
-from bisnn.data import table
-from bisnn.data.toy import Split, one_d, two_moons
+from bisnn.config import MNISTDVS, Config, Events, OneD, Table, TwoMoons
+from bisnn.data import recordings, table
+from bisnn.data.events import BadEvents
+from bisnn.data.recordings import Clips
+from bisnn.data.toy import one_d, two_moons
+
+
+class Split(NamedTuple):
+    """x: points (N, d) float32, or recordings; y (N,) int64 labels or (N, 1) float32 targets."""
+
+    x: Tensor | Clips
+    y: Tensor
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Points in the units of the encoding, [0, 1], and where they come from."""
+    """Points in the units of the encoding, [0, 1], or recordings, and where they come from."""
 
     train: Split
     validation: Split | None
     test: Split
     classes: tuple[str, ...]  # names; empty for regression
-    low: Tensor  # (d,) float64: what `rescaled` maps to 0
+    low: Tensor  # (d,) float64: what `rescaled` maps to 0; empty for recordings
     high: Tensor  # (d,) to 1
 
     def digest(self) -> str:
         """A fingerprint of all points: a file that was edited is another dataset."""
         digest = hashlib.blake2b(repr(self.classes).encode(), digest_size=16)
         for part in (*self.train, *(self.validation or ()), *self.test):
-            digest.update(f"{part.dtype} {tuple(part.shape)}".encode() + part.numpy().tobytes())
+            digest.update(part.digest() if isinstance(part, Clips) else _bytes(part))
         return digest.hexdigest()
 
     @property
     def outputs(self) -> int:
         return len(self.classes) or self.train.y.shape[1]
+
+
+def _bytes(x: Tensor) -> bytes:
+    return f"{x.dtype} {tuple(x.shape)}".encode() + x.numpy().tobytes()
 
 
 def rescaled(x: np.ndarray, low: Tensor, high: Tensor) -> Tensor:
@@ -47,15 +62,19 @@ def load_dataset(config: Config) -> Dataset:
     """The points of a config, the same for the same seed."""
     data = config.data
     classes: tuple[str, ...] = ()
+    low = high = torch.zeros(0, dtype=torch.float64)
+    train: Split
     if isinstance(data, Table):
         train, test, classes, low, high = _from_table(data, config.seed)
+    elif isinstance(data, Events):
+        train, test, classes = _from_recordings(data)
     elif isinstance(data, TwoMoons):
-        train, test = two_moons(data.train, data.test, noise=data.noise, seed=config.seed)
+        train, test = (Split(*part) for part in two_moons(data.train, data.test, noise=data.noise, seed=config.seed))
         classes = ("0", "1")
     else:
         assert isinstance(data, OneD)
-        train, test = one_d(data.per_unit, data.test, noise=data.noise, seed=config.seed)
-    if not isinstance(data, Table):
+        train, test = (Split(*part) for part in one_d(data.per_unit, data.test, noise=data.noise, seed=config.seed))
+    if isinstance(train.x, Tensor) and not isinstance(data, Table):
         low, high = torch.zeros(train.x.shape[1]).double(), torch.ones(train.x.shape[1]).double()
     validation = None
     if data.validation:
@@ -65,6 +84,24 @@ def load_dataset(config: Config) -> Dataset:
         order = torch.from_numpy(encode.keyed_rng(config.seed, encode.SPLIT, epoch=1).permutation(len(train.x)))
         validation, train = (Split(train.x[part], train.y[part]) for part in order.split([held_out, len(order) - held_out]))
     return Dataset(train, validation, test, classes, low, high)
+
+
+def _from_recordings(data: Events) -> tuple[Split, Split, tuple[str, ...]]:
+    root = data.root or os.environ.get("BISNN_DATA")
+    if not root:
+        raise ValueError(f"data.root: must name the folder of {data.name}; got none; give it, or set the environment's BISNN_DATA")
+    settings: dict[str, Any] = {"classes": data.classes, "steps": data.steps, "bin_us": data.bin_us}
+    kind: Any = recordings.NMNIST
+    if isinstance(data, MNISTDVS):
+        kind, settings = recordings.MNISTDVS, {**settings, "scale": data.scale, "crop": data.crop}
+    try:
+        parts = [kind(root, train, **settings) for train in (True, False)]
+    except BadEvents:
+        raise  # names its file
+    except ValueError as error:
+        raise ValueError(f"data.{error}") from None
+    splits = [Split(Clips(part, torch.arange(len(part))), part.labels) for part in parts]
+    return splits[0], splits[1], parts[0].names
 
 
 def _from_table(data: Table, seed: int) -> tuple[Split, Split, tuple[str, ...], Tensor, Tensor]:
@@ -107,14 +144,27 @@ def _held_out(classes: list[str], share: float, seed: int) -> np.ndarray:
     return chosen
 
 
-def spikes(config: Config, x: Tensor, purpose: int, epoch: int, samples: Tensor) -> Tensor:
-    """Encode points x (B, d) as spikes (T, B, N) of the config's dtype; the draws are those of (seed, purpose, epoch, sample)."""
+def spikes(config: Config, x: Tensor | Clips, purpose: int, epoch: int, samples: Tensor) -> Tensor:
+    """Points x (B, d) encoded as spikes (T, B, N), or recordings (T, B, 2, H, W), augmented for training, of the config's dtype.
+
+    The draws are those of (seed, purpose, epoch, sample).
+    """
+    dtype = getattr(torch, config.train.dtype)
+    if isinstance(x, Clips):
+        seen = x.spikes()
+        if purpose == encode.TRAIN:
+            seen = recordings.augmented(seen, config.augment, config.seed, epoch, samples)
+        return seen.to(dtype)
     code = config.encode
     rates = encode.population_rates(x, code.neurons, code.width) if code.code == "population" else x.clamp(0, 1)
     drawn = encode.keyed_rate(rates, code.steps, config.seed, purpose, epoch, samples)
-    return drawn.to(getattr(torch, config.train.dtype))
+    return drawn.to(dtype)
 
 
-def inputs(config: Config, features: int) -> int:
-    """N, the number of input neurons for so many features."""
-    return features * config.encode.neurons if config.encode.code == "population" else features
+def input_shape(config: Config, features: int) -> tuple[int, ...]:
+    """Of the network's input, after (T, B), for points of so many features, or for the config's recordings."""
+    if isinstance(config.data, MNISTDVS):
+        return (2, config.data.crop, config.data.crop)
+    if isinstance(config.data, Events):
+        return (2, *recordings.NMNIST.SIZE)
+    return (features * config.encode.neurons if config.encode.code == "population" else features,)
