@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -94,3 +95,32 @@ def test_one_d():
 def test_bad_arguments(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_keyed_numbers_are_uniform_and_their_samples_own():
+    drawn = encode.keyed_uniform([40, 50], 3, encode.DROPOUT, 1, torch.arange(100))
+    assert drawn.shape == (100, 40, 50)
+    assert (drawn.min() >= 0) & (drawn.max() < 1)
+    assert torch.equal(encode.keyed_uniform([40, 50], 3, encode.DROPOUT, 1, torch.tensor([7, 3])), drawn[[7, 3]])
+    for key in ((4, encode.DROPOUT, 1), (3, encode.TEST, 1), (3, encode.DROPOUT, 2)):
+        other = encode.keyed_uniform([40, 50], *key, torch.arange(100))
+        assert abs(np.corrcoef(other.flatten(), drawn.flatten())[0, 1]) < 0.01
+    counts = torch.histc(drawn, 64, 0, 1)
+    assert float(((counts - 3125).square() / 3125).sum()) < 120  # chi-squared, 63 degrees: 1e-5
+    for a, b in ((drawn[:-1], drawn[1:]), (drawn[:, :-1], drawn[:, 1:]), (drawn[..., :-1], drawn[..., 1:])):
+        assert abs(np.corrcoef(a.flatten(), b.flatten())[0, 1]) < 0.01  # neighbours: samples, rows, columns
+
+
+def test_the_hash_is_splitmix():
+    """Against whole numbers of any size."""
+
+    def mixed(z: int) -> int:
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+        return z ^ z >> 31
+
+    base = int(encode.keyed_rng(5, encode.DROPOUT, 2).integers(1 << 63))
+    drawn = encode.keyed_uniform([3], 5, encode.DROPOUT, 2, torch.tensor([0, 11]))
+    for row, sample in zip(drawn.tolist(), (0, 11), strict=True):
+        key = mixed((base + sample) % 2**64)
+        assert row == [(mixed((key + i * 0x9E3779B97F4A7C15) % 2**64) >> 40) / 2**24 for i in (1, 2, 3)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -565,3 +567,32 @@ def test_cuda_gives_the_bits_of_the_cpu(kind):
     (_, here), (_, there) = run(net, x), run(net.cuda(), x.cuda())
     for name in ("spikes", "potentials", "readouts"):
         assert all(torch.equal(a, b.cpu()) for a, b in zip(getattr(here, name), getattr(there, name), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["deep", "pooled", "masked"])
+@pytest.mark.parametrize("gradient", ["local", "bptt"])
+def test_a_readout_sees_what_it_is_shown(kind, gradient):
+    """Dropout: the readout of spikes times factors, with the gradient of that product; factors of 1 change nothing."""
+    net = build(kind, gradient=gradient)
+    x = spikes(12, 3, *net.input_shape, dtype=torch.float64)
+    sizes = [math.prod(layer.output_shape) for layer in net.layers]
+    ones = [torch.ones(3, n, dtype=torch.float64) for n in sizes]
+    factors = [2.0 * (torch.rand(3, n, generator=seeded(n)) < 0.5).double() for n in sizes]
+    rule = STBiSNN(net.parameters(), lr=1.0)
+
+    def gradients(seen):
+        with rule.sampled():
+            output = net(x, seen=seen)
+            sum((y * (i + 1)).square().sum() for i, y in enumerate(output.readouts)).backward()
+        found = [p.grad.clone() for p in net.parameters()]
+        rule.zero_grad()
+        return output, found
+
+    plain, expected = gradients(None)
+    same, found = gradients(ones)
+    for a, b in zip((*plain.readouts, *expected), (*same.readouts, *found), strict=True):
+        torch.testing.assert_close(a, b)
+    dropped, found = gradients(factors)
+    for y, s, readout, factor in zip(dropped.readouts, dropped.spikes, net.readouts, factors, strict=True):
+        torch.testing.assert_close(y, readout.scale * ((s.flatten(2) * factor) @ readout.V.T))
+    assert any(not torch.allclose(a, b) for a, b in zip(found, expected, strict=True))

@@ -117,6 +117,7 @@ class Architecture(Section):
     readout_after: Literal["every", "last"] = "every"
     readout_gain: Positive = 1.0
     init: NotNegative = 0.5  # latents start at +-init
+    dropout: Share = 0.0  # of the neurons, whose spikes a readout does not see while training
 
     @model_validator(mode="after")
     def _any(self) -> Architecture:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bisnn.checks import as_generator, finite, number, positive_int, tensor
-from bisnn.packed.encoding import AUGMENT, GRID, PREDICT, SHUFFLE, SPLIT, TEST, TRAIN, VALIDATION, keyed_rng  # noqa: F401
+from bisnn.packed.encoding import AUGMENT, DROPOUT, GRID, PREDICT, SHUFFLE, SPLIT, TEST, TRAIN, VALIDATION, keyed_rng  # noqa: F401
 
 
 def population_rates(x: Tensor, neurons: int, width: float) -> Tensor:
@@ -80,3 +81,23 @@ def keyed_rate(rates: Tensor, T: int, seed: int, purpose: int, epoch: int, sampl
     positive_int("T", T)
     draws = [keyed_rng(seed, purpose, epoch, int(i)).random((T, rates.shape[1]), dtype=np.float32) for i in samples]
     return (torch.from_numpy(np.stack(draws, axis=1)) < rates.float()).to(torch.uint8)
+
+
+def keyed_uniform(shape: Sequence[int], seed: int, purpose: int, epoch: int, samples: Tensor) -> Tensor:
+    """Numbers in [0, 1), float32 (B, *shape), for the samples (B,), on their device: quick where a generator each would be slow.
+
+    A hash of key and position (the finaliser of splitmix64), in integers that wrap the same way everywhere.
+    """
+    base = int(keyed_rng(seed, purpose, epoch).integers(1 << 63))
+    keys = _mixed(samples.to(torch.int64) + base)
+    places = torch.arange(1, math.prod(shape) + 1, device=samples.device) * _GOLDEN
+    return ((_mixed(keys[:, None] + places) >> 40 & 0xFFFFFF).float() * 2.0**-24).reshape(len(samples), *shape)
+
+
+_GOLDEN, _FIRST, _SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def _mixed(z: Tensor) -> Tensor:
+    z = (z ^ (z >> 30 & (1 << 34) - 1)) * _FIRST
+    z = (z ^ (z >> 27 & (1 << 37) - 1)) * _SECOND
+    return z ^ (z >> 31 & (1 << 33) - 1)

@@ -129,6 +129,7 @@ def chunked_backward(
     burn_in: int = 0,
     mask: Tensor | None = None,
     factor: float = 1.0,
+    seen: Sequence[Tensor] | None = None,
     each: Callable[[Output], object] | None = None,
 ) -> Tensor:
     """`local_loss(net(x), target, ...).backward()` in chunks of `chunk` time steps: memory depends on the chunk, not on T.
@@ -142,6 +143,7 @@ def chunked_backward(
         x: recordings (T, B, ...); bool takes least memory.
         target, loss, over_time, burn_in, mask: as for `local_loss`, over the whole recording.
         factor: on the loss, for its gradient only.
+        seen: dropout before the readouts, as for `Network.forward`.
         each: called with every chunk's output, before it is let go.
 
     Returns:
@@ -171,7 +173,7 @@ def chunked_backward(
         part = slice(start, min(start + chunk, T))
         skip = min(max(burn_in - start, 0), part.stop - start)
         with torch.set_grad_enabled(skip < part.stop - start):  # a chunk within the burn-in only moves the state
-            output = net(x[part], state)
+            output = net(x[part], state, seen=seen)
             state = tuple(layer.detach() for layer in output.state)
             if skip < part.stop - start:
                 given = _given(output.readouts)

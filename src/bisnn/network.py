@@ -93,13 +93,21 @@ class Network(nn.Module):
             else:
                 self.readouts.append(Readout(math.prod(shape), positive_int("readout", readout), readout_gain, generator, dtype))
 
-    def forward(self, x: Tensor, state: NetworkState | None = None, *, weights: Sequence[Tensor] | None = None) -> Output:
+    def forward(
+        self,
+        x: Tensor,
+        state: NetworkState | None = None,
+        *,
+        weights: Sequence[Tensor] | None = None,
+        seen: Sequence[Tensor] | None = None,
+    ) -> Output:
         """Run the network over x, (T, B, *input_shape), floating or 0/1 as bool or uint8.
 
         With a state (from `initial_state`, then from the previous output) a recording can come in chunks, down to single time
         steps: with hard weights and spikes the same bits forward as in one piece (else the same to rounding), and in local mode
-        the same gradient. With `weights`, one tensor a layer, these stand in for the parameters. Runs in the network's own
-        precision, also under autocast: currents must stay exact.
+        the same gradient. With `weights`, one tensor a layer, these stand in for the parameters. With `seen`, one tensor (B, n) a
+        layer, its readout sees the spikes times these factors: dropout. Runs in the network's own precision, also under autocast:
+        currents must stay exact.
         """
         spikes = is_spikes(x)
         x = self.checked(x, state)
@@ -109,14 +117,23 @@ class Network(nn.Module):
                 f"{[tuple(w.shape) for w in weights]}; give one tensor a layer"
             )
         with torch.autocast(x.device.type, enabled=False):
-            return self._forward(x, state, weights, spikes)
+            return self._forward(x, state, weights, spikes, seen)
 
-    def _forward(self, x: Tensor, state: NetworkState | None, weights: Sequence[Tensor] | None, binary: bool) -> Output:
+    def _forward(
+        self,
+        x: Tensor,
+        state: NetworkState | None,
+        weights: Sequence[Tensor] | None,
+        binary: bool,
+        seen: Sequence[Tensor] | None,
+    ) -> Output:
         spikes, potentials, readouts, states = [], [], [], []
         for i, (layer, readout) in enumerate(zip(self.layers, self.readouts, strict=True)):
             before, weight = None if state is None else state[i], None if weights is None else weights[i]
             reading = readout if isinstance(readout, Readout) else None
-            x, u, y, after = layer(x, before, self.gradient == "bptt", weight, binary or i > 0, reading)
+            x, u, y, after = layer(x, before, self.gradient == "bptt", weight, binary or i > 0, reading if seen is None else None)
+            if seen is not None and reading is not None:
+                y = reading(x.flatten(2) * seen[i])
             spikes.append(x)
             potentials.append(u)
             readouts.append(y)

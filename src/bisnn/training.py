@@ -263,6 +263,7 @@ class Training:
             mine = batch[:1]  # a last batch smaller than the number of processes: take part with weight 0
         x = spikes(config, data.x[mine], encode.TRAIN, epoch, mine).to(self.processes.device)
         y = data.y[mine].to(self.processes.device)
+        seen = self._seen(epoch, mine)
         factor = 0.5 * (1 + math.cos(math.pi * self.step / (config.train.epochs * self.steps_per_epoch)))
         for group in self.rule.param_groups:
             group["lr"] = config.rule.lr * (factor if config.train.schedule == "cosine" else 1.0)
@@ -270,7 +271,7 @@ class Training:
         for _ in range(config.train.samples):
             realisation: AbstractContextManager = self.rule.sampled() if isinstance(self.rule, Rule) else nullcontext()
             with realisation:
-                loss, rates, readout = self._backward(x, y, share)
+                loss, rates, readout = self._backward(x, y, share, seen)
             points = len(mine) if share else 0
             score = self._score(readout, y)
             sums += points * torch.stack([torch.ones_like(loss), loss, score, *rates]).double().cpu()
@@ -280,7 +281,17 @@ class Training:
         self.step += 1
         return self.processes.total(sums)
 
-    def _backward(self, x: Tensor, y: Tensor, factor: float) -> tuple[Tensor, list[Tensor], Tensor]:
+    def _seen(self, epoch: int, samples: Tensor) -> list[Tensor] | None:
+        """Factors (B, n) of the spikes that each readout sees: 0, or 1/(1 - dropout)."""
+        p = self.config.network.dropout
+        if not p:
+            return None
+        sizes = [math.prod(layer.output_shape) for layer in self.net.layers]
+        key = (self.config.seed, encode.DROPOUT, epoch)
+        drawn = encode.keyed_uniform([sum(sizes)], *key, samples.to(self.processes.device))
+        return list(((drawn >= p).to(self.net.dtype) / (1 - p)).split(sizes, 1))
+
+    def _backward(self, x: Tensor, y: Tensor, factor: float, seen: list[Tensor] | None) -> tuple[Tensor, list[Tensor], Tensor]:
         """Gradients of one realisation; returns its loss, each layer's rate and the last readout (T, B, outputs)."""
         train, spikes, readouts = self.config.train, [], []
 
@@ -290,9 +301,9 @@ class Training:
 
         settings: dict[str, Any] = {"loss": self.config.loss, "over_time": train.over_time, "burn_in": train.burn_in}
         if train.chunk:
-            loss = chunked_backward(self.model, x, y, train.chunk, **settings, factor=factor, each=note)
+            loss = chunked_backward(self.model, x, y, train.chunk, **settings, factor=factor, seen=seen, each=note)
         else:
-            output = self.model(x)
+            output = self.model(x, seen=seen)
             loss = local_loss(output, y, **settings)
             if train.activity:
                 loss = loss + train.activity * activity_loss(self.net, output)

@@ -145,20 +145,19 @@ def _held_out(classes: list[str], share: float, seed: int) -> np.ndarray:
 
 
 def spikes(config: Config, x: Tensor | Clips, purpose: int, epoch: int, samples: Tensor) -> Tensor:
-    """Points x (B, d) encoded as spikes (T, B, N), or recordings (T, B, 2, H, W), augmented for training, of the config's dtype.
+    """Points x (B, d) encoded as spikes (T, B, N) of the config's dtype, or recordings (T, B, 2, H, W) as bool, augmented in training.
 
     The draws are those of (seed, purpose, epoch, sample).
     """
-    dtype = getattr(torch, config.train.dtype)
     if isinstance(x, Clips):
         seen = x.spikes()
         if purpose == encode.TRAIN:
             seen = recordings.augmented(seen, config.augment, config.seed, epoch, samples)
-        return seen.to(dtype)
+        return seen.bool()
     code = config.encode
     rates = encode.population_rates(x, code.neurons, code.width) if code.code == "population" else x.clamp(0, 1)
     drawn = encode.keyed_rate(rates, code.steps, config.seed, purpose, epoch, samples)
-    return drawn.to(dtype)
+    return drawn.to(getattr(torch, config.train.dtype))
 
 
 def input_shape(config: Config, features: int) -> tuple[int, ...]:

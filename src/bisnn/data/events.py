@@ -30,7 +30,7 @@ from bisnn.files import write_atomic
 
 EVENTS = np.dtype([("x", np.int16), ("y", np.int16), ("t", np.int64), ("p", bool)])
 DVS128, NMNIST = (128, 128), (34, 34)  # sensors: width, height
-MOST_BYTES = 256 * 2**20
+MOST_BYTES = 256 * 2**20  # reading takes up to ten times the file in memory
 LONGEST_US = 24 * 3600 * 10**6  # a recording's clock that runs over more than a day is noise read as a clock
 _HEADER_BYTES = 4 * 2**20  # jAER may put all its preferences into the header
 _JITTER_US = 100_000  # a step back up to this is events out of order; a longer one is a clock set back

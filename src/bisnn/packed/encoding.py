@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-SPLIT, SHUFFLE, TRAIN, VALIDATION, TEST, GRID, PREDICT, AUGMENT = range(8)  # purposes of draws
+SPLIT, SHUFFLE, TRAIN, VALIDATION, TEST, GRID, PREDICT, AUGMENT, DROPOUT = range(9)  # purposes of draws
 
 
 def keyed_rng(seed: int, purpose: int, epoch: int = 0, sample: int = 0) -> np.random.Generator:
