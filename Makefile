@@ -32,6 +32,7 @@ lint: setup
 
 bench: setup
 	$(BIN)/python benchmarks/cpu.py
+	$(BIN)/python benchmarks/packed.py
 
 bench-gpu: setup
 	$(BIN)/python benchmarks/gpu.py

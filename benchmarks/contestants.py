@@ -41,6 +41,7 @@ class Sizes(NamedTuple):
     neurons: tuple[int, ...]
     pool: int
     parents: int  # inputs of one neuron
+    padding: int = 0
 
     @property
     def outputs(self) -> tuple[int, ...]:
@@ -49,27 +50,33 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    kind: str  # "mlp" or "conv"
+    kind: str  # "mlp" or "conv"; "dense", one layer without a readout, for inference alone
     T: int
     B: int
     hidden: tuple[int, ...]  # neurons of the hidden layers, or channels
     density: float = 0.05  # of the input spikes
     device: str = "cpu"
+    padding: int = PADDING
 
     @property
     def classes(self) -> int:
-        return 2 if self.kind == "mlp" else 10
+        return {"mlp": 2, "conv": 10, "dense": 0}[self.kind]
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """Of our layers; a single layer's fits its input, so that 5 to 10 % of its neurons fire."""
+        return (0.3 * math.sqrt(self.density),) if self.kind == "dense" else THRESHOLDS[self.kind]
 
     @property
     def layers(self) -> list[Sizes]:
-        shape: tuple[int, ...] = (20,) if self.kind == "mlp" else (2, 26, 26)
+        shape: tuple[int, ...] = {"mlp": (20,), "conv": (2, 26, 26), "dense": (1024,)}[self.kind]
         layers = []
         for i, n in enumerate(self.hidden):
-            if self.kind == "mlp":
-                layers.append(Sizes(shape, (n,), 1, shape[0]))
+            if self.kind == "conv":
+                side = shape[1] + 2 * self.padding - KERNEL + 1
+                layers.append(Sizes(shape, (n, side, side), POOLS[i], shape[0] * KERNEL**2, self.padding))
             else:
-                side = shape[1] + 2 * PADDING - KERNEL + 1
-                layers.append(Sizes(shape, (n, side, side), POOLS[i], shape[0] * KERNEL**2))
+                layers.append(Sizes(shape, (n,), 1, shape[0]))
             shape = layers[-1].outputs
         return layers
 
@@ -93,7 +100,7 @@ class Workload:
         generator = torch.Generator().manual_seed(0)
         shape = (self.B, *self.layers[0].inputs)
         x = torch.stack([(torch.rand(shape, generator=generator) < self.density).to(dtype) for _ in range(self.T)])
-        return x.to(self.device), torch.randint(self.classes, (self.B,), generator=generator).to(self.device)
+        return x.to(self.device), torch.randint(max(1, self.classes), (self.B,), generator=generator).to(self.device)
 
 
 MLP = Workload("mlp", 100, 64, (256, 256))
@@ -161,15 +168,15 @@ def network(workload: Workload, gradient: str = "local") -> Any:
     import bisnn
 
     layers: list[Any] = []
-    for size, threshold in zip(workload.layers, THRESHOLDS[workload.kind], strict=True):
+    for size, threshold in zip(workload.layers, workload.thresholds, strict=True):
         neuron = bisnn.SRM(threshold=threshold)
         channels = size.inputs[0], size.neurons[0]
-        if workload.kind == "mlp":
-            layers.append(bisnn.Linear(*channels, neuron=neuron))
+        if workload.kind == "conv":
+            layers.append(bisnn.Conv2d(*channels, KERNEL, padding=size.padding, pool=size.pool, neuron=neuron))
         else:
-            layers.append(bisnn.Conv2d(*channels, KERNEL, padding=PADDING, pool=size.pool, neuron=neuron))
+            layers.append(bisnn.Linear(*channels, neuron=neuron))
     after, shape = "every" if gradient == "local" else "last", workload.layers[0].inputs
-    net = bisnn.Network(*layers, readout=workload.classes, gradient=gradient, readout_after=after, input_shape=shape)
+    net = bisnn.Network(*layers, readout=workload.classes or None, gradient=gradient, readout_after=after, input_shape=shape)
     return net.to(workload.device)
 
 
@@ -281,7 +288,7 @@ def _product(size: Sizes, density: float) -> nn.Module:
     channels = size.inputs[0], size.neurons[0]
     if len(size.inputs) == 1:
         return _initialised(nn.Linear(*channels, bias=False), size.parents, density)
-    return Flattened(_initialised(nn.Conv2d(*channels, KERNEL, padding=PADDING, bias=False), size.parents, density))
+    return Flattened(_initialised(nn.Conv2d(*channels, KERNEL, padding=size.padding, bias=False), size.parents, density))
 
 
 def _initialised(module: Any, parents: int, density: float) -> Any:
@@ -363,7 +370,7 @@ def products(dtype: torch.dtype = torch.float32, channels_last: bool = False) ->
             w = next(_product(size, 1.0).parameters()).detach()
             layout = torch.channels_last if channels_last and x.ndim == 4 else torch.contiguous_format
             x, g, w = (z.to(workload.device, dtype, memory_format=layout) for z in (x, g, w))
-            calls += _linear_calls(x, w, g) if x.ndim == 2 else _convolution_calls(x, w, g)
+            calls += _linear_calls(x, w, g) if x.ndim == 2 else _convolution_calls(x, w, g, size.padding)
         return Built(lambda: [call() for call in calls] and None)
 
     return build
@@ -374,12 +381,12 @@ def _linear_calls(x: Tensor, w: Tensor, g: Tensor) -> list[Callable[[], object]]
     return [lambda: torch.mm(x, w.T, out=current), lambda: torch.mm(g.T, x, out=gradient)]
 
 
-def _convolution_calls(x: Tensor, w: Tensor, g: Tensor) -> list[Callable[[], object]]:
-    one, padding, none = [1, 1], [PADDING, PADDING], [0, 0]
+def _convolution_calls(x: Tensor, w: Tensor, g: Tensor, pad: int) -> list[Callable[[], object]]:
+    one, padding, none = [1, 1], [pad, pad], [0, 0]
     weight_only = [False, True, False]
     backward = torch.ops.aten.convolution_backward
     return [
-        lambda: F.conv2d(x, w, padding=PADDING),
+        lambda: F.conv2d(x, w, padding=pad),
         lambda: backward(g, x, w, None, one, padding, one, False, none, 1, weight_only),
     ]
 

@@ -26,9 +26,11 @@ from typing import Any
 
 import torch
 from contestants import ON_CPU, Built, Workload
+from inference import INFERENCE
 from report import mib
 from torch import nn
 
+CONTESTANTS = ON_CPU | INFERENCE
 ROOT = Path(__file__).resolve().parent.parent
 PEER_PYTHON = ROOT / ".venv-peers" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
@@ -45,7 +47,7 @@ class Contender:
     """A contestant's process, seen from outside. A question's errors are RuntimeErrors here, with their last line."""
 
     def __init__(self, name: str, threads: int = 1):
-        package = ON_CPU[name].package
+        package = CONTESTANTS[name].package
         peer = package not in ("bisnn", "torch")
         if peer and not PEER_PYTHON.exists():
             raise RuntimeError("there is no .venv-peers; get it with `python benchmarks/cpu.py --setup`")
@@ -98,7 +100,7 @@ class Worker:
 
     def __init__(self, name: str, threads: int):
         torch.set_num_threads(threads)
-        self.package, function, arguments = ON_CPU[name]
+        self.package, function, arguments = CONTESTANTS[name]
         self.make = function(**arguments)
         torch.optim.SGD([nn.Parameter(torch.zeros(1))])  # PyTorch puts some imports off until there is an optimizer
         self.built: Built | None = None

@@ -58,5 +58,7 @@ def show(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
+        if 0 < abs(value) < 0.05:
+            return f"{value:.2g}"
         return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 100 else f"{value:,.0f}"
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)

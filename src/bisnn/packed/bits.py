@@ -87,32 +87,55 @@ def pack(lo, hi, x, words):
     return good
 
 
+@njit(inline="always")
+def _add_bits(source, start, n, target, at):
+    """n bits of `source`, from its bit `start` on, go to `target` from bit `at` on, where there are zeros."""
+    while n > 0:
+        m = min(n, 32)
+        k, shift = start >> 5, np.uint32(start & 31)
+        word = source[k] >> shift
+        if (start & 31) + m > 32:
+            word |= source[k + 1] << (np.uint32(32) - shift)
+        word = np.uint32(word & ((np.uint64(1) << np.uint64(m)) - np.uint64(1)))  # numba's shifts are 64 bits wide
+        k, shift = at >> 5, np.uint32(at & 31)
+        target[k] |= word << shift
+        if (at & 31) + m > 32:
+            target[k + 1] |= word >> (np.uint32(32) - shift)
+        n, start, at = n - m, start + m, at + m
+
+
 @kernel("void(int64, int64, uint32[:, :, :, ::1], int64, int64, int64, int64, int64, int64, int64, uint32[:, :, :, ::1])")
 def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out):
-    """out[n, y, x] = the k0 k1 channels bits of images[n] (H, W, words) under the kernel at output pixel (y, x), 0 outside."""
+    """out[n, y, x] = the k0 k1 channels bits of images[n] (H, W, words) under the kernel at output pixel (y, x), 0 outside.
+
+    What a row of the kernel sees is one run of bits: of whole words where channels fill them, else of the image's row without gaps.
+    """
     H, W, n_words = images.shape[1], images.shape[2], images.shape[3]
     whole = channels % 32 == 0
+    rows = np.empty((H, W * n_words + 1), np.uint32)
     for n in range(lo, hi):
+        for h in range(H):
+            row = rows[h]
+            if whole:
+                row[: W * n_words] = images[n, h].reshape(-1)
+            else:
+                row[:] = _U0
+                for w in range(W):
+                    _add_bits(images[n, h, w], 0, channels, row, w * channels)
         for y in range(out.shape[1]):
+            top = y * stride0 - pad0
             for x in range(out.shape[2]):
-                target = out[n, y, x]
-                for i in range(target.shape[0]):
-                    target[i] = _U0
-                at = 0  # bit position in the window
-                for i in range(k0):
-                    h = y * stride0 + i - pad0
-                    for j in range(k1):
-                        w = x * stride1 + j - pad1
-                        if 0 <= h < H and 0 <= w < W:
-                            source = images[n, h, w]
-                            word, shift = at >> 5, np.uint32(at & 31)
-                            for k in range(n_words):
-                                bits = source[k]
-                                if bits:
-                                    target[word + k] |= bits << shift
-                                    if not whole and shift != 0 and bits >> (np.uint32(32) - shift):
-                                        target[word + k + 1] |= bits >> (np.uint32(32) - shift)
-                        at += channels
+                target, left = out[n, y, x], x * stride1 - pad1
+                target[:] = _U0
+                first, last = max(left, 0), min(left + k1, W)
+                if first >= last:
+                    continue
+                for h in range(max(top, 0), min(top + k0, H)):
+                    start, at, size = first * channels, ((h - top) * k1 + first - left) * channels, (last - first) * channels
+                    if whole:
+                        target[at >> 5 : (at + size) >> 5] = rows[h, start >> 5 : (start + size) >> 5]
+                    else:
+                        _add_bits(rows[h], start, size, target, at)
 
 
 @kernel(f"void(int64, int64, {_B}, {_B}, {_M})")

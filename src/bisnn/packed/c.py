@@ -46,6 +46,7 @@ def write(network: file.Network, folder: str | Path, x: np.ndarray, *, name: str
             f"x: must be a recording of 0 and 1, (T, {', '.join(map(str, network.input_shape))}); got {x.dtype} of {x.shape}; "
             "encode it first"
         )
+    x = x.astype(np.uint8)
     source = _Source(network, name)
     spikes, logits = golden(network, x)
     folder = Path(folder)

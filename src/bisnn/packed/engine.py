@@ -243,15 +243,14 @@ class Engine:
             raise ValueError(f"threads: must be a positive whole number; got {threads!r}; leave it out for one a core")
         self.network, self.threads = network, threads or _cores()
         self._layers = [_layer_of(layer, sparse) for layer in network.layers]
+        self._neurons = [math.prod(layer.current_shape) for layer in network.layers]
         self._readouts = [
             None if layer.readout is None else _by_pixel(layer.readout.V, layer.output_shape) for layer in network.layers
         ]
 
     def start(self, batch: int = 1) -> State:
         """The state before the first time step of a stream of so many recordings."""
-        sizes = [math.prod(layer.current_shape) for layer in self.network.layers]
-        shapes = [(self.network.count, batch, size) for size in sizes]
-        return tuple((np.zeros(s, np.float32), np.zeros(s, np.float32), np.zeros(s, np.float32)) for s in shapes)
+        return tuple(tuple(np.zeros((self.network.count, batch, n), np.float32) for _ in "PQR") for n in self._neurons)  # type: ignore[misc]
 
     def run(self, x: np.ndarray, state: State | None = None, *, spikes: bool = False) -> Result:
         """Run over x, 0 or 1, (T, B, *input_shape), bool, uint8 or floating; from `state`, or from rest.
@@ -308,18 +307,15 @@ class Engine:
         return file.words(by_pixel if x.dtype in (bool, np.uint8) else by_pixel.astype(bool))[None]
 
     def _before(self, x: np.ndarray, state: State | None) -> State:
-        fresh = self.start(x.shape[1])
+        """A state of our own to move on: from rest, or a copy."""
         if state is None:
-            return fresh
-        wanted = [[z.shape for z in layer] for layer in fresh]
-        if [[getattr(z, "shape", None) for z in layer] for layer in state] != wanted:
+            return self.start(x.shape[1])
+        wanted = [(self.network.count, x.shape[1], n) for n in self._neurons for _ in "PQR"]
+        if [getattr(z, "shape", None) for layer in state for z in layer] != wanted:
             raise ValueError(
                 f"state: must come from this network and {x.shape[1]} recordings; got another; begin with engine.start(B)"
             )
-        for into, values in zip(fresh, state, strict=True):
-            for z, value in zip(into, values, strict=True):
-                z[:] = value
-        return fresh
+        return tuple(tuple(np.array(z, np.float32) for z in layer) for layer in state)  # type: ignore[misc]
 
     def _through(self, x: np.ndarray, layer: _Layer, state: tuple[np.ndarray, ...]) -> np.ndarray:
         """What leaves a layer, as words; the state moves on in place."""
