@@ -2,8 +2,8 @@
 
     python benchmarks/camera.py --data FOLDER          writes docs/results/camera.json and docs/camera.png
 
-FOLDER holds `mnist/`, the idx files, and `scale04/`, the recordings `mnist_0_scale04_NNNN.aedat`. Number NNNN shows the NNNN-th 0 of
-MNIST's training images, as matching shows: each recording is compared with a simulation of its own image, cut to its length. The
+FOLDER holds `mnist/`, the idx files, and `scale04/`, the recordings `mnist_0_scale04_NNNN.aedat`. Number NNNN shows the NNNN-th 0
+of MNIST's training images, as matching shows: each recording is compared with a simulation of its own image, cut to its length. The
 yardstick beside each distance is the same distance between the recordings at odd and at even places of the list.
 """
 
@@ -179,8 +179,8 @@ def draw(
         axes[2, 3].scatter(a["rate_hz"], s["rate_hz"], s=8, **style) if name == "simulated" else axes[2, 3].axline(
             (7000, 7000), slope=1, color="#999"
         )
-    axes[0, 3].set(title="intervals of a pixel, same polarity", xscale="log", xlabel="interval / ms", ylabel="share")
-    axes[1, 3].set(title="intervals of a pixel, opposite polarity", xscale="log", xlabel="interval / ms", ylabel="share")
+    axes[0, 3].set(title="a pixel's intervals, same polarity", xscale="log", xlabel="interval / ms", ylabel="share")
+    axes[1, 3].set(title="a pixel's intervals, opposite polarity", xscale="log", xlabel="interval / ms", ylabel="share")
     axes[2, 0].set(title="event rate of one recording", xlabel="time / ms", ylabel="events / ms")
     axes[2, 1].set(title=f"events in {BIN_US // 1000} ms", xlabel="events", ylabel="density")
     axes[2, 2].set(title="autocorrelation of the counts", xlabel=f"lag / {BIN_US // 1000} ms", ylabel="correlation")

@@ -111,7 +111,7 @@ def described(workload: Workload, members: int | None = None, posterior: bool = 
 def engine(members: int | None = None, apart: bool = False, stream: bool = False) -> Build:
     """The packed engine: a recording in one call, or each time step in a call; members in one engine, or each in its own."""
     import bisnn  # noqa: F401  the version in the results is its
-    from bisnn.packed import Engine
+    from bisnn.packed import Engine, State
 
     def build(workload: Workload) -> Built:
         x, packed = workload.batch(torch.uint8)[0].numpy(), described(workload, members)
@@ -122,7 +122,7 @@ def engine(members: int | None = None, apart: bool = False, stream: bool = False
         engines = [Engine(one, threads=1) for one in several]
 
         def steps() -> None:
-            state = engines[0].start(workload.B)
+            state: State | None = engines[0].start(workload.B)
             for t in range(len(x)):
                 state = engines[0].run(x[t : t + 1], state).state
 

@@ -37,7 +37,8 @@ def assert_same_bits(net: Network, x: torch.Tensor, K: int = 1, threads: int = 1
     """Spikes of every layer, all logits, and the state afterwards, for K members."""
     members = drawn(net, K)
     engine = Engine(exporting.describe(net, members, readouts="every"), threads)
-    ours = engine.run(x.numpy(), spikes=True)
+    ours = engine.run(x.numpy(), engine.start(x.shape[1]), spikes=True)
+    assert all(np.array_equal(a, b) for a, b in zip(engine.run(x.numpy(), spikes=True).spikes, ours.spikes, strict=True))
     for k, member in enumerate(members):
         with torch.no_grad():
             theirs = net(x, net.initial_state(x.shape[1]), weights=[2 * up.float() - 1 for up in member])
@@ -134,7 +135,8 @@ def test_recurrent_layers_on_images():
 def test_a_stream_in_pieces_gives_the_same_bits(kind, cuts):
     net = build(kind, dtype=torch.float32)
     engine, x = Engine(exporting.describe(net, drawn(net, 2))), spikes(30, 3, *net.input_shape).numpy()
-    whole = engine.run(x, spikes=True)
+    whole = engine.run(x, engine.start(3), spikes=True)
+    assert engine.run(x).state is None
     state, parts = engine.start(3), []
     for lo, hi in zip([0, *sorted(cuts)], [*sorted(cuts), 30], strict=True):
         before = [z.copy() for layer in state for z in layer]
@@ -153,7 +155,7 @@ def test_a_long_silence_ends_at_zero():
     x = spikes(5, 2, 6)
     x = torch.cat([x, torch.zeros(600, 2, 6)])
     engine = assert_same_bits(net, x)
-    assert not any(z.any() for z in engine.run(x.numpy()).state[0])
+    assert not any(z.any() for z in engine.run(x.numpy(), engine.start(2)).state[0])
 
 
 @pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64, np.float32, np.float64])

@@ -145,6 +145,14 @@ def counts(lo, hi, x, w, out):
     Four rows and two words at a time: weights are then read from the cache once for four rows, and sums written once for two words.
     """
     n_words, n_out = w.shape
+    if n_words <= 2:  # few inputs: nothing to add up
+        w_k, w_l = w[0], w[n_words - 1]
+        for r in range(lo, hi):
+            a, e, o = x[r, 0], x[r, 1] if n_words == 2 else _U0, out[r]
+            active = np.int32(popcount(a) + popcount(e))
+            for i in range(n_out):
+                o[i] = _F(np.int32(_U1 + _U1) * np.int32(popcount(w_k[i] & a) + popcount(w_l[i] & e)) - active)
+        return
     sums = np.empty(4 * COLUMNS, np.uint32)  # one array: the compiler sees that its four parts do not overlap
     for first in range(0, n_out, COLUMNS):
         n = min(COLUMNS, n_out - first)

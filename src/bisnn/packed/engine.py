@@ -39,7 +39,7 @@ class Result:
 
     readouts: tuple[np.ndarray | None, ...]  # of each layer, (K, T, B, outputs) float32; None where the file has none
     spikes: tuple[np.ndarray, ...]  # if asked for: what leaves each layer, uint8 (K, T, B, ...)
-    state: State  # after the last time step
+    state: State | None  # after the last time step, if one was passed in
 
     @property
     def logits(self) -> np.ndarray | None:
@@ -146,18 +146,26 @@ def _fired(u, height, width, n_out, pool, out):
     f"float32[::1], {_S}, {_S}, {_S}, {_X})"
 )
 def _spikes(lo, hi, x, weights, table, channels, k0, k1, s0, s1, p0, p1, pool, group, kappa, c, P, Q, R, out):
-    """Items lo..hi through a layer: an item is a group of recordings of a member. x has K = 1 where members share their input."""
+    """Items lo..hi through a layer: an item is a group of recordings of a member. x has K = 1 where members share their input.
+
+    P, Q, R move on; where they are empty, all begins at rest.
+    """
     T, B, n_words, n_out = x.shape[1], x.shape[2], weights.shape[1], weights.shape[2]
     height, width = (x.shape[3] + 2 * p0 - k0) // s0 + 1, (x.shape[4] + 2 * p1 - k1) // s1 + 1
     pixels, groups = height * width, -(-B // group)
     steps = max(1, ROWS // (min(group, B) * pixels))  # time steps whose currents are counted together
+    traces = np.empty((3, group, pixels * n_out), np.float32)  # where nobody wants to go on
     rows = np.empty((steps, group, height, width, n_words), np.uint32)
     u = np.empty((steps * group * pixels, n_out), np.float32)
     for item in range(lo, hi):
         member, first = item // groups, item % groups * group
         n = min(group, B - first)
         images = x[min(member, x.shape[0] - 1)]
-        p, q, r = P[member, first : first + n], Q[member, first : first + n], R[member, first : first + n]
+        p, q, r = traces[0, :n], traces[1, :n], traces[2, :n]
+        if P.shape[0]:
+            p, q, r = P[member, first : first + n], Q[member, first : first + n], R[member, first : first + n]
+        else:
+            traces[:] = _ZERO
         inputs = rows.reshape(-1)[: steps * n * pixels * n_words].reshape((steps, n, height, width, n_words))
         for start in range(0, T, steps):
             m = min(steps, T - start)
@@ -185,10 +193,14 @@ def _recurrent(lo, hi, x, weights, mask, outputs, kappa, c, P, Q, R, out):
     T, B, n_words, n = x.shape[1], x.shape[2], weights.shape[1], weights.shape[2]
     inputs = x.shape[5]
     row = np.empty((1, n_words), np.uint32)
-    own, I = np.empty(n, np.uint32), np.empty((1, n), np.float32)
+    own, I, traces = np.empty(n, np.uint32), np.empty((1, n), np.float32), np.empty((3, n), np.float32)
     for item in range(lo, hi):
         member, b = item // B, item % B
-        w, p, q, r = weights[member], P[member, b], Q[member, b], R[member, b]
+        w, p, q, r = weights[member], traces[0], traces[1], traces[2]
+        if P.shape[0]:
+            p, q, r = P[member, b], Q[member, b], R[member, b]
+        else:
+            traces[:] = _ZERO
         for t in range(T):
             row[:] = _U0
             row[0, :inputs] = x[min(member, x.shape[0] - 1), t, b, 0, 0]
@@ -229,6 +241,9 @@ def _readout(lo, hi, x, V, scale, out):
             out[r, i] = scale * np.float32(np.int32(2) * np.int32(total) - np.int32(active))
 
 
+_NO_STATE = np.empty((0, 0, 0), np.float32)
+
+
 class Engine:
     """A packed network that runs.
 
@@ -255,20 +270,20 @@ class Engine:
     def run(self, x: np.ndarray, state: State | None = None, *, spikes: bool = False) -> Result:
         """Run over x, 0 or 1, (T, B, *input_shape), bool, uint8 or floating; from `state`, or from rest.
 
-        A recording may come whole or in pieces, down to single time steps, each with the state that the one before returned: the
-        bits are the same. `spikes` asks for what leaves each layer.
+        A recording may come whole, or in pieces from `start(B)` on, down to single time steps, each with the state that the one
+        before returned: the bits are the same. `spikes` asks for what leaves each layer.
         """
-        words, state = self._packed(x), self._before(x, state)
+        words, after = self._packed(x), self._before(x, state)
         first, *others = self._layers
         if self.network.count > 1 and first.kernel != (1, 1):  # what members with other weights share
             words, first = self._windows(words, first), first.of_windows()
         kept, readouts = [], []
-        for layer, traces, of, V in zip((first, *others), state, self.network.layers, self._readouts, strict=True):
+        for layer, traces, of, V in zip((first, *others), after, self.network.layers, self._readouts, strict=True):
             words = self._through(words, layer, traces)
             readouts.append(None if V is None else self._read(words, V, of.readout.scale))  # type: ignore[union-attr]
             if spikes:
                 kept.append(_unpacked(words, of.output_shape))
-        return Result(tuple(readouts), tuple(kept), state)
+        return Result(tuple(readouts), tuple(kept), None if state is None else after)
 
     def predict(self, x: np.ndarray) -> Prediction:
         """Predict from whole recordings x, (T, B, *input_shape): the mean over time, after the burn-in, and over the members."""
@@ -307,9 +322,9 @@ class Engine:
         return file.words(by_pixel if x.dtype in (bool, np.uint8) else by_pixel.astype(bool))[None]
 
     def _before(self, x: np.ndarray, state: State | None) -> State:
-        """A state of our own to move on: from rest, or a copy."""
+        """A copy of the state, to move on; empty for none."""
         if state is None:
-            return self.start(x.shape[1])
+            return ((_NO_STATE,) * 3,) * len(self._layers)
         wanted = [(self.network.count, x.shape[1], n) for n in self._neurons for _ in "PQR"]
         if [getattr(z, "shape", None) for layer in state for z in layer] != wanted:
             raise ValueError(
