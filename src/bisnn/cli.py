@@ -385,6 +385,28 @@ def inspect(
         _console().print(f"picture: {picture}")
 
 
+@app.command(
+    epilog=_epilog(
+        "bisnn simulate simulated",
+        "bisnn simulate simulated --images mnist --per-class 1000",
+        "bisnn train my.toml --set data.root=simulated",
+    )
+)
+def simulate(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make, in the layout of MNIST-DVS.")],
+    images: Annotated[str, typer.Option(help='Folder of MNIST\'s idx files, or "digits": those of scikit-learn.')] = "digits",
+    per_class: Annotated[int, typer.Option(min=1, max=9999, help="Recordings of each digit, at most.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the camera's noise.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    quiet: Quiet = False,
+) -> None:
+    """Record images with a simulated event camera. The same command again goes on where it stopped."""
+    from bisnn.data import simulation
+
+    count = simulation.simulate(out, images, per_class=per_class, seed=seed, device=device, show=not quiet)
+    _console().print(f"{count:,} recordings in {out / 'scale04'}; look at one with: bisnn inspect FILE")
+
+
 @app.command(epilog=_epilog("bisnn info"))
 def info() -> None:
     """Versions, devices, and the kernels in use."""

@@ -93,6 +93,21 @@ class MNISTDVS(Events):
     steps: Count = 400
 
 
+class Digits(Events):
+    """scikit-learn's digits in front of the simulated camera: nothing to download."""
+
+    name: Literal["digits"]
+    crop: Annotated[int, Field(ge=1, le=128)] = 26
+    steps: Count = 25
+    bin_us: Count = 20_000
+
+    @model_validator(mode="after")
+    def _whole(self) -> Digits:
+        if self.root or self.classes != list(range(10)):
+            raise ValueError("digits comes with all ten classes and from no folder: leave out data.root and data.classes")
+        return self
+
+
 class Encode(Section):
     """From a row of numbers to spikes (T, N)."""
 
@@ -229,7 +244,7 @@ class Config(Section):
 
     version: int
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    data: Annotated[TwoMoons | OneD | Table | NMNIST | MNISTDVS, Field(discriminator="name")]
+    data: Annotated[TwoMoons | OneD | Table | NMNIST | MNISTDVS | Digits, Field(discriminator="name")]
     encode: Encode = Encode()
     augment: Augment = Augment()
     network: Architecture = Architecture()

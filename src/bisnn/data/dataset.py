@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 
 from bisnn import encode
-from bisnn.config import MNISTDVS, Config, Events, OneD, Table, TwoMoons
-from bisnn.data import recordings, table
+from bisnn.config import MNISTDVS, Config, Digits, Events, OneD, Table, TwoMoons
+from bisnn.data import recordings, simulation, table
 from bisnn.data.events import BadEvents
 from bisnn.data.recordings import Clips
 from bisnn.data.toy import one_d, two_moons
@@ -87,6 +88,9 @@ def load_dataset(config: Config) -> Dataset:
 
 
 def _from_recordings(data: Events) -> tuple[Split, Split, tuple[str, ...]]:
+    if isinstance(data, Digits):
+        parts = [simulation.Digits(train, steps=data.steps, bin_us=data.bin_us, crop=data.crop) for train in (True, False)]
+        return _splits(parts)
     root = data.root or os.environ.get("BISNN_DATA")
     if not root:
         raise ValueError(f"data.root: must name the folder of {data.name}; got none; give it, or set the environment's BISNN_DATA")
@@ -100,8 +104,12 @@ def _from_recordings(data: Events) -> tuple[Split, Split, tuple[str, ...]]:
         raise  # names its file
     except ValueError as error:
         raise ValueError(f"data.{error}") from None
-    splits = [Split(Clips(part, torch.arange(len(part))), part.labels) for part in parts]
-    return splits[0], splits[1], parts[0].names
+    return _splits(parts)
+
+
+def _splits(parts: Sequence[recordings.Recordings]) -> tuple[Split, Split, tuple[str, ...]]:
+    train, test = (Split(Clips(part, torch.arange(len(part))), part.labels) for part in parts)
+    return train, test, parts[0].names
 
 
 def _from_table(data: Table, seed: int) -> tuple[Split, Split, tuple[str, ...], Tensor, Tensor]:
@@ -145,7 +153,7 @@ def _held_out(classes: list[str], share: float, seed: int) -> np.ndarray:
 
 
 def spikes(config: Config, x: Tensor | Clips, purpose: int, epoch: int, samples: Tensor) -> Tensor:
-    """Points x (B, d) encoded as spikes (T, B, N) of the config's dtype, or recordings (T, B, 2, H, W) as bool, augmented in training.
+    """Points x (B, d) encoded as spikes (T, B, N) of the config's dtype; recordings (T, B, 2, H, W) as bool, augmented in training.
 
     The draws are those of (seed, purpose, epoch, sample).
     """
@@ -162,7 +170,7 @@ def spikes(config: Config, x: Tensor | Clips, purpose: int, epoch: int, samples:
 
 def input_shape(config: Config, features: int) -> tuple[int, ...]:
     """Of the network's input, after (T, B), for points of so many features, or for the config's recordings."""
-    if isinstance(config.data, MNISTDVS):
+    if isinstance(config.data, (MNISTDVS, Digits)):
         return (2, config.data.crop, config.data.crop)
     if isinstance(config.data, Events):
         return (2, *recordings.NMNIST.SIZE)

@@ -192,12 +192,10 @@ class MNISTDVS(Recordings):
         classes: Sequence[int] = tuple(range(10)),
         show: bool = True,
     ):
-        root = Path(root)
+        root, low = Path(root), self.corner(positive_int("crop", crop))
         choice("scale", f"{scale}", ("4", "8", "16"))
-        for name, value in (("crop", crop), ("steps", steps), ("bin_us", bin_us)):
+        for name, value in (("steps", steps), ("bin_us", bin_us)):
             positive_int(name, value)
-        if crop > self.SIZE[0]:
-            raise ValueError(f"crop: must fit the sensor's {self.SIZE[0]} pixels; got {crop}; give e.g. 26")
         _check_classes(classes)
         called = re.compile(rf"mnist_(\d)_scale{scale:02d}_(\d+)\.aedat")
         layout = f"scale{scale:02d}/mnist_<digit>_scale{scale:02d}_<id>.aedat"
@@ -208,7 +206,6 @@ class MNISTDVS(Recordings):
         if not files:
             ids = "1 to 900" if train else "901 to 1000"
             raise ValueError(f"root: {root} has no recording of {list(classes)} with an id of {ids}; give the whole archive")
-        low = min(max(self.CENTRE - crop // 2, 0), self.SIZE[0] - crop)
         settings = {"steps": steps, "bin_us": bin_us, "crop": crop}
 
         def record(path: Path) -> np.ndarray:
@@ -218,6 +215,13 @@ class MNISTDVS(Recordings):
 
         bits = _binned("mnist_dvs", root, files, settings, (steps, 2, crop, crop), record, show)
         super().__init__(bits, [list(classes).index(digits[path]) for path in files], [str(c) for c in classes])
+
+    @classmethod
+    def corner(cls, crop: int) -> int:
+        """The first row and column of the sensor that a crop keeps."""
+        if crop > cls.SIZE[0]:
+            raise ValueError(f"crop: must fit the sensor's {cls.SIZE[0]} pixels; got {crop}; give e.g. 26")
+        return min(max(cls.CENTRE - crop // 2, 0), cls.SIZE[0] - crop)
 
 
 def _check_classes(classes: Sequence[int]) -> None:

@@ -1,0 +1,170 @@
+"""Datasets made by the simulated camera: MNIST, or the digits that come with scikit-learn, in front of a DVS.
+
+`simulate` writes recordings in the layout of MNIST-DVS, so that `MNISTDVS` reads them as it reads the real ones. `Digits` needs no
+file at all: what `make demo` learns from.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bisnn.checks import positive_int
+from bisnn.data import cache, events
+from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, binned, record
+from bisnn.data.recordings import MNISTDVS, Recordings
+from bisnn.display import bars
+
+FORMAT = 1  # of `Digits`: another number, and its cache is built anew
+TOGETHER = 64  # images simulated at a time
+MOST_IMAGES = 10**6
+SOME = 0.2  # share of each class of scikit-learn's digits that tests: the last of them, by other writers
+NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
+
+
+def sklearn_digits() -> tuple[Tensor, np.ndarray]:
+    """The 1,797 digits of scikit-learn, grown from 8 x 8 to MNIST's 20 x 20 in 28 x 28, float32 in [0, 1]; and their labels."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    small = torch.from_numpy(data.images / 16).float()[:, None]
+    grown = torch.nn.functional.interpolate(small, (20, 20), mode="bilinear", align_corners=False)[:, 0]
+    return torch.nn.functional.pad(grown, (4, 4, 4, 4)), data.target
+
+
+def mnist(folder: Path) -> tuple[Tensor, np.ndarray]:
+    """MNIST's training images, float32 in [0, 1], and labels, from its idx files, gzipped or not."""
+    images, labels = (_idx(folder, name, axes) for name, axes in zip(NAMES, (3, 1), strict=True))
+    if len(images) != len(labels) or labels.max(initial=0) > 9:
+        counts = f"{len(labels)} and {len(images)}"
+        raise ValueError(f"{folder}: must have as many labels, 0 to 9, as images; got {counts}; take MNIST's files")
+    return torch.from_numpy(images.astype(np.float32) / 255), labels.astype(np.int64)
+
+
+def _idx(folder: Path, name: str, axes: int) -> np.ndarray:
+    """An idx file of bytes: 0 0 8 axes, the sizes as big-endian uint32, then the bytes."""
+    found = [path for path in (folder / f"{name}.gz", folder / name) if path.is_file()]
+    if not found:
+        raise ValueError(f"{folder}: has no {name} or {name}.gz; give the folder of MNIST's files")
+    try:
+        with gzip.open(found[0]) if found[0].suffix == ".gz" else open(found[0], "rb") as file:
+            head = file.read(4 + 4 * axes)
+            sizes = struct.unpack(f">{axes}I", head[4:])
+            if head[:4] != bytes([0, 0, 8, axes]) or sizes[0] > MOST_IMAGES or any(size > 256 for size in sizes[1:]):
+                raise ValueError("another kind of file")
+            count = int(np.prod(sizes, dtype=np.int64))
+            content = file.read(count + 1)
+        if len(content) != count:
+            raise ValueError("longer or shorter than it says")
+    except (OSError, EOFError, zlib.error, struct.error, ValueError) as error:
+        raise ValueError(f"{found[0]}: is damaged or no idx file of {axes} axes ({error}); take MNIST's own") from None
+    return np.frombuffer(content, np.uint8).reshape(sizes)
+
+
+def simulate(
+    out: str | Path,
+    images: str | Path = "digits",
+    *,
+    per_class: int = 1000,
+    seed: int = 0,
+    device: str = "cpu",
+    show: bool = True,
+) -> int:
+    """Write recordings of images in front of the camera as `OUT/scale04/mnist_<digit>_scale04_<id>.aedat`; returns how many.
+
+    Files that are there already are left as they are, so an interrupted simulation goes on. As with MNIST-DVS, ids from 901 on are
+    to test with: the last tenth of 1,000 images of MNIST, the last fifth of scikit-learn's.
+
+    Args:
+        out: folder, made if it is not there.
+        images: "digits", those of scikit-learn, or the folder of MNIST's idx files.
+        per_class: recordings of each digit, at most.
+        seed: of all noise.
+        device: where to simulate, "cpu" or "cuda".
+        show: a progress bar.
+    """
+    positive_int("per_class", per_class)
+    if per_class > 9999:
+        raise ValueError(f"per_class: must be at most 9999, the ids that the files' names have room for; got {per_class}; lower it")
+    own = str(images) == "digits"
+    pictures, labels = sklearn_digits() if own else mnist(Path(images))
+    folder = Path(out) / "scale04"
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen: list[tuple[int, Path]] = []
+    for digit in range(10):
+        which = np.flatnonzero(labels == digit)[:per_class]
+        training = round(len(which) * (1 - SOME)) if own else min(len(which), MNISTDVS.TRAINING_IDS)
+        for place, i in enumerate(which):
+            number = place + 1 if place < training else MNISTDVS.TRAINING_IDS + 1 + place - training
+            chosen.append((int(i), folder / f"mnist_{digit}_scale04_{number:04d}.aedat"))
+    left = [(i, path) for i, path in chosen if not path.exists()]
+    with bars(show=show) as progress:
+        bar = progress.add_task("recordings", total=len(chosen), completed=len(chosen) - len(left))
+        for first in range(0, len(left), TOGETHER):
+            part = left[first : first + TOGETHER]
+            index = [i for i, _ in part]
+            made = record(pictures[index].to(device), MNIST_DVS, MNIST_DVS_MOTION, seed=seed, samples=index)
+            for (_, path), recording in zip(part, made, strict=True):
+                events.write_aedat(path, recording)
+            progress.advance(bar, len(part))
+    return len(chosen)
+
+
+class Digits(Recordings):
+    """scikit-learn's digits in front of the simulated camera, cropped and binned: 1,437 to train, 360 by other writers to test.
+
+    Args:
+        train: which of the two.
+        steps, bin_us: T, and the length of a time step; together they say how long the camera looks.
+        crop: edge of the square that is kept, as in `MNISTDVS`.
+        seed: of the camera's noise.
+        show: a progress bar while the cache is built.
+    """
+
+    TRAINING = 1437
+
+    def __init__(
+        self, train: bool = True, *, steps: int = 25, bin_us: int = 20_000, crop: int = 26, seed: int = 0, show: bool = True
+    ):
+        for name, value in (("steps", steps), ("bin_us", bin_us), ("crop", crop)):
+            positive_int(name, value)
+        low = MNISTDVS.corner(crop)
+        motion = replace(MNIST_DVS_MOTION, duration_us=steps * bin_us)
+        pictures, labels = sklearn_digits()
+        part = range(self.TRAINING) if train else range(self.TRAINING, len(labels))
+        about = {"format": FORMAT, "camera": asdict(MNIST_DVS), "motion": asdict(motion), "seed": seed}
+        about |= {"train": train, "steps": steps, "bin_us": bin_us, "crop": crop}
+        path = cache.folder() / f"digits-{cache.key(about, [], Path())}.bits"
+        window = (low, low, crop, crop)
+
+        def some(first: int) -> np.ndarray:
+            index = list(part[first : first + TOGETHER])
+            return binned(pictures[index], MNIST_DVS, motion, bin_us=bin_us, seed=seed, samples=index, window=window).numpy()
+
+        with bars(show=show and not path.exists()) as progress:
+            bar = progress.add_task("digits: looking at them", total=len(part))
+            bits = cache.build(path, (steps, 2, crop, crop), len(part), _one_by_one(some), lambda n: progress.advance(bar, n))
+        super().__init__(bits, [int(labels[i]) for i in part], [str(digit) for digit in range(10)])
+
+
+def _one_by_one(some: Callable[[int], np.ndarray]) -> Callable[[int], np.ndarray]:
+    """Records one at a time from a function that makes TOGETHER of them, (T, B, ...), from a multiple of that on."""
+    made: dict[int, Any] = {}
+
+    def one(i: int) -> np.ndarray:
+        first = i - i % TOGETHER
+        if first not in made:
+            made.clear()
+            made[first] = some(first)
+        return made[first][:, i - first]
+
+    return one

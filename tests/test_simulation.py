@@ -1,0 +1,120 @@
+"""Datasets made by the simulated camera: MNIST's layout, MNIST-DVS's layout, and the digits that need no file."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+
+import numpy as np
+import pytest
+import torch
+
+from bisnn.data import events, simulation
+from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, record
+from bisnn.data.recordings import MNISTDVS
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("BISNN_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A look of 60 ms."""
+    monkeypatch.setattr(
+        simulation, "MNIST_DVS_MOTION", MNIST_DVS_MOTION.__class__(**{**vars(MNIST_DVS_MOTION), "duration_us": 60_000})
+    )
+
+
+def idx(values: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+
+
+@pytest.fixture
+def mnist(tmp_path):
+    """Thirty images of three digits."""
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    images = np.zeros((30, 28, 28), np.uint8)
+    images[:, 8:20, 8:20] = rng.integers(0, 256, (30, 12, 12))
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images)))
+    (folder / "train-labels-idx1-ubyte").write_bytes(idx(np.arange(30, dtype=np.uint8) % 3))
+    return folder
+
+
+def test_mnist_is_read(mnist):
+    images, labels = simulation.mnist(mnist)
+    assert images.shape == (30, 28, 28)
+    assert 0.9 < float(images.max()) <= 1
+    assert labels.tolist() == [i % 3 for i in range(30)]
+
+
+def test_recordings_in_the_layout_of_mnist_dvs(mnist, tmp_path, short):
+    assert simulation.simulate(tmp_path / "out", mnist, per_class=4, seed=5, show=False) == 12
+    files = sorted(path.name for path in (tmp_path / "out" / "scale04").iterdir())
+    assert files == [f"mnist_{digit}_scale04_{i:04d}.aedat" for digit in range(3) for i in range(1, 5)]
+    images, labels = simulation.mnist(mnist)
+    which = np.flatnonzero(labels == 1)[2]  # the third 1
+    expected = record(images[[which]], MNIST_DVS, simulation.MNIST_DVS_MOTION, seed=5, samples=[int(which)])[0]
+    found = events.read_aedat(tmp_path / "out" / "scale04" / "mnist_1_scale04_0003.aedat").events
+    assert len(found) > 100
+    assert all(np.array_equal(found[name], expected[name]) for name in ("x", "y", "t", "p"))
+    data = MNISTDVS(tmp_path / "out", steps=12, show=False)
+    assert len(data) == 12
+    assert data[0][0].any()
+
+
+def test_an_interrupted_simulation_goes_on(mnist, tmp_path, short):
+    simulation.simulate(tmp_path / "whole", mnist, per_class=2, show=False)
+    simulation.simulate(tmp_path / "out", mnist, per_class=2, show=False)
+    for path in list((tmp_path / "out" / "scale04").iterdir())[::2]:
+        path.unlink()
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "scale04").iterdir()}
+    simulation.simulate(tmp_path / "out", mnist, per_class=2, show=False)
+    for path in (tmp_path / "whole" / "scale04").iterdir():
+        assert (tmp_path / "out" / "scale04" / path.name).read_bytes() == path.read_bytes()
+    assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
+
+
+def test_digits_need_no_file():
+    images, labels = simulation.sklearn_digits()
+    assert images.shape == (1797, 28, 28)
+    assert not images[:, :4].any()
+    assert np.bincount(labels).min() > 150
+    test = simulation.Digits(train=False, steps=3, bin_us=10_000, show=False)
+    assert (len(test), test.shape, test.labels.tolist()) == (360, (3, 2, 26, 26), labels[1437:].tolist())
+    spikes, _ = test[17]
+    one = record(images[[1454]], MNIST_DVS, replace(MNIST_DVS_MOTION, duration_us=30_000), seed=0, samples=[1454])[0]
+    assert torch.equal(spikes, torch.from_numpy(events.bin_events(one, 3, 10_000, size=(128, 128), crop=(48, 48, 26, 26))))
+    assert 0 < float(test.batch(range(360)).float().mean()) < 0.5
+    assert simulation.Digits(train=False, steps=3, bin_us=10_000, show=False).bits.path == test.bits.path
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is damaged or no idx file of 3 axes"),
+        (gzip.compress(b"abcdefgh" * 9), "is damaged or no idx file of 3 axes"),
+        (gzip.compress(bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**31, 28, 28)), "is damaged or no idx file of 3 axes"),
+        (gzip.compress(idx(np.zeros((30, 28, 28), np.uint8)))[:-30], "is damaged or no idx file of 3 axes"),
+        (gzip.compress(idx(np.zeros((30, 28, 28), np.uint8)) + b"x"), "is damaged or no idx file of 3 axes"),
+        (gzip.compress(idx(np.zeros((29, 28, 28), np.uint8))), "must have as many labels, 0 to 9, as images; got 30 and 29"),
+    ],
+    ids=["empty", "text", "enormous", "cut", "longer", "fewer"],
+)
+def test_bad_images_are_one_clear_message(mnist, tmp_path, content, message):
+    (mnist / "train-images-idx3-ubyte.gz").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        simulation.simulate(tmp_path / "out", mnist, show=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_mistakes(tmp_path):
+    with pytest.raises(ValueError, match="has no train-images-idx3-ubyte"):
+        simulation.simulate(tmp_path / "out", tmp_path, show=False)
+    with pytest.raises(ValueError, match="per_class: must be at most 9999"):
+        simulation.simulate(tmp_path / "out", per_class=10**6, show=False)
+    with pytest.raises(ValueError, match="crop: must fit the sensor"):
+        simulation.Digits(crop=500, show=False)
