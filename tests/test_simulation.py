@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,9 +23,7 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.fixture
 def short(monkeypatch):
     """A look of 60 ms."""
-    monkeypatch.setattr(
-        simulation, "MNIST_DVS_MOTION", MNIST_DVS_MOTION.__class__(**{**vars(MNIST_DVS_MOTION), "duration_us": 60_000})
-    )
+    monkeypatch.setattr(simulation, "MNIST_DVS_MOTION", replace(MNIST_DVS_MOTION, duration_us=60_000))
 
 
 def idx(values: np.ndarray) -> bytes:
