@@ -1,9 +1,9 @@
 """Packed networks: load and run what `bisnn export RUN --to packed` wrote, with numpy, numba and safetensors alone.
 
 >>> import numpy as np
->>> import bisnn, bisnn.exporting
+>>> import bisnn, bisnn.exporting, bisnn.packed
 >>> net = bisnn.Network(bisnn.Linear(20, 64), bisnn.Linear(64, 64), readout=2)
->>> engine = Engine(bisnn.exporting.describe(net))
+>>> engine = bisnn.packed.Engine(bisnn.exporting.describe(net))
 >>> engine.run(np.zeros((10, 3, 20), np.uint8)).logits.shape  # (K, T, B, outputs)
 (1, 10, 3, 2)
 """
