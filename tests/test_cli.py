@@ -83,11 +83,11 @@ def test_predictions_as_csv(bisnn_, trained, tmp_path):
     assert [float(row["p(1)"]) for row in rows] == bisnn.load(trained).predict(x, samples=None).mean[:, 1].tolist()
 
 
-def test_energy_is_shown_and_kept_when_asked_for(bisnn_, trained, tmp_path):
+def test_energy_is_kept_and_shown_when_asked_for(bisnn_, trained, tmp_path):
     run = shutil.copytree(trained, tmp_path / "run")
     verdict = lambda: json.loads((run / "evaluation.json").read_text())  # noqa: E731
     code, out, _ = bisnn_("evaluate", run, "-q")
-    assert (code, "synaptic" in out, "energy" in verdict()) == (0, False, False)
+    assert (code, "synaptic" in out, "energy" in verdict()) == (0, False, True)
     code, out, _ = bisnn_("evaluate", run, "--energy", "-q")
     ledger = verdict()["energy"]
     assert code == 0

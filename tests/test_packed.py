@@ -216,6 +216,19 @@ def test_predictions_are_those_of_predict():
     assert ours.entropy is None
 
 
+def test_many_points_are_predicted_in_parts(tmp_path, monkeypatch):
+    run = training.train(small(), tmp_path / "run", show=False)
+    engine = load_packed(bisnn.export(run)["path"])
+    x = np.random.default_rng(0).random((11, 2))
+    whole = engine.predict_features(x)
+    monkeypatch.setattr("bisnn.packed.engine.POINTS", 4)
+    parts = engine.predict_features(x)
+    for name in ("mean", "members", "std", "entropy", "mutual_information"):
+        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-6, atol=1e-7)
+    far = engine.predict_features(np.array([[1e308, -1e308]])).mean
+    np.testing.assert_allclose(far, [[0.5, 0.5]])  # no input, no opinion
+
+
 def test_file_sizes(tmp_path):
     """One bit a weight: at most 1/30 of the float32 weights and 4 KiB, for the networks of the paper."""
     mlp = Network(Linear(20, 256), Linear(256, 256), readout=2)
@@ -464,8 +477,13 @@ def test_clear_messages(tmp_path):
     for x in (np.full((3, 1, 6), 0.5), np.full((3, 1, 6), np.nan), np.full((3, 1, 6), 2, np.uint8), np.full((3, 1, 6), "a")):
         with pytest.raises(ValueError, match="x: must be 0 or 1 everywhere; got other values"):
             engine.run(x)
-    with pytest.raises(ValueError, match="state: must come from this network and 2 recordings"):
-        engine.run(np.zeros((3, 2, 6)), engine.start(1))
+    for state in (engine.start(1), 5, (None,), [1, 2]):
+        with pytest.raises(ValueError, match="state: must come from this network and 2 recordings"):
+            engine.run(np.zeros((3, 2, 6)), state)
+    for batch in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="batch: must be a positive whole number"):
+            engine.start(batch)
+    assert np.array_equal(engine.run(np.zeros((3, 1, 6)).tolist(), engine.start(1)).logits, np.zeros((1, 3, 1, 3)))
     with pytest.raises(ValueError, match="x: must be longer than the burn-in of 9"):
         Engine(replace(engine.network, burn_in=9)).predict(np.zeros((9, 1, 6)))
     with pytest.raises(ValueError, match="this file takes spikes"):
@@ -493,8 +511,21 @@ def test_exports_refuse_what_has_no_meaning(tmp_path):
         bisnn.export(run, predictor="map", members=3)
     with pytest.raises(ValueError, match='"posterior" is for --to packed'):
         bisnn.export(run, "c", predictor="posterior")
+    model_file = run / "model.safetensors"
+    before = model_file.read_bytes()
+    for name in ("model.safetensors", "state.safetensors"):
+        with pytest.raises(ValueError, match="is there and is no packed network, and would be lost; give another name"):
+            bisnn.export(run, out=run / name)
+    with pytest.raises(ValueError, match=r"out: must end in .safetensors"):
+        bisnn.export(run, out=run / "config.toml")
+    assert model_file.read_bytes() == before
+    with pytest.raises(ValueError, match="profile: is of --to nir; got 'cubalif' with 'packed'"):
+        bisnn.export(run, profile="cubalif")
+    with pytest.raises(ValueError, match="a NIR graph is of one network"):
+        bisnn.export(run, "nir", predictor="members")
     with pytest.raises(ValueError, match="to: must be one of packed, c, nir; got 'pack'; did you mean 'packed'"):
         bisnn.export(run, "pack")
     assert sorted(p.name for p in run.iterdir() if "packed" in p.name) == []
     assert bisnn.export(run)["members"] == 3
+    assert bisnn.export(run)["members"] == 3, "a packed file may be replaced"
     assert load_packed(run / "packed.safetensors").network.count == 3

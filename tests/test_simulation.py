@@ -77,6 +77,19 @@ def test_an_interrupted_simulation_goes_on(mnist, tmp_path, short):
     assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
 
 
+def test_an_image_has_one_id_however_many_are_asked_for(tmp_path, short):
+    """And no test image is a training image under another name."""
+    simulation.simulate(tmp_path / "out", per_class=5, show=False)
+    simulation.simulate(tmp_path / "out", per_class=10, show=False)
+    simulation.simulate(tmp_path / "fresh", per_class=10, show=False)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "out" / "scale04").iterdir()}
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "fresh" / "scale04").iterdir()}
+    assert len(files) == len(set(files.values())) == 100
+    assert len([name for name in files if int(name[-10:-6]) > 900]) == 20
+    with pytest.raises(ValueError, match="was made with other images, another seed or another camera"):
+        simulation.simulate(tmp_path / "out", per_class=2, seed=1, show=False)
+
+
 def test_digits_need_no_file():
     images, labels = simulation.sklearn_digits()
     assert images.shape == (1797, 28, 28)
@@ -115,5 +128,8 @@ def test_other_mistakes(tmp_path):
         simulation.simulate(tmp_path / "out", tmp_path, show=False)
     with pytest.raises(ValueError, match="per_class: must be at most 9999"):
         simulation.simulate(tmp_path / "out", per_class=10**6, show=False)
+    with pytest.raises(ValueError, match="device: must be one of cpu, cuda; got 'gpu'"):
+        simulation.simulate(tmp_path / "out", device="gpu", show=False)
+    assert not (tmp_path / "out").exists()
     with pytest.raises(ValueError, match="crop: must fit the sensor"):
         simulation.Digits(crop=500, show=False)

@@ -263,7 +263,16 @@ def test_every_rule_resumes_to_the_same_bits(tmp_path, monkeypatch, rule):
     assert files(tmp_path / "cut") == expected
 
 
+@pytest.fixture
+def signals_as_usual():
+    """A shell that starts the tests in the background has SIGINT ignored, and what is ignored stays so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("signals_as_usual")
 def test_signals_save_and_say_how_to_resume(tmp_path, monkeypatch, uninterrupted, number):
     config, expected = uninterrupted
     folder = tmp_path / "run"

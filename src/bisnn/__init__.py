@@ -27,13 +27,13 @@ _HOME = {
     "reproduction": ("reproduce",),
     "system": ("info",),
 }
-_MODULES = ("config", "data", "encode", "energy", "kernels", "metrics", "packed", "weights")
+_MODULES = ("config", "data", "encode", "energy", "exporting", "kernels", "metrics", "packed", "weights")
 _NAMES = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = ["__version__", *_NAMES, *_MODULES]
 
 if TYPE_CHECKING:
-    from bisnn import config, data, encode, energy, kernels, metrics, packed, weights
+    from bisnn import config, data, encode, energy, exporting, kernels, metrics, packed, weights
     from bisnn.evaluation import evaluate
     from bisnn.exporting import export
     from bisnn.layers import Conv2d, Linear, Recurrent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -66,6 +67,11 @@ class Predictor(StrEnum):
 class Profile(StrEnum):
     exact = "exact"
     cubalif = "cubalif"
+
+
+class Device(StrEnum):
+    cpu = "cpu"
+    cuda = "cuda"
 
 
 class Recipe(StrEnum):
@@ -146,7 +152,7 @@ def _verdict(folder: Path, quiet: bool, energy: bool = False, costs: Sequence[st
     from bisnn import evaluation
     from bisnn.energy import Costs
 
-    verdict = evaluation.evaluate(folder, show=not quiet, energy=energy, costs=Costs.parse(costs))
+    verdict = evaluation.evaluate(folder, show=not quiet, costs=Costs.parse(costs))
     table = Table(title=f"{folder}: {verdict['points']} test points; value and 95 % bootstrap interval", box=box.SIMPLE)
     table.add_column("predictor")
     names = list(next(iter(verdict["metrics"].values())))
@@ -332,9 +338,8 @@ def export(
         console.print(f'run it without PyTorch: bisnn.packed.load("{where}").{done["call"]}')
     elif to is Target.c:
         console.print(f"C99 in {where}: {done['flash']:,} bytes of tables (flash), {done['ram']:,} of state (RAM)")
-        console.print(
-            f"check it: cd {where} && cc -std=c99 -O2 -ffp-contract=off model.c model_test.c -o model_test && ./model_test"
-        )
+        build = "cc -O2 -ffp-contract=off model.c model_test.c -o model_test && ./model_test"
+        console.print(f"check it: cd {shlex.quote(str(where))} && {build}")
     else:
         console.print(f"NIR graph ({done['profile']}): {done['bytes']:,} bytes in {where}")
         if "disagreement" in done:
@@ -397,13 +402,13 @@ def simulate(
     images: Annotated[str, typer.Option(help='Folder of MNIST\'s idx files, or "digits": those of scikit-learn.')] = "digits",
     per_class: Annotated[int, typer.Option(min=1, max=9999, help="Recordings of each digit, at most.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Of the camera's noise.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[Device, typer.Option(help="Where to simulate.")] = Device.cpu,
     quiet: Quiet = False,
 ) -> None:
     """Record images with a simulated event camera. The same command again goes on where it stopped."""
     from bisnn.data import simulation
 
-    count = simulation.simulate(out, images, per_class=per_class, seed=seed, device=device, show=not quiet)
+    count = simulation.simulate(out, images, per_class=per_class, seed=seed, device=device.value, show=not quiet)
     _console().print(f"{count:,} recordings in {out / 'scale04'}; look at one with: bisnn inspect FILE")
 
 

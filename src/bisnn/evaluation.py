@@ -34,16 +34,16 @@ def predictors(model: Model) -> dict[str, int | None]:
     return {"real weights" if model.config.rule.name == "full" else "sign": None}
 
 
-def evaluate(folder: str | Path, *, show: bool = True, energy: bool = False, costs: Costs | None = None) -> dict[str, Any]:
+def evaluate(folder: str | Path, *, show: bool = True, costs: Costs | None = None) -> dict[str, Any]:
     """Judge a run's model on its test points; writes `evaluation.safetensors` and `evaluation.json` into the run folder.
 
     Args:
         folder: the run.
         show: a progress bar.
-        energy: the energy ledger of a few test points is part of `evaluation.json` too. The report has it in any case.
-        costs: prices of the ledger's operations; by default those of 45 nm.
+        costs: prices of the energy ledger's operations; by default those of 45 nm.
 
-    Returns, for each predictor, each metric's value with its 95 % bootstrap interval, as `evaluation.json` has them.
+    Returns, for each predictor, each metric's value with its 95 % bootstrap interval, and the energy ledger: all of
+    `evaluation.json`.
     """
     run = RunFolder(folder)
     run.read_config()
@@ -56,8 +56,7 @@ def evaluate(folder: str | Path, *, show: bool = True, energy: bool = False, cos
         tree["energy"] = _energy(model, data.test[0], costs)
         tree |= {"seconds": _seconds(run), "epoch": model.epoch, "model": file_digest(run.model_file)}
         save_tree(run.evaluation_file, tree, "evaluation")
-        names = ["task", "rule", "epoch", "points", "seconds", "metrics", "memory", *(["energy"] if energy else [])]
-        verdict = {name: tree[name] for name in names}
+        verdict = {name: tree[name] for name in ("task", "rule", "epoch", "points", "seconds", "metrics", "memory", "energy")}
         write_atomic(run.path / "evaluation.json", (json.dumps(verdict, indent=1) + "\n").encode())
     return verdict
 

@@ -27,6 +27,7 @@ from bisnn.packed import file
 
 TARGETS = ("packed", "c", "nir")
 PREDICTORS = ("map", "members", "posterior")
+PROFILES = ("exact", "cubalif")
 NOISE = 0.05  # spikes of random recordings
 POINTS = 50  # at random in the range of the features: golden vectors and disagreements need no data file
 
@@ -56,7 +57,14 @@ def export(
         what was written: "path", "bytes" and more, by target.
     """
     choice("to", to, TARGETS)
+    choice("profile", profile, PROFILES)
+    if profile != "exact" and to != "nir":
+        raise ValueError(f"profile: is of --to nir; got {profile!r} with {to!r}; leave it out")
     trained = model.load(run)
+    if to == "nir" and (predictor == "members" or members is not None):
+        raise ValueError("predictor: a NIR graph is of one network; got members; use 'map'")
+    if to == "packed":
+        _check_target(Path(out or model.file_of(run).parent / "packed.safetensors"))
     packed = describe_model(trained, predictor or _usual(trained, to), members)
     packed = replace(packed, source=file_digest(model.file_of(run)))
     folder = model.file_of(run).parent
@@ -75,7 +83,6 @@ def export(
         from bisnn.packed import c
 
         path = Path(out or folder / "c")
-        path.mkdir(parents=True, exist_ok=True)
         return {"path": path, "members": packed.count, **c.write(packed, path, recordings[:, 0])}
     from bisnn.packed import nir_graph
 
@@ -83,6 +90,17 @@ def export(
     size = nir_graph.write(packed, path, profile=profile)
     lossy = {} if profile == "exact" else {"disagreement": asdict(nir_graph.disagreement(packed, recordings))}
     return {"path": path, "bytes": size, "profile": profile, **lossy}
+
+
+def _check_target(path: Path) -> None:
+    """A packed file may replace a packed file and nothing else: not a run's model, state or config."""
+    if path.suffix != ".safetensors":
+        raise ValueError(f"out: must end in .safetensors; got {str(path)!r}; give e.g. packed.safetensors")
+    if path.is_file():
+        try:
+            file.read(path)
+        except file.BadFile:
+            raise ValueError(f"out: {path} is there and is no packed network, and would be lost; give another name") from None
 
 
 def _recordings(trained: model.Model) -> np.ndarray:
@@ -105,7 +123,8 @@ def describe_model(trained: model.Model, predictor: str = "map", members: int | 
     if predictor != "map" and trained.members is None:
         raise ValueError(f"predictor: the rule {config.rule.name!r} has no posterior; got {predictor!r}; use 'map'")
     if predictor == "map" and members is not None:
-        raise ValueError(f"members: are drawn from a posterior, and the map is one; got {members}; leave it out, or use 'members'")
+        way = "leave it out" if trained.members is None else "leave it out, or use predictor 'members'"
+        raise ValueError(f"members: are drawn from a posterior, and the map is one set of weights; got {members}; {way}")
     drawn, count = None, positive_int("members", trained.members if members is None else members) if predictor != "map" else 0
     if predictor == "members":
         drawn = weights.draw_members([layer.weight.detach() for layer in net.layers], count, as_generator(config.seed))
@@ -137,7 +156,8 @@ def describe(
             "net: must have binary weights, or it has no bits to pack; got a full-precision network; train another rule"
         )
     if net.dtype != torch.float32:
-        raise ValueError(f"net: must be float32, as all kernels that ship are; got {net.dtype}; use net.float()")
+        way = "use net.float(), or train with train.dtype = 'float32'"
+        raise ValueError(f"net: must be float32, as all kernels that ship are; got {net.dtype}; {way}")
     if any(weights.is_realised(p) for p in net.parameters()):
         raise RuntimeError("describe(): the parameters hold a realisation w and not the latents w^r; call it outside the block")
     if members is None:

@@ -19,11 +19,13 @@ _HOME = {
         "bin_events",
     ),
 }
+_MODULES = ("camera", "recordings", "simulation")
 _NAMES = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = [*_NAMES]
+__all__ = [*_NAMES, *_MODULES]
 
 if TYPE_CHECKING:
+    from bisnn.data import camera, recordings, simulation
     from bisnn.data.events import (
         EVENTS,
         BadEvents,
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
         return getattr(importlib.import_module(f"bisnn.data.{_NAMES[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"bisnn.data.{name}")
     raise AttributeError(f"module 'bisnn.data' has no attribute {name!r}")
 
 

@@ -7,6 +7,7 @@ file at all: what `make demo` learns from.
 from __future__ import annotations
 
 import gzip
+import json
 import struct
 import zlib
 from collections.abc import Callable
@@ -18,16 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bisnn.checks import positive_int
+from bisnn.checks import choice, positive_int
 from bisnn.data import cache, events
 from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, binned, record
 from bisnn.data.recordings import MNISTDVS, Recordings
 from bisnn.display import bars
+from bisnn.files import write_atomic
 
-FORMAT = 1  # of `Digits`: another number, and its cache is built anew
+FORMAT = 1  # of what is made: another number, and caches are built anew
 TOGETHER = 64  # images simulated at a time
 MOST_IMAGES = 10**6
-SOME = 0.2  # share of each class of scikit-learn's digits that tests: the last of them, by other writers
+SOME = 0.2  # share of each class of scikit-learn's digits that tests: the last of them
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 
 
@@ -82,7 +84,7 @@ def simulate(
     """Write recordings of images in front of the camera as `OUT/scale04/mnist_<digit>_scale04_<id>.aedat`; returns how many.
 
     Files that are there already are left as they are, so an interrupted simulation goes on. As with MNIST-DVS, ids from 901 on are
-    to test with: the last tenth of 1,000 images of MNIST, the last fifth of scikit-learn's.
+    to test with: of MNIST, images 901 to 1,000 of each digit; of scikit-learn's digits, the last fifth.
 
     Args:
         out: folder, made if it is not there.
@@ -95,17 +97,19 @@ def simulate(
     positive_int("per_class", per_class)
     if per_class > 9999:
         raise ValueError(f"per_class: must be at most 9999, the ids that the files' names have room for; got {per_class}; lower it")
+    choice("device", device, ("cpu", "cuda"))
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: PyTorch finds no GPU here; got 'cuda'; use 'cpu'")
     own = str(images) == "digits"
     pictures, labels = sklearn_digits() if own else mnist(Path(images))
     folder = Path(out) / "scale04"
     folder.mkdir(parents=True, exist_ok=True)
-    chosen: list[tuple[int, Path]] = []
-    for digit in range(10):
-        which = np.flatnonzero(labels == digit)[:per_class]
-        training = round(len(which) * (1 - SOME)) if own else min(len(which), MNISTDVS.TRAINING_IDS)
-        for place, i in enumerate(which):
-            number = place + 1 if place < training else MNISTDVS.TRAINING_IDS + 1 + place - training
-            chosen.append((int(i), folder / f"mnist_{digit}_scale04_{number:04d}.aedat"))
+    _sign(Path(out) / "simulation.json", {"images": "digits" if own else "mnist", "seed": seed})
+    chosen = [
+        (i, folder / f"mnist_{digit}_scale04_{number:04d}.aedat")
+        for digit in range(10)
+        for i, number in _numbered(np.flatnonzero(labels == digit), per_class, own)
+    ]
     left = [(i, path) for i, path in chosen if not path.exists()]
     with bars(show=show) as progress:
         bar = progress.add_task("recordings", total=len(chosen), completed=len(chosen) - len(left))
@@ -119,8 +123,32 @@ def simulate(
     return len(chosen)
 
 
+def _numbered(which: np.ndarray, per_class: int, own: bool) -> list[tuple[int, int]]:
+    """Images of a digit with their ids, which never depend on how many are asked for; up to 900 train, the others test."""
+    if not own:
+        return [(int(i), place + 1) for place, i in enumerate(which[:per_class])]
+    training = round(len(which) * (1 - SOME))
+    parts = (
+        (which[:training], 1, round(per_class * (1 - SOME))),
+        (which[training:], MNISTDVS.TRAINING_IDS + 1, round(per_class * SOME)),
+    )
+    return [(int(i), first + place) for part, first, most in parts for place, i in enumerate(part[:most])]
+
+
+def _sign(path: Path, settings: dict[str, Any]) -> None:
+    """Note what a folder is made from, or see that it is made from the same."""
+    settings = {"format": FORMAT, **settings, "camera": asdict(MNIST_DVS), "motion": asdict(MNIST_DVS_MOTION)}
+    text = json.dumps(settings, indent=1) + "\n"
+    if not path.exists():
+        write_atomic(path, text.encode())
+    elif path.read_text(encoding="utf-8", errors="replace") != text:
+        raise ValueError(
+            f"out: {path.parent} was made with other images, another seed or another camera ({path.name}); give another folder"
+        )
+
+
 class Digits(Recordings):
-    """scikit-learn's digits in front of the simulated camera, cropped and binned: 1,437 to train, 360 by other writers to test.
+    """scikit-learn's digits in front of the simulated camera, cropped and binned: the first 1,437 to train, the last 360 to test.
 
     Args:
         train: which of the two.

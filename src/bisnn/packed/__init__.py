@@ -19,17 +19,21 @@ FLUSH = 2.0**-64
 
 _HOME = {
     "engine": ("Engine", "Prediction", "Result", "State", "load"),
-    "file": ("BadFile", "Network", "read", "write"),
+    "file": ("BadFile", "Network", "Unfit", "read", "write"),
 }
+_MODULES = ("c", "nir_graph")
 _NAMES = {name: module for module, names in _HOME.items() for name in names}
-__all__ = ["FLUSH", *_NAMES]
+__all__ = ["FLUSH", *_NAMES, *_MODULES]
 
 if TYPE_CHECKING:
+    from bisnn.packed import c, nir_graph
     from bisnn.packed.engine import Engine, Prediction, Result, State, load
-    from bisnn.packed.file import BadFile, Network, read, write
+    from bisnn.packed.file import BadFile, Network, Unfit, read, write
 
 
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
         return getattr(importlib.import_module(f"bisnn.packed.{_NAMES[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"bisnn.packed.{name}")
     raise AttributeError(f"module 'bisnn.packed' has no attribute {name!r}")

@@ -18,18 +18,21 @@ def keyed_rng(seed: int, purpose: int, epoch: int = 0, sample: int = 0) -> np.ra
     return np.random.Generator(np.random.Philox(key=[seed, purpose], counter=[0, 0, epoch, sample]))
 
 
-def spikes(code: dict[str, Any], x: np.ndarray) -> np.ndarray:
-    """Raw features (N, d) as spikes, uint8 (T, N, inputs), by a packed file's encoding; the draws are those of `bisnn predict`."""
+def spikes(code: dict[str, Any], x: np.ndarray, first: int = 0) -> np.ndarray:
+    """Raw features (N, d) as spikes, uint8 (T, N, inputs), by a packed file's encoding; the draws are those of `bisnn predict`.
+
+    `first` is the place of the first point in the whole of them: draws are keyed by it.
+    """
     if not code:
         raise ValueError("x: this file takes spikes and says nothing of features; use predict with spikes (T, B, ...)")
     low, high = np.array(code["low"]), np.array(code["high"])
     x = np.asarray(x, dtype=np.float64)
     if x.ndim != 2 or x.shape[1] != len(low) or len(x) == 0 or not np.isfinite(x).all():
         raise ValueError(f"x: must be finite, (N, {len(low)}) with N >= 1; got shape {x.shape}; one row a point")
-    scaled = ((x - low) / (high - low)).astype(np.float32)
+    scaled = ((x - low) / (high - low)).clip(-10, 10).astype(np.float32)  # all is silence far outside
     rates = _population(scaled, code["neurons"], code["width"]) if code["code"] == "population" else scaled.clip(0, 1)
     T = code["steps"]
-    draws = [keyed_rng(code["seed"], PREDICT, 0, i).random((T, rates.shape[1]), dtype=np.float32) for i in range(len(x))]
+    draws = [keyed_rng(code["seed"], PREDICT, 0, first + i).random((T, rates.shape[1]), dtype=np.float32) for i in range(len(x))]
     return (np.stack(draws, axis=1) < rates).astype(np.uint8)
 
 

@@ -27,6 +27,7 @@ _ZERO, _ONE, _FLUSH = np.float32(0), np.float32(1), np.float32(FLUSH)
 _U0 = np.uint32(0)
 GROUP = 8  # recordings of a dense layer that are worked on together: weights are then read once for all of them
 ROWS = 16  # of the input that are counted together, at least, by taking several time steps at once
+POINTS = 250  # encoded and predicted at a time
 TABLE = 1 << 26  # bytes of a layer's weights as int8 up to which they are kept, for sparse inputs
 _X, _W, _S = "uint32[:, :, :, :, :, ::1]", "uint32[:, :, ::1]", "float32[:, :, ::1]"  # spikes, weights, state
 
@@ -265,6 +266,8 @@ class Engine:
 
     def start(self, batch: int = 1) -> State:
         """The state before the first time step of a stream of so many recordings."""
+        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+            raise ValueError(f"batch: must be a positive whole number; got {batch!r}; give the number of recordings")
         return tuple(tuple(np.zeros((self.network.count, batch, n), np.float32) for _ in "PQR") for n in self._neurons)  # type: ignore[misc]
 
     def run(self, x: np.ndarray, state: State | None = None, *, spikes: bool = False) -> Result:
@@ -273,6 +276,7 @@ class Engine:
         A recording may come whole, or in pieces from `start(B)` on, down to single time steps, each with the state that the one
         before returned: the bits are the same. `spikes` asks for what leaves each layer.
         """
+        x = np.asarray(x)
         words, after = self._packed(x), self._before(x, state)
         first, *others = self._layers
         if self.network.count > 1 and first.kernel != (1, 1):  # what members with other weights share
@@ -306,11 +310,17 @@ class Engine:
 
     def predict_features(self, x: np.ndarray) -> Prediction:
         """Predict from raw features (N, d), in the units of the training file, by the file's own encoding."""
-        return self.predict(encoding.spikes(self.network.encoding, x))
+        x = np.asarray(x)
+        if len(x) <= POINTS:
+            return self.predict(encoding.spikes(self.network.encoding, x))
+        parts = [self.predict(encoding.spikes(self.network.encoding, x[i : i + POINTS], i)) for i in range(0, len(x), POINTS)]
+        axes = {"mean": 0, "members": 1, "std": 0, "entropy": 0, "mutual_information": 0}
+        joined = {name: [getattr(part, name) for part in parts] for name in axes}
+        return Prediction(**{name: None if v[0] is None else np.concatenate(v, axes[name]) for name, v in joined.items()})  # type: ignore[arg-type]
 
     def _packed(self, x: np.ndarray) -> np.ndarray:
         """Words (1, T, B, H, W, words) of an input, checked."""
-        x, shape = np.asarray(x), self.network.input_shape
+        shape = self.network.input_shape
         if x.ndim != 2 + len(shape) or x.shape[2:] != shape or 0 in x.shape:
             axes = ", ".join(map(str, ("T", "B", *shape)))
             raise ValueError(f"x: must have the shape ({axes}), T and B >= 1; got {x.shape}; time comes first, then the batch")
@@ -326,7 +336,9 @@ class Engine:
         if state is None:
             return ((_NO_STATE,) * 3,) * len(self._layers)
         wanted = [(self.network.count, x.shape[1], n) for n in self._neurons for _ in "PQR"]
-        if [getattr(z, "shape", None) for layer in state for z in layer] != wanted:
+        layers = state if isinstance(state, tuple) and all(isinstance(layer, tuple) for layer in state) else ()
+        given = [getattr(z, "shape", None) for layer in layers for z in layer]
+        if given != wanted:
             raise ValueError(
                 f"state: must come from this network and {x.shape[1]} recordings; got another; begin with engine.start(B)"
             )

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from bisnn.files import write_atomic
-from bisnn.packed import file
+from bisnn.packed import FLUSH, file
 
 try:
     import nir
@@ -46,7 +46,6 @@ except ImportError:  # an extra: the public functions say so
     nir = None
 
 DT = 1e-4  # seconds a time step: the only one that snnTorch takes, and SpikingJelly's default
-FLUSH = np.float32(2.0**-64)  # as in kernels.reference
 PROFILES = ("exact", "cubalif")
 
 
@@ -308,7 +307,7 @@ def _convolved(x: np.ndarray, node: Any) -> np.ndarray:
 
 
 def _flush(x: np.ndarray) -> np.ndarray:
-    return np.where(np.abs(x) > FLUSH, x, np.float32(0))
+    return np.where(np.abs(x) > np.float32(FLUSH), x, np.float32(0))
 
 
 class _CubaLI:
