@@ -100,12 +100,12 @@ def trained(workload: Workload) -> Any:
 
 def described(workload: Workload, members: int | None = None, posterior: bool = False) -> Any:
     """The same network as bits; with `members` draws from its posterior."""
-    from bisnn import exporting, weights
+    from bisnn import packing, weights
 
     net, drawn = trained(workload), None
     if members is not None:
         drawn = weights.draw_members([layer.weight.detach() for layer in net.layers], members, torch.Generator().manual_seed(0))
-    return exporting.describe(net, drawn, posterior=posterior)
+    return packing.describe(net, drawn, posterior=posterior)
 
 
 def engine(members: int | None = None, apart: bool = False, stream: bool = False) -> Build:

@@ -18,7 +18,7 @@ import bisnn
 from bisnn import cli, reproduction, training
 from runs import small
 
-COMMANDS = ("train", "resume", "evaluate", "predict", "reproduce", "report", "info")
+COMMANDS = ("train", "resume", "evaluate", "predict", "reproduce", "report", "export", "inspect", "simulate", "info")
 
 
 def run(capsys, monkeypatch, *arguments):

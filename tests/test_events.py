@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisnn import cli, data
+from bisnn import data
 from bisnn.data import events as ev
+from test_cli import run
 
 HEADER = b"#!AER-DAT2.0\r\n# This is a raw AE data file - do not edit\r\n"
 MINUTE_US = 60 * 10**6
@@ -542,17 +543,7 @@ def test_tonic_reads_the_same_events(tmp_path):
 @pytest.fixture
 def bisnn_(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["bisnn", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        return (code, *capsys.readouterr())
-
-    return run
+    return lambda *arguments: run(capsys, monkeypatch, *arguments)
 
 
 def test_inspect(bisnn_, tmp_path):

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import networks
 from bisnn import Conv2d, Linear, Network, Recurrent
-from bisnn.exporting import describe
 from bisnn.packed import c
+from bisnn.packing import describe
 from conftest import seeded, spikes
 
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]

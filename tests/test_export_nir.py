@@ -18,8 +18,8 @@ from scipy.integrate import solve_ivp
 
 import networks
 from bisnn import Conv2d, Linear, Network
-from bisnn.exporting import describe
 from bisnn.packed import file, nir_graph
+from bisnn.packing import describe
 from conftest import seeded, spikes
 
 nir = pytest.importorskip("nir")

@@ -17,7 +17,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 import bisnn
-from bisnn import SRM, Conv2d, Linear, Network, Recurrent, exporting, training, weights
+from bisnn import SRM, Conv2d, Linear, Network, Recurrent, packing, training, weights
 from bisnn.config import load as load_config
 from bisnn.packed import BadFile, Engine, bits, file
 from bisnn.packed import load as load_packed
@@ -36,7 +36,7 @@ def drawn(net: Network, K: int, seed: int = 0) -> list[list[torch.Tensor]]:
 def assert_same_bits(net: Network, x: torch.Tensor, K: int = 1, threads: int = 1) -> Engine:
     """Spikes of every layer, all logits, and the state afterwards, for K members."""
     members = drawn(net, K)
-    engine = Engine(exporting.describe(net, members, readouts="every"), threads)
+    engine = Engine(packing.describe(net, members, readouts="every"), threads)
     ours = engine.run(x.numpy(), engine.start(x.shape[1]), spikes=True)
     assert all(np.array_equal(a, b) for a, b in zip(engine.run(x.numpy(), spikes=True).spikes, ours.spikes, strict=True))
     for k, member in enumerate(members):
@@ -134,7 +134,7 @@ def test_recurrent_layers_on_images():
 @given(cuts=st.lists(st.integers(1, 29), max_size=6, unique=True))
 def test_a_stream_in_pieces_gives_the_same_bits(kind, cuts):
     net = build(kind, dtype=torch.float32)
-    engine, x = Engine(exporting.describe(net, drawn(net, 2))), spikes(30, 3, *net.input_shape).numpy()
+    engine, x = Engine(packing.describe(net, drawn(net, 2))), spikes(30, 3, *net.input_shape).numpy()
     whole = engine.run(x, engine.start(3), spikes=True)
     assert engine.run(x).state is None
     state, parts = engine.start(3), []
@@ -161,7 +161,7 @@ def test_a_long_silence_ends_at_zero():
 @pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64, np.float32, np.float64])
 def test_inputs_of_any_type(dtype):
     net = build("pooled", dtype=torch.float32)
-    engine, x = Engine(exporting.describe(net)), spikes(10, 2, 2, 5, 6).numpy()
+    engine, x = Engine(packing.describe(net)), spikes(10, 2, 2, 5, 6).numpy()
     assert np.array_equal(engine.run(x.astype(dtype)).logits, engine.run(x).logits)
     assert np.array_equal(engine.run(np.asfortranarray(x.astype(dtype))).logits, engine.run(x).logits)
 
@@ -203,7 +203,7 @@ def test_every_trained_config(name, tmp_path):
 def test_predictions_are_those_of_predict():
     net = build("deep", dtype=torch.float32)
     x = spikes(30, 8, 6)
-    network = replace(exporting.describe(net, drawn(net, 4, seed=3)), burn_in=4)
+    network = replace(packing.describe(net, drawn(net, 4, seed=3)), burn_in=4)
     ours = Engine(network).predict(x.numpy())
     theirs = bisnn.predict(net, x, 4, burn_in=4, generator=3)
     for name in ("mean", "members", "entropy", "mutual_information"):
@@ -234,10 +234,10 @@ def test_file_sizes(tmp_path):
     mlp = Network(Linear(20, 256), Linear(256, 256), readout=2)
     conv = (Conv2d(2, 64, 7, padding=3, pool=2), Conv2d(64, 128, 7, padding=3), Conv2d(128, 128, 7, padding=3, pool=2))
     for net in (mlp, Network(*conv, readout=10, input_shape=(2, 26, 26))):
-        size = file.write(exporting.describe(net), tmp_path / "net.safetensors")
+        size = file.write(packing.describe(net), tmp_path / "net.safetensors")
         n = sum(p.numel() for p in net.parameters())
         assert size == (tmp_path / "net.safetensors").stat().st_size <= 4 * n / 30 + 4096
-        assert file.write(exporting.describe(net, posterior=True), tmp_path / "net.safetensors") <= 1.05 * n + 4096
+        assert file.write(packing.describe(net, posterior=True), tmp_path / "net.safetensors") <= 1.05 * n + 4096
 
 
 # The posterior
@@ -248,7 +248,7 @@ def test_the_posterior_draws_what_it_says(tmp_path):
     with torch.no_grad():
         net.layers[0].weight.copy_(torch.linspace(-6, 6, 1200).reshape(40, 30))
     path = tmp_path / "p.safetensors"
-    file.write(replace(exporting.describe(net, posterior=True), members=5, seed=7), path)
+    file.write(replace(packing.describe(net, posterior=True), members=5, seed=7), path)
     p = torch.sigmoid(2 * net.layers[0].weight.detach().double()).numpy()
     assert np.abs(file.read(path).layers[0].posterior / 255 - p).max() <= 0.5 / 255 + 1e-12
     assert np.array_equal(file.read(path, "map").layers[0].weights[0], (net.layers[0].weight >= 0).numpy())
@@ -273,7 +273,7 @@ def test_the_named_generator_never_changes():
 
 @given(w=st.floats(-30, 30, width=32))
 def test_quantising_keeps_the_sign(w):
-    q = int(exporting.quantised(torch.tensor([w]))[0])
+    q = int(packing.quantised(torch.tensor([w]))[0])
     assert (q >= 128) == (w >= 0)
     assert abs(q / 255 - 1 / (1 + math.exp(-2 * w))) <= 0.5 / 255 + 1e-9
 
@@ -335,7 +335,7 @@ def assert_equal(a: file.Network, b: file.Network) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_come_back_as_they_were(kind, posterior, tmp_path):
     net = build(kind, dtype=torch.float32)
-    described = exporting.describe(net, None if posterior else drawn(net, 3), readouts="every", posterior=posterior)
+    described = packing.describe(net, None if posterior else drawn(net, 3), readouts="every", posterior=posterior)
     described = replace(described, classes=("a", "b", "ü"), burn_in=3, source="x" * 32, seed=2**62)
     file.write(described, tmp_path / "n")
     assert_equal(file.read(tmp_path / "n"), described)
@@ -349,10 +349,10 @@ def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     for kind in ("mixed", "masked", "pooled"):
         net = build(kind, dtype=torch.float32)
-        BASE[kind] = contents(replace(exporting.describe(net, drawn(net, 2)), classes=("a", "b", "c")), folder / kind)
-        BASE[f"{kind}, posterior"] = contents(replace(exporting.describe(net, posterior=True), members=2), folder / kind)
+        BASE[kind] = contents(replace(packing.describe(net, drawn(net, 2)), classes=("a", "b", "c")), folder / kind)
+        BASE[f"{kind}, posterior"] = contents(replace(packing.describe(net, posterior=True), members=2), folder / kind)
     code = {"code": "population", "steps": 5, "neurons": 3, "width": 1.0, "low": [0.0, 0.0], "high": [1.0, 2.0], "seed": 0}
-    BASE["encoding"] = contents(replace(exporting.describe(build("dense", dtype=torch.float32)), encoding=code), folder / "code")
+    BASE["encoding"] = contents(replace(packing.describe(build("dense", dtype=torch.float32)), encoding=code), folder / "code")
 
 
 def survives(content: bytes) -> bool:
@@ -455,7 +455,7 @@ def test_claims_take_no_memory(tmp_path):
 def test_clear_messages(tmp_path):
     net = build("dense", dtype=torch.float32)
     path = tmp_path / "n.safetensors"
-    file.write(exporting.describe(net, drawn(net, 2)), path)
+    file.write(packing.describe(net, drawn(net, 2)), path)
     with pytest.raises(BadFile, match="cannot be read: No such file"):
         load_packed(tmp_path / "none")
     with pytest.raises(ValueError, match=r"n.safetensors: members: the file has 2; got 3; export more"):
@@ -489,13 +489,13 @@ def test_clear_messages(tmp_path):
     with pytest.raises(ValueError, match="this file takes spikes"):
         engine.predict_features(np.zeros((1, 2)))
     with pytest.raises(ValueError, match="needs a readout"):
-        Engine(exporting.describe(Network(Linear(6, 3), readout=None, neuron=NEURON))).predict(np.zeros((3, 1, 6)))
+        Engine(packing.describe(Network(Linear(6, 3), readout=None, neuron=NEURON))).predict(np.zeros((3, 1, 6)))
     with pytest.raises(ValueError, match="net: must have binary weights"):
-        exporting.describe(Network(Linear(6, 3), readout=2, weights="real"))
+        packing.describe(Network(Linear(6, 3), readout=2, weights="real"))
     with pytest.raises(ValueError, match="net: must be float32"):
-        exporting.describe(build("dense"))
+        packing.describe(build("dense"))
     with bisnn.map_weights(net), pytest.raises(RuntimeError, match="call it outside the block"):
-        exporting.describe(net)
+        packing.describe(net)
 
 
 def test_exports_refuse_what_has_no_meaning(tmp_path):

@@ -6,8 +6,9 @@ do not load it.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bisnn import lazy
 
 __version__ = "0.1.0"
 
@@ -27,13 +28,11 @@ _HOME = {
     "reproduction": ("reproduce",),
     "system": ("info",),
 }
-_MODULES = ("config", "data", "encode", "energy", "exporting", "kernels", "metrics", "packed", "weights")
-_NAMES = {name: module for module, names in _HOME.items() for name in names}
-
-__all__ = ["__version__", *_NAMES, *_MODULES]
+_MODULES = ("config", "data", "encode", "energy", "exporting", "kernels", "metrics", "packed", "packing", "weights")
+__all__, __getattr__, __dir__ = lazy.names(__name__, _HOME, _MODULES, own=["__version__"])
 
 if TYPE_CHECKING:
-    from bisnn import config, data, encode, energy, exporting, kernels, metrics, packed, weights
+    from bisnn import config, data, encode, energy, exporting, kernels, metrics, packed, packing, weights
     from bisnn.evaluation import evaluate
     from bisnn.exporting import export
     from bisnn.layers import Conv2d, Linear, Recurrent
@@ -48,15 +47,3 @@ if TYPE_CHECKING:
     from bisnn.system import info
     from bisnn.training import resume, train
     from bisnn.weights import free_energy, kl_divergence, map_weights, sample_weights
-
-
-def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        return getattr(importlib.import_module(f"bisnn.{_NAMES[name]}"), name)
-    if name in _MODULES:
-        return importlib.import_module(f"bisnn.{name}")
-    raise AttributeError(f"module 'bisnn' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -34,6 +34,7 @@ app = typer.Typer(
         "bisnn report runs/two_moons_bayes_seed0",
         "bisnn export runs/two_moons_bayes_seed0 --to packed",
         "bisnn inspect recording.aedat",
+        "bisnn simulate simulated",
         "bisnn info",
     ),
     no_args_is_help=True,
@@ -159,7 +160,7 @@ def _verdict(folder: Path, quiet: bool, energy: bool = False, costs: Sequence[st
     for name in names:
         table.add_column({"nll": "NLL", "ece": "ECE", "rmse": "RMSE", "mae": "MAE"}.get(name, name))
     for predictor, values in verdict["metrics"].items():
-        table.add_row(predictor, *("{value:.4f}\n[{low:.3f}, {high:.3f}]".format(**values[name]) for name in names))
+        table.add_row(predictor, *("{value:.4f}\n{low:.3f}-{high:.3f}".format(**values[name]) for name in names))
     memory = verdict["memory"]
     console = _console()
     console.print(table)

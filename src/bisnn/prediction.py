@@ -106,10 +106,10 @@ def _readouts(net: Network, x: Tensor, samples: int | None, generator: torch.Gen
 
 def _packed_readouts(net: Network, x: Tensor, members: list[list[Tensor]]) -> Tensor:
     """All members on packed bits: the network's own bits, without its potentials. Members share what is done with the input."""
-    from bisnn import exporting  # numba takes a while to load
+    from bisnn import packing  # numba takes a while to load
     from bisnn.packed.engine import Engine
 
-    engine = Engine(exporting.describe(net, members), torch.get_num_threads(), sparse=False)  # for one run a table does not pay
+    engine = Engine(packing.describe(net, members), torch.get_num_threads(), sparse=False)  # for one run a table does not pay
     logits = engine.run(x.numpy()).logits
     assert logits is not None
     return torch.from_numpy(logits)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bisnn import lazy
 
 _HOME = {
     "toy": ("Split", "f_1d", "one_d", "two_moons"),
@@ -20,9 +21,7 @@ _HOME = {
     ),
 }
 _MODULES = ("camera", "recordings", "simulation")
-_NAMES = {name: module for module, names in _HOME.items() for name in names}
-
-__all__ = [*_NAMES, *_MODULES]
+__all__, __getattr__, __dir__ = lazy.names(__name__, _HOME, _MODULES)
 
 if TYPE_CHECKING:
     from bisnn.data import camera, recordings, simulation
@@ -38,15 +37,3 @@ if TYPE_CHECKING:
         write_nmnist,
     )
     from bisnn.data.toy import Split, f_1d, one_d, two_moons
-
-
-def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        return getattr(importlib.import_module(f"bisnn.data.{_NAMES[name]}"), name)
-    if name in _MODULES:
-        return importlib.import_module(f"bisnn.data.{name}")
-    raise AttributeError(f"module 'bisnn.data' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

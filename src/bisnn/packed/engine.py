@@ -249,7 +249,7 @@ class Engine:
     """A packed network that runs.
 
     Args:
-        network: its description, from `packed.read` or `exporting.describe`.
+        network: its description, from `packed.read` or `packing.describe`.
         threads: at most so many; by default one a core that this process may use.
         sparse: whether to hold the weights of wide layers as bytes too, eight times the memory, for inputs of which few are active.
     """
