@@ -94,7 +94,7 @@ class MNISTDVS(Events):
 
 
 class Digits(Events):
-    """scikit-learn's digits in front of the simulated camera: nothing to download."""
+    """Digits in front of the simulated camera: those of MNIST, whose idx files lie in `root`; without one, scikit-learn's."""
 
     name: Literal["digits"]
     crop: Annotated[int, Field(ge=1, le=128)] = 26
@@ -103,8 +103,8 @@ class Digits(Events):
 
     @model_validator(mode="after")
     def _whole(self) -> Digits:
-        if self.root or self.classes != list(range(10)):
-            raise ValueError("digits comes with all ten classes and from no folder: leave out data.root and data.classes")
+        if self.classes != list(range(10)):
+            raise ValueError("digits comes with all ten classes: leave out data.classes")
         return self
 
 
@@ -224,6 +224,7 @@ class Train(Section):
     checkpoint_seconds: NotNegative = 10.0  # between checkpoints
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
+    precision: Literal["full", "mixed"] = "full"  # "mixed": operands of products with real numbers may be rounded; see `kernels`
     threads: Annotated[int, Field(ge=0)] = 0  # of PyTorch; 0: as many as it would take, recorded in the run's config
 
 

@@ -88,10 +88,15 @@ def keyed_uniform(shape: Sequence[int], seed: int, purpose: int, epoch: int, sam
 
     A hash of key and position (the finaliser of splitmix64), in integers that wrap the same way everywhere.
     """
+    places = torch.arange(math.prod(shape), device=samples.device)
+    return keyed_uniform_at(places, seed, purpose, epoch, samples[:, None]).reshape(len(samples), *shape)
+
+
+def keyed_uniform_at(places: Tensor, seed: int, purpose: int, epoch: int, samples: Tensor) -> Tensor:
+    """The numbers of `keyed_uniform` at some places, of some samples, whose shapes broadcast: where few of them are needed."""
     base = int(keyed_rng(seed, purpose, epoch).integers(1 << 63))
-    keys = _mixed(samples.to(torch.int64) + base)
-    places = torch.arange(1, math.prod(shape) + 1, device=samples.device) * _GOLDEN
-    return ((_mixed(keys[:, None] + places) >> 40 & 0xFFFFFF).float() * 2.0**-24).reshape(len(samples), *shape)
+    z = _mixed(_mixed(samples.to(torch.int64) + base) + (places + 1) * _GOLDEN)
+    return (z >> 40 & 0xFFFFFF).float() * 2.0**-24
 
 
 _GOLDEN, _FIRST, _SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

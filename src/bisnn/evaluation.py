@@ -10,7 +10,7 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
-from bisnn import encode, metrics, weights
+from bisnn import encode, kernels, metrics, weights
 from bisnn.checkpoint import RunFolder, load_tree, save_tree
 from bisnn.config import Table
 from bisnn.data.dataset import Dataset, load_dataset, spikes
@@ -48,10 +48,12 @@ def evaluate(folder: str | Path, *, show: bool = True, costs: Costs | None = Non
     run = RunFolder(folder)
     run.read_config()
     model = load(folder)
+    if model.config.train.device == "cuda" and torch.cuda.is_available():
+        model.net.to("cuda")
     data = load_dataset(model.config)
     if isinstance(model.config.data, Table) and data.digest() != model.data:
         raise ValueError(f"{model.config.data.train}: is not what {folder} was trained on (or its test file is not): restore it")
-    with run.locked(), bars(show=show) as progress:
+    with run.locked(), bars(show=show) as progress, kernels.precision("full"):
         tree = _judged(model, data, progress)
         tree["energy"] = _energy(model, data.test[0], costs)
         tree |= {"seconds": _seconds(run), "epoch": model.epoch, "model": file_digest(run.model_file)}
@@ -126,7 +128,7 @@ def judge(result: Classification | Regression, y: Tensor, seed: int) -> dict[str
 
 def _parts(result: Classification | Regression) -> dict[str, Tensor]:
     names = ("mean", "entropy", "mutual_information") if isinstance(result, Classification) else ("mean", "std")
-    return {name: getattr(result, name).float() for name in names}
+    return {name: getattr(result, name).float().cpu() for name in names}
 
 
 def _over_time(result: Classification | Regression, y: Tensor) -> dict[str, Tensor]:
@@ -146,7 +148,7 @@ def _evenly(n: int, most: int) -> Tensor:
 
 def _test_spikes(model: Model, x: Tensor | Clips, points: Tensor) -> Tensor:
     """The spikes that some of the test points x are judged on, (T, n, ...)."""
-    return spikes(model.config, x[points], encode.TEST, 0, points).to(next(model.net.parameters()).device)
+    return spikes(model.config, x[points], encode.TEST, 0, points, next(model.net.parameters()).device)
 
 
 def _energy(model: Model, x: Tensor | Clips, costs: Costs | None) -> dict[str, Any]:

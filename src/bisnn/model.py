@@ -127,7 +127,7 @@ class Model:
         parts = []
         device = next(self.net.parameters()).device
         for index in torch.arange(len(x)).split(self.batch):
-            s = spikes(self.config, x[index], purpose, 0, index).to(device)
+            s = spikes(self.config, x[index], purpose, 0, index, device)
             options: dict[str, Any] = {"burn_in": self.config.train.burn_in, "generator": self.config.seed}
             parts.append(predict(self.net, s, samples, task=self.config.task, over_time=over_time, **options))
             advance(len(index))

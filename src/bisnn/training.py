@@ -27,7 +27,7 @@ from rich.progress import BarColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bisnn import encode, metrics
+from bisnn import encode, kernels, metrics
 from bisnn.checkpoint import RunFolder
 from bisnn.config import Bayes, BopRule, Config, Full, Table, differences, parse
 from bisnn.data.dataset import input_shape, load_dataset, spikes
@@ -67,6 +67,7 @@ def _run(folder: RunFolder, fresh: Config | None, show: bool) -> Path:
     with Processes.joined((fresh or folder.read_config()).train.device) as processes, contextlib.ExitStack() as stack:
         config = fresh or processes.first(folder.read_config)
         stack.enter_context(_threads(config.train.threads))
+        stack.enter_context(kernels.precision(config.train.precision))
         training = Training(config, processes)  # before anything is written: bad data leaves no folder behind
 
         def begin() -> tuple[dict[str, Any] | None, list[str]]:
@@ -261,7 +262,7 @@ class Training:
         share = len(mine) * self.processes.count / len(batch)  # DDP takes the mean over processes; we want it over points
         if len(mine) == 0:
             mine = batch[:1]  # a last batch smaller than the number of processes: take part with weight 0
-        x = spikes(config, data.x[mine], encode.TRAIN, epoch, mine).to(self.processes.device)
+        x = spikes(config, data.x[mine], encode.TRAIN, epoch, mine, self.processes.device)
         y = data.y[mine].to(self.processes.device)
         seen = self._seen(epoch, mine)
         factor = 0.5 * (1 + math.cos(math.pi * self.step / (config.train.epochs * self.steps_per_epoch)))

@@ -79,13 +79,17 @@ class Bits:
 
     def read(self, index: Sequence[int] | np.ndarray) -> np.ndarray:
         """Records as uint8 0 and 1, (len(index), *shape)."""
+        bits = np.unpackbits(self.packed(index), axis=1, count=math.prod(self.shape), bitorder="little")
+        return bits.reshape(len(index), *self.shape)
+
+    def packed(self, index: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Records as they lie in the file, uint8 (len(index), size), the first bit lowest."""
         rows = np.empty((len(index), self.size), np.uint8)
         for row, i in zip(rows, index, strict=True):
             row[:] = self._records[i]
             if zlib.crc32(row.data) != self._sums[i]:
                 raise BadCache(f"{self.path}: recording {i} is damaged; delete the file, and it will be made again")
-        bits = np.unpackbits(rows, axis=1, count=math.prod(self.shape), bitorder="little")
-        return bits.reshape(len(index), *self.shape)
+        return rows
 
 
 def _mapped(path: Path, count: int, size: int, mode: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -68,7 +68,7 @@ def load_dataset(config: Config) -> Dataset:
     if isinstance(data, Table):
         train, test, classes, low, high = _from_table(data, config.seed)
     elif isinstance(data, Events):
-        train, test, classes = _from_recordings(data)
+        train, test, classes = _from_recordings(data, config.train.device)
     elif isinstance(data, TwoMoons):
         train, test = (Split(*part) for part in two_moons(data.train, data.test, noise=data.noise, seed=config.seed))
         classes = ("0", "1")
@@ -87,10 +87,10 @@ def load_dataset(config: Config) -> Dataset:
     return Dataset(train, validation, test, classes, low, high)
 
 
-def _from_recordings(data: Events) -> tuple[Split, Split, tuple[str, ...]]:
+def _from_recordings(data: Events, device: str) -> tuple[Split, Split, tuple[str, ...]]:
     if isinstance(data, Digits):
-        parts = [simulation.Digits(train, steps=data.steps, bin_us=data.bin_us, crop=data.crop) for train in (True, False)]
-        return _splits(parts)
+        looks = {"steps": data.steps, "bin_us": data.bin_us, "crop": data.crop, "device": device}
+        return _splits([simulation.Digits(train, data.root or "digits", **looks) for train in (True, False)])
     root = data.root or os.environ.get("BISNN_DATA")
     if not root:
         raise ValueError(f"data.root: must name the folder of {data.name}; got none; give it, or set the environment's BISNN_DATA")
@@ -152,20 +152,22 @@ def _held_out(classes: list[str], share: float, seed: int) -> np.ndarray:
     return chosen
 
 
-def spikes(config: Config, x: Tensor | Clips, purpose: int, epoch: int, samples: Tensor) -> Tensor:
+def spikes(
+    config: Config, x: Tensor | Clips, purpose: int, epoch: int, samples: Tensor, device: torch.device | str = "cpu"
+) -> Tensor:
     """Points x (B, d) encoded as spikes (T, B, N) of the config's dtype; recordings (T, B, 2, H, W) as bool, augmented in training.
 
     The draws are those of (seed, purpose, epoch, sample).
     """
     if isinstance(x, Clips):
-        seen = x.spikes()
+        seen = x.spikes(device)
         if purpose == encode.TRAIN:
             seen = recordings.augmented(seen, config.augment, config.seed, epoch, samples)
         return seen.bool()
     code = config.encode
     rates = encode.population_rates(x, code.neurons, code.width) if code.code == "population" else x.clamp(0, 1)
     drawn = encode.keyed_rate(rates, code.steps, config.seed, purpose, epoch, samples)
-    return drawn.to(getattr(torch, config.train.dtype))
+    return drawn.to(device, getattr(torch, config.train.dtype))
 
 
 def input_shape(config: Config, features: int) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ DataLoader as it is; its files are read once, when the cache is built (see `cach
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,9 +45,13 @@ class Recordings:
         """(T, 2, H, W) of a recording."""
         return self.bits.shape
 
-    def batch(self, index: Tensor | Sequence[int]) -> Tensor:
-        """Spikes of several recordings, uint8 (T, B, 2, H, W)."""
-        return torch.from_numpy(self.bits.read(np.asarray(index))).movedim(0, 1)
+    def batch(self, index: Tensor | Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """Spikes of several recordings, uint8 (T, B, 2, H, W). To a GPU go bits, which are unpacked there."""
+        if torch.device(device).type == "cpu":
+            return torch.from_numpy(self.bits.read(np.asarray(index))).movedim(0, 1)
+        packed = torch.from_numpy(self.bits.packed(np.asarray(index))).to(device)
+        bits = packed[..., None] >> torch.arange(8, dtype=torch.uint8, device=device) & 1
+        return bits.flatten(1)[:, : math.prod(self.shape)].reshape(-1, *self.shape).movedim(0, 1)
 
 
 class Clips:
@@ -61,35 +66,36 @@ class Clips:
     def __getitem__(self, chosen: Tensor | slice) -> Clips:
         return Clips(self.recordings, self.index[chosen])
 
-    def spikes(self) -> Tensor:
+    def spikes(self, device: torch.device | str = "cpu") -> Tensor:
         """uint8 (T, B, 2, H, W)."""
-        return self.recordings.batch(self.index)
+        return self.recordings.batch(self.index, device)
 
     def digest(self) -> bytes:
         return self.recordings.bits.path.name.encode() + self.index.numpy().tobytes()
 
 
 def augmented(x: Tensor, how: Augment, seed: int, epoch: int, samples: Tensor) -> Tensor:
-    """Recordings x, uint8 (T, B, C, H, W), each shifted, begun earlier or later, and thinned, by draws of (seed, epoch, sample)."""
+    """Recordings x, uint8 (T, B, C, H, W), each shifted, begun earlier or later, and thinned, by draws of (seed, epoch, sample).
+
+    Works on the spikes alone, which are few, on their device.
+    """
     if how == Augment():
         return x
+    samples = samples.to(x.device)
+    key = (seed, encode.AUGMENT, epoch)
+    most = torch.tensor([how.jitter, how.shift, how.shift], device=x.device)
+    moves = (encode.keyed_uniform([3], *key, samples) * (2 * most + 1)).long() - most  # (B, 3): along t, h, w
+    t, b, c, h, w = x.nonzero(as_tuple=True)
+    kept = torch.ones_like(t, dtype=torch.bool)
+    if how.drop:
+        place = 3 + ((t * x.shape[2] + c) * x.shape[3] + h) * x.shape[4] + w  # behind the three of the moves
+        kept = encode.keyed_uniform_at(place, *key, samples[b]) >= how.drop
+    t, h, w = (axis + by for axis, by in zip((t, h, w), moves[b].unbind(1), strict=True))
+    for axis, n in ((t, x.shape[0]), (h, x.shape[3]), (w, x.shape[4])):
+        kept &= (axis >= 0) & (axis < n)
     out = torch.zeros_like(x)
-    for b, sample in enumerate(samples.tolist()):
-        rng = encode.keyed_rng(seed, encode.AUGMENT, epoch, sample)
-        moves = [int(rng.integers(-most, most + 1)) for most in (how.jitter, how.shift, how.shift)]
-        ours, theirs = zip(*(_overlap(n, by) for n, by in zip((x.shape[0], *x.shape[3:]), moves, strict=True)), strict=True)
-        out[ours[0], b, :, ours[1], ours[2]] = x[theirs[0], b, :, theirs[1], theirs[2]]
-        if how.drop:
-            one = out[:, b]
-            active = one.nonzero(as_tuple=True)
-            lost = torch.from_numpy(rng.random(len(active[0])) < how.drop)
-            one[tuple(axis[lost] for axis in active)] = 0
+    out[tuple(axis[kept] for axis in (t, b, c, h, w))] = 1
     return out
-
-
-def _overlap(n: int, by: int) -> tuple[slice, slice]:
-    """Where an axis of n is written, and where it is read, if it moves `by`."""
-    return slice(max(by, 0), n + min(by, 0)), slice(max(-by, 0), n - max(by, 0))
 
 
 def _files(root: Path, pattern: str, layout: str) -> list[Path]:

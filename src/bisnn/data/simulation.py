@@ -27,7 +27,7 @@ from bisnn.display import bars
 from bisnn.files import write_atomic
 
 FORMAT = 1  # of what is made: another number, and caches are built anew
-TOGETHER = 64  # images simulated at a time
+TOGETHER, TOGETHER_ON_GPU = 64, 1024  # images simulated at a time
 MOST_IMAGES = 10**6
 SOME = 0.2  # share of each class of scikit-learn's digits that tests: the last of them
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
@@ -52,13 +52,18 @@ def mnist(folder: Path) -> tuple[Tensor, np.ndarray]:
     return torch.from_numpy(images.astype(np.float32) / 255), labels.astype(np.int64)
 
 
+def _found(folder: Path, name: str) -> Path:
+    paths = [path for path in (folder / f"{name}.gz", folder / name) if path.is_file()]
+    if not paths:
+        raise ValueError(f"{folder}: has no {name} or {name}.gz; give the folder of MNIST's files")
+    return paths[0]
+
+
 def _idx(folder: Path, name: str, axes: int) -> np.ndarray:
     """An idx file of bytes: 0 0 8 axes, the sizes as big-endian uint32, then the bytes."""
-    found = [path for path in (folder / f"{name}.gz", folder / name) if path.is_file()]
-    if not found:
-        raise ValueError(f"{folder}: has no {name} or {name}.gz; give the folder of MNIST's files")
+    found = _found(folder, name)
     try:
-        with gzip.open(found[0]) if found[0].suffix == ".gz" else open(found[0], "rb") as file:
+        with gzip.open(found) if found.suffix == ".gz" else open(found, "rb") as file:
             head = file.read(4 + 4 * axes)
             sizes = struct.unpack(f">{axes}I", head[4:])
             if head[:4] != bytes([0, 0, 8, axes]) or sizes[0] > MOST_IMAGES or any(size > 256 for size in sizes[1:]):
@@ -68,7 +73,7 @@ def _idx(folder: Path, name: str, axes: int) -> np.ndarray:
         if len(content) != count:
             raise ValueError("longer or shorter than it says")
     except (OSError, EOFError, zlib.error, struct.error, ValueError) as error:
-        raise ValueError(f"{found[0]}: is damaged or no idx file of {axes} axes ({error}); take MNIST's own") from None
+        raise ValueError(f"{found}: is damaged or no idx file of {axes} axes ({error}); take MNIST's own") from None
     return np.frombuffer(content, np.uint8).reshape(sizes)
 
 
@@ -148,48 +153,74 @@ def _sign(path: Path, settings: dict[str, Any]) -> None:
 
 
 class Digits(Recordings):
-    """scikit-learn's digits in front of the simulated camera, cropped and binned: the first 1,437 to train, the last 360 to test.
+    """Digits in front of the simulated camera, cropped and binned, straight into the cache.
+
+    Those of scikit-learn, the first 1,437 to train and the last 360 to test; or, as in MNIST-DVS, 1,000 of each digit of MNIST, 900
+    to train and 100 to test: the events that `simulate` writes, without its files.
 
     Args:
         train: which of the two.
+        images: "digits", those of scikit-learn, or the folder of MNIST's idx files.
         steps, bin_us: T, and the length of a time step; together they say how long the camera looks.
         crop: edge of the square that is kept, as in `MNISTDVS`.
         seed: of the camera's noise.
+        device: where to simulate, "cpu" or "cuda"; few events differ.
         show: a progress bar while the cache is built.
     """
 
-    TRAINING = 1437
+    TRAINING = 1437  # of scikit-learn's
 
     def __init__(
-        self, train: bool = True, *, steps: int = 25, bin_us: int = 20_000, crop: int = 26, seed: int = 0, show: bool = True
+        self,
+        train: bool = True,
+        images: str | Path = "digits",
+        *,
+        steps: int = 25,
+        bin_us: int = 20_000,
+        crop: int = 26,
+        seed: int = 0,
+        device: str = "cpu",
+        show: bool = True,
     ):
         for name, value in (("steps", steps), ("bin_us", bin_us), ("crop", crop)):
             positive_int(name, value)
         low = MNISTDVS.corner(crop)
         motion = replace(MNIST_DVS_MOTION, duration_us=steps * bin_us)
-        pictures, labels = sklearn_digits()
-        part = range(self.TRAINING) if train else range(self.TRAINING, len(labels))
-        about = {"format": FORMAT, "camera": asdict(MNIST_DVS), "motion": asdict(motion), "seed": seed}
+        own = str(images) == "digits"
+        pictures, labels = sklearn_digits() if own else mnist(Path(images))
+        part = _part(labels, train, own)
+        about = {"format": FORMAT, "camera": asdict(MNIST_DVS), "motion": asdict(motion), "seed": seed, "device": device}
         about |= {"train": train, "steps": steps, "bin_us": bin_us, "crop": crop}
-        path = cache.folder() / f"digits-{cache.key(about, [], Path())}.bits"
-        window = (low, low, crop, crop)
+        files = [] if own else [_found(Path(images), name) for name in NAMES]
+        path = cache.folder() / f"digits-{cache.key(about, files, Path(images))}.bits"
+        window, together = (low, low, crop, crop), TOGETHER if device == "cpu" else TOGETHER_ON_GPU
 
         def some(first: int) -> np.ndarray:
-            index = list(part[first : first + TOGETHER])
-            return binned(pictures[index], MNIST_DVS, motion, bin_us=bin_us, seed=seed, samples=index, window=window).numpy()
+            index = part[first : first + together]
+            seen = pictures[index].to(device)
+            return binned(seen, MNIST_DVS, motion, bin_us=bin_us, seed=seed, samples=index, window=window).cpu().numpy()
 
         with bars(show=show and not path.exists()) as progress:
             bar = progress.add_task("digits: looking at them", total=len(part))
-            bits = cache.build(path, (steps, 2, crop, crop), len(part), _one_by_one(some), lambda n: progress.advance(bar, n))
+            one = _one_by_one(some, together)
+            bits = cache.build(path, (steps, 2, crop, crop), len(part), one, lambda n: progress.advance(bar, n))
         super().__init__(bits, [int(labels[i]) for i in part], [str(digit) for digit in range(10)])
 
 
-def _one_by_one(some: Callable[[int], np.ndarray]) -> Callable[[int], np.ndarray]:
-    """Records one at a time from a function that makes TOGETHER of them, (T, B, ...), from a multiple of that on."""
+def _part(labels: np.ndarray, train: bool, own: bool) -> list[int]:
+    """The images of a split."""
+    if own:
+        return list(range(Digits.TRAINING)) if train else list(range(Digits.TRAINING, len(labels)))
+    numbered = [pair for digit in range(10) for pair in _numbered(np.flatnonzero(labels == digit), 1000, own)]
+    return [i for i, number in numbered if (number <= MNISTDVS.TRAINING_IDS) == train]
+
+
+def _one_by_one(some: Callable[[int], np.ndarray], together: int) -> Callable[[int], np.ndarray]:
+    """Records one at a time from a function that makes `together` of them, (T, B, ...), from a multiple of that on."""
     made: dict[int, Any] = {}
 
     def one(i: int) -> np.ndarray:
-        first = i - i % TOGETHER
+        first = i - i % together
         if first not in made:
             made.clear()
             made[first] = some(first)

@@ -41,6 +41,23 @@ def _has_triton() -> bool:
 
 
 @contextmanager
+def precision(name: str) -> Iterator[None]:
+    """Inside the block, PyTorch's switches for products of real numbers: "full", or "mixed", where operands may be rounded.
+
+    Rounded to half precision or TF32 on a GPU, to bfloat16 on a CPU that has it. Hard weights and spikes are exact in both.
+    """
+    choice("precision", name, ("full", "mixed"))
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("medium" if name == "mixed" else "highest")
+    torch.backends.cudnn.allow_tf32 = name == "mixed"
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@contextmanager
 def forced(name: str) -> Iterator[None]:
     """Run every scan inside the block on the named kernel (process-wide: for tests and benchmarks)."""
     global _forced
