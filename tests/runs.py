@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import pytest
+
+from bisnn import training
 from bisnn.config import Config, parse
+from bisnn.data import events
 
 SMALL = {
     "version": 1,
@@ -26,6 +31,15 @@ RULES = {
 }
 ONE_D = {"data": {"name": "one_d", "per_unit": 8, "test": 40}, "encode": {"steps": 30, "neurons": 20, "width": 4.0}}
 
+RECORDED = {
+    **{name: section for name, section in SMALL.items() if name != "encode"},
+    "data": {"name": "nmnist", "classes": [3, 7], "steps": 12, "bin_us": 25_000},
+    "network": {"conv": [{"channels": 4, "kernel": 5, "stride": 2, "pool": 2}], "layers": [12], "readout_gain": 2.0},
+    "train": {**SMALL["train"], "epochs": 3, "batch_size": 4, "burn_in": 1},
+    "augment": {"shift": 1},
+    "neuron": {"threshold": 0.03, "slope": 4.0},
+}
+
 
 def small(rule: str = "bayes", sections: dict | None = None, **changes) -> Config:
     """The small config with another rule, other sections, and settings changed by dotted key."""
@@ -35,3 +49,33 @@ def small(rule: str = "bayes", sections: dict | None = None, **changes) -> Confi
 def files(folder: Path) -> dict[str, bytes]:
     """The parts of a run folder that a resumed run must reproduce, bit for bit."""
     return {name: (folder / name).read_bytes() for name in ("config.toml", "metrics.jsonl", "model.safetensors")}
+
+
+def made_up(n: int, side: int, seed: int, length_us: int = 300_000) -> np.ndarray:
+    """Random events on side x side pixels."""
+    rng = np.random.default_rng(seed)
+    recording = np.zeros(n, events.EVENTS)
+    recording["x"], recording["y"] = rng.integers(0, side, (2, n))
+    recording["p"] = rng.integers(0, 2, n)
+    recording["t"] = np.sort(rng.integers(0, length_us, n))
+    return recording
+
+
+def made_up_nmnist(root: Path) -> Path:
+    """A folder with three training recordings and two test ones of each of two digits, which differ."""
+    for part, count in (("Train", 3), ("Test", 2)):
+        for digit in (3, 7):
+            folder = root / part / str(digit)
+            folder.mkdir(parents=True)
+            for i in range(count):
+                events.write_nmnist(folder / f"{i + 1:05d}.bin", made_up(2000, 17 if digit == 3 else 34, 10 * digit + i))
+    return root
+
+
+def run_on_recordings(folder: Path) -> tuple[Path, Path]:
+    """A run on made-up recordings, and the folder of these."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BISNN_CACHE", str(folder / "cache"))
+        root = made_up_nmnist(folder / "N")
+        config = parse({**RECORDED, "data": {**RECORDED["data"], "root": str(root)}}, "run")
+        return training.train(config, folder / "run", show=False), root

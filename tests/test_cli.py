@@ -16,7 +16,8 @@ import pytest
 
 import bisnn
 from bisnn import cli, reproduction, training
-from runs import small
+from bisnn.data import events
+from runs import made_up, run_on_recordings, small
 
 COMMANDS = ("train", "resume", "evaluate", "predict", "reproduce", "report", "export", "inspect", "simulate", "info")
 
@@ -81,6 +82,70 @@ def test_predictions_as_csv(bisnn_, trained, tmp_path):
     assert "4 predictions" in out
     rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
     assert [float(row["p(1)"]) for row in rows] == bisnn.load(trained).predict(x, samples=None).mean[:, 1].tolist()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    return run_on_recordings(tmp_path_factory.mktemp("recorded"))
+
+
+def test_predictions_on_recordings(bisnn_, recorded, tmp_path, monkeypatch):
+    run, root = recorded
+    alone = shutil.copy(root / "Train" / "7" / "00002.bin", tmp_path / "alone [red].bin")
+    files = [*sorted(root.glob("Test/*/*.bin")), alone]
+    expected = bisnn.load(run).predict_recordings(files)
+    code, out, error = bisnn_("predict", run, root / "Test", alone)
+    rows = list(csv.DictReader(out.splitlines()))
+    assert (code, error) == (0, "")
+    assert list(rows[0]) == ["file", "class", "confidence", "p(3)", "p(7)", "entropy", "mutual_information"]
+    assert [row["file"] for row in rows] == [str(file) for file in files]
+    assert [row["class"] for row in rows] == ["37"[i] for i in expected.mean.argmax(-1)]
+    for name, values in (("p(7)", expected.mean[:, 1]), ("entropy", expected.entropy), ("confidence", expected.mean.amax(-1))):
+        assert [float(row[name]) for row in rows] == values.tolist()
+    code, out, _ = bisnn_("predict", run, root / "Test" / "3", "--map", "--out", tmp_path / "p.csv")
+    assert (code, out) == (0, f"2 predictions: {tmp_path / 'p.csv'}\n")
+    rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
+    assert {float(row["mutual_information"]) for row in rows} == {0.0}
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    code, out, _ = bisnn_("predict", run, alone)
+    assert code == 0
+    assert "alone [red].bin" in out
+    assert "mutual_information" in out
+    assert "p(3)" not in out, "ten of these would not fit"
+
+
+def test_recordings_that_cannot_be_predicted(bisnn_, recorded, trained, tmp_path):
+    run, root = recorded
+    good = root / "Test" / "3"
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "noise.bin").write_bytes(b"\xff" * 100)
+    (tmp_path / "points.csv").write_text("1,2\n")
+    events.write_aedat(tmp_path / "large.aedat", made_up(100, 128, 0))
+    cases = {
+        "nothing.bin": "nothing.bin: there is no such file",
+        "noise.bin": "noise.bin: 20 of 20 addresses are outside the sensor",
+        "empty": "empty: is a folder without recordings",
+        "points.csv": "points.csv: must be an .aedat (AER-DAT2.0) or a .bin (N-MNIST) file",
+        "large.aedat": "large.aedat: must have the 34 x 34 pixels that the model was trained on; got 128 x 128",
+    }
+    for name, message in cases.items():
+        code, out, error = bisnn_("predict", run, good, tmp_path / name, "--out", tmp_path / "p.csv")
+        assert (code, out, error.count("\n")) == (1, "", 1)
+        assert error.startswith("bisnn: ")
+        assert message in error
+        assert not (tmp_path / "p.csv").exists()
+    code, _, error = bisnn_("predict", trained, tmp_path / "points.csv", good)
+    assert (code, error.count("\n")) == (1, 1)
+    assert "was trained on points, which come in one file; got 2" in error
+
+
+def test_what_predictions_leave_out_goes_to_stderr(bisnn_, recorded, tmp_path):
+    run, root = recorded
+    content = (root / "Test" / "3" / "00001.bin").read_bytes()
+    (tmp_path / "spoilt.bin").write_bytes(content + bytes([200, 3, 0, 0, 0]))
+    code, out, error = bisnn_("predict", run, tmp_path / "spoilt.bin")
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert error == "recordings: events left out of 1 recording (outside the sensor: 1)\n"
 
 
 def test_energy_is_kept_and_shown_when_asked_for(bisnn_, trained, tmp_path):
@@ -268,6 +333,8 @@ def test_reproduce_passes_its_options_on(bisnn_, tmp_path, monkeypatch):
         "jobs": 3,
         "train": True,
         "show": False,
+        "data": None,
+        "device": None,
     }
     assert "0.250" in out
     assert "± 0.000" in out

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bisnn import config
 from bisnn.reproduction import FIGURES
-from runs import RULES, small
+from runs import RECORDED, RULES, small
 
 SHIPPED = config.shipped()
 
@@ -43,7 +43,7 @@ MISTAKES = {
     "rule.clip=1": "rule.clip: unknown key; it belongs to another rule; bayes has rule.lr, rule.precondition",
     "zzz=1": "zzz: unknown key; valid keys here: version, seed, data",
     "rule.name=bays": "rule.name: must be one of st, bayes, bop, full; got 'bays'; did you mean 'bayes'?",
-    "data.name=moons": "must be one of two_moons, one_d, table, nmnist, mnist_dvs, digits; got 'moons'; did you mean 'two_moons'?",
+    "data.name=moons": "table, nmnist, mnist_dvs, digits, tonic; got 'moons'; did you mean 'two_moons'?",
     "train.epochs=1.5": "train.epochs: must be a valid integer; got 1.5",
     "train.epochs=ten": "train.epochs: must be a valid integer; got 'ten'",
     "train.epochs=0": "train.epochs: must be greater than or equal to 1; got 0",
@@ -157,6 +157,27 @@ def test_a_path_on_the_command_line_is_relative_to_where_it_was_typed(tmp_path, 
     monkeypatch.chdir(tmp_path)
     loaded = config.load("two_moons_st", ["data={name='table', train='/x.csv'}", "data.train=mine.csv"])
     assert loaded.data.train == str((tmp_path / "mine.csv").resolve())
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"dataset": "NMNIST"}, r"data.steps: is missing; add it\n.*data.bin_us: is missing"),
+        ({"dataset": "MNIST", "steps": 9, "bin_us": 9}, "data.dataset: must be 'NMNIST', 'DVSGesture' or 'SHD'; got 'MNIST'"),
+        ({"dataset": "SHD", "steps": 9, "bin_us": 9, "pool": 0}, "data.pool: must be greater than or equal to 1; got 0"),
+        ({"dataset": "SHD", "steps": 9, "bin_us": 9, "classes": [1]}, "data.classes: unknown key; it belongs to another data"),
+    ],
+)
+def test_mistakes_with_tonic(data, message):
+    with pytest.raises(ValueError, match=message):
+        config.parse({**RECORDED, "data": {"name": "tonic", **data}}, "x")
+
+
+def test_the_folder_of_tonic_is_relative_to_the_config(tmp_path):
+    data = {"name": "tonic", "dataset": "SHD", "root": "saved", "steps": 100, "bin_us": 10_000}
+    (tmp_path / "mine.toml").write_text(config.parse({**RECORDED, "data": data}, "x").to_toml())
+    loaded = config.load(tmp_path / "mine.toml")
+    assert (loaded.data.root, loaded.steps, loaded.task) == (str((tmp_path / "saved").resolve()), 100, "classification")
 
 
 def test_differences():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
+import dataclasses
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +19,11 @@ from hypothesis import strategies as st
 import bisnn
 from bisnn import training
 from bisnn.config import Augment, parse
-from bisnn.data import cache, events
-from bisnn.data.recordings import MNISTDVS, NMNIST, Clips, augmented
+from bisnn.data import cache, camera, dataset, events, recordings, simulation
+from bisnn.data.recordings import MNISTDVS, NMNIST, Clips, FromTonic, Window, augmented, tonic_dataset
+from bisnn.errors import Stopped
 from bisnn.packed import load as load_packed
-from runs import SMALL
+from runs import RECORDED, made_up, made_up_nmnist, run_on_recordings
 
 
 @pytest.fixture(autouse=True)
@@ -27,26 +31,9 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("BISNN_CACHE", str(tmp_path / "cache"))
 
 
-def made_up(n: int, side: int, seed: int, length_us: int = 300_000) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    recording = np.zeros(n, events.EVENTS)
-    recording["x"], recording["y"] = rng.integers(0, side, (2, n))
-    recording["p"] = rng.integers(0, 2, n)
-    recording["t"] = np.sort(rng.integers(0, length_us, n))
-    return recording
-
-
 @pytest.fixture
 def nmnist(tmp_path) -> Path:
-    """Three training recordings and two test ones of each of two digits."""
-    for part, count in (("Train", 3), ("Test", 2)):
-        for digit in (3, 7):
-            folder = tmp_path / "N" / part / str(digit)
-            folder.mkdir(parents=True)
-            for i in range(count):
-                side = 17 if digit == 3 else 34  # digits differ
-                events.write_nmnist(folder / f"{i + 1:05d}.bin", made_up(2000, side, 10 * digit + i))
-    return tmp_path / "N"
+    return made_up_nmnist(tmp_path / "N")
 
 
 def slow(recording: np.ndarray, steps: int, bin_us: int, low: int, side: int, start_us: int) -> np.ndarray:
@@ -222,28 +209,79 @@ def test_augmentation_moves_and_thins():
     assert abs(float(kept) - 0.7) < 0.005
 
 
-# From files to a verdict
+def test_one_row_of_sensors_is_not_moved_off_itself():
+    x = torch.zeros(5, 50, 1, 1, 30, dtype=torch.uint8)
+    x[2, :, 0, 0, 15] = 1
+    moved = augmented(x, Augment(shift=3), 0, 0, torch.arange(50)).nonzero()
+    assert len(moved) == 50
+    assert set((moved[:, 4] - 15).tolist()) == set(range(-3, 4))
 
-RUN = {
-    **SMALL,
-    "data": {"name": "nmnist", "classes": [3, 7], "steps": 12, "bin_us": 25_000},
-    "network": {"conv": [{"channels": 4, "kernel": 5, "stride": 2, "pool": 2}], "layers": [12], "readout_gain": 2.0},
-    "train": {**SMALL["train"], "epochs": 3, "batch_size": 4, "burn_in": 1},
-    "augment": {"shift": 1},
-    "neuron": {"threshold": 0.03, "slope": 4.0},
-}
-RUN.pop("encode")
+
+# What was left out
+
+
+def spoilt(path: Path) -> None:
+    """Two events outside the sensor, and a byte too many."""
+    path.write_bytes(path.read_bytes() + bytes([200, 3, 0, 0, 0, 3, 99, 0, 0, 0, 7]))
+
+
+def test_what_was_left_out_is_said_once(nmnist, capsys):
+    NMNIST(nmnist, show=False)
+    assert capsys.readouterr().err == ""
+    spoilt(nmnist / "Train" / "3" / "00001.bin")
+    NMNIST(nmnist, show=False)
+    said = "nmnist: events left out of 1 recording (outside the sensor: 2, bytes after the last record: 1)"
+    assert capsys.readouterr().err == f"{said}\n"
+    NMNIST(nmnist, show=False)
+    assert capsys.readouterr().err == "", "it comes from the cache"
+
+
+def test_clocks_that_were_put_right_are_said(tmp_path, capsys):
+    folder = tmp_path / "D" / "scale04"
+    folder.mkdir(parents=True)
+    for number in (1, 2):
+        recording = made_up(300, 128, number)
+        events.write_aedat(folder / f"mnist_5_scale04_{number:04d}.aedat", recording)
+        file = folder / f"mnist_5_scale04_{number:04d}.aedat"
+        content = file.read_bytes()
+        records = len(content) - 8 * 300
+        file.write_bytes(content[:records] + content[records + 8 :] + content[records : records + 8])  # the first event comes last
+    MNISTDVS(tmp_path / "D", steps=3, show=False)
+    assert capsys.readouterr().err == "mnist_dvs: times put right in 2 recordings (clock set back: 2)\n"
+
+
+def test_an_interrupted_build_says_what_it_found(nmnist, capsys, monkeypatch):
+    """The next one does not read these recordings again."""
+    spoilt(nmnist / "Train" / "3" / "00001.bin")
+    read, limit = events.read_nmnist, [2]
+
+    def stopped(path):
+        limit[0] -= 1
+        if limit[0] < 0:
+            raise KeyboardInterrupt
+        return read(path)
+
+    monkeypatch.setattr(events, "read_nmnist", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        NMNIST(nmnist, show=False)
+    assert "outside the sensor: 2" in capsys.readouterr().err
+    limit[0] = 100
+    NMNIST(nmnist, show=False)
+    assert capsys.readouterr().err == ""
+
+
+# From files to a verdict
 
 
 def test_a_run_on_recordings(nmnist, tmp_path, monkeypatch):
     monkeypatch.setenv("BISNN_DATA", str(nmnist))
-    run = training.train(parse(RUN, "run"), tmp_path / "run", show=False)
+    run = training.train(parse(RECORDED, "run"), tmp_path / "run", show=False)
     verdict = bisnn.evaluate(run, show=False)
     assert verdict["points"] == 4
     page = bisnn.report([run], show=False).read_text()
     assert "conv 4 → 12" in page
     model = bisnn.load(run)
-    with pytest.raises(ValueError, match="was trained on nmnist recordings and takes no features"):
+    with pytest.raises(ValueError, match="was trained on nmnist recordings and takes no features; use predict_recordings"):
         model.predict(np.zeros((1, 2)))
     engine = load_packed(bisnn.export(run, predictor="map")["path"])
     test = NMNIST(nmnist, train=False, classes=[3, 7], steps=12, bin_us=25_000, show=False)
@@ -265,7 +303,7 @@ def test_a_run_on_recordings(nmnist, tmp_path, monkeypatch):
 def test_data_that_is_not_there(settings, message, tmp_path, monkeypatch):
     monkeypatch.delenv("BISNN_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    config = parse({**RUN, "data": {**RUN["data"], **settings}}, "run")
+    config = parse({**RECORDED, "data": {**RECORDED["data"], **settings}}, "run")
     with pytest.raises(ValueError, match=message):
         training.train(config, tmp_path / "run", show=False)
     assert not (tmp_path / "run" / "config.toml").exists()
@@ -283,3 +321,376 @@ def test_clear_errors(nmnist):
     (nmnist / "Train" / "3" / "00004.bin").write_bytes(b"\xff" * 500)
     with pytest.raises(events.BadEvents, match=r"00004.bin"):
         NMNIST(nmnist, show=False)
+
+
+def test_a_damaged_cache_is_named_as_it_is(nmnist, tmp_path):
+    config = parse({**RECORDED, "data": {**RECORDED["data"], "root": str(nmnist)}}, "run")
+    made = dataset.load_dataset(config)
+    path = made.test.x.recordings.bits.path
+    path.write_bytes(b"nonsense")
+    with pytest.raises(cache.BadCache, match=rf"^{path}: is no file of recordings"):
+        dataset.load_dataset(config)
+
+
+def test_a_silent_layer_on_recordings_is_no_matter_of_the_encoding(nmnist, tmp_path):
+    config = parse({**RECORDED, "data": {**RECORDED["data"], "root": str(nmnist)}, "neuron": {"threshold": 50.0}}, "run")
+    with pytest.raises(Stopped, match=r"lower neuron.threshold, raise data.bin_us, or set train.activity"):
+        training.train(config, tmp_path / "run", show=False)
+
+
+# Predictions from files
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A model, and the folder it was trained on."""
+    run, root = run_on_recordings(tmp_path_factory.mktemp("predict"))
+    return bisnn.load(run), root
+
+
+def test_files_arrays_and_the_dataset_give_the_same_predictions(trained, capsys):
+    model, root = trained
+    data = NMNIST(root, train=False, classes=[3, 7], steps=12, bin_us=25_000, show=False)
+    expected = model.predict_points(Clips(data, torch.arange(4)), 3, 0)
+    files = sorted(root.glob("Test/*/*.bin"))
+    read = [events.read_events(file) for file in files]
+    done = []
+    for recordings_ in (files, [str(file) for file in files], read, [seen.events[::-1] for seen in read]):
+        result = model.predict_recordings(recordings_, advance=done.append)
+        assert torch.equal(result.mean, expected.mean)
+        assert torch.equal(result.mutual_information, expected.mutual_information)
+    assert sum(done) == 16
+    assert capsys.readouterr().err == ""
+    assert torch.equal(model.predict_recordings(files, None).mean, model.predict_points(Clips(data, torch.arange(4)), None, 0).mean)
+
+
+def test_recordings_that_are_not_as_the_trained_ones(trained, tmp_path, capsys):
+    model, root = trained
+    good = root / "Test" / "3" / "00001.bin"
+    events.write_aedat(tmp_path / "large.aedat", made_up(100, 128, 0))
+    (tmp_path / "noise.bin").write_bytes(b"\xff" * 100)
+    with pytest.raises(events.BadEvents, match=r"large.aedat: must have the 34 x 34 pixels .* got 128 x 128 pixels"):
+        model.predict_recordings([good, tmp_path / "large.aedat"])
+    with pytest.raises(events.BadEvents, match=r"noise.bin: 20 of 20 addresses are outside the sensor"):
+        model.predict_recordings([good, tmp_path / "noise.bin"])
+    with pytest.raises(events.BadEvents, match=r"recordings\[0\]: 9\d of 100 addresses are outside"):
+        model.predict_recordings([made_up(100, 128, 0)])
+    with pytest.raises(events.BadEvents, match=r"recordings\[1\]: events: must be an array \(N,\) with the fields x, y, t, p"):
+        model.predict_recordings([good, np.zeros((3, 4))])
+    for wrong in (good, str(good), []):
+        with pytest.raises(ValueError, match="recordings: must be a list of one or more"):
+            model.predict_recordings(wrong)
+    assert capsys.readouterr().err == ""
+    late = made_up(100, 34, 0)
+    late["t"] += 400_000
+    late["x"][:3] = 40
+    model.predict_recordings([good, late])
+    assert capsys.readouterr().err.splitlines() == [
+        "recordings: events left out of 1 recording (outside the sensor: 3)",
+        "recordings: 1 recording without an event in what the model looks at, the first 12 time steps of 25,000 us",
+    ]
+
+
+def test_the_window_of_each_kind_of_data(tmp_path):
+    """What a run's data section shows of a file is what the run was trained on."""
+    looks = {"steps": 10, "bin_us": 20_000}
+    window = lambda data: dataset.window(parse({**RECORDED, "data": {**looks, **data}}, "x").data)  # noqa: E731
+    recording = made_up(3000, 128, 1)
+    recording["t"] += 777
+    folder = tmp_path / "scale04"
+    folder.mkdir()
+    events.write_aedat(folder / "mnist_5_scale04_0001.aedat", recording)
+    seen = events.read_events(folder / "mnist_5_scale04_0001.aedat")
+    expected = MNISTDVS(tmp_path, **looks, crop=20, show=False)[0][0].numpy()
+    assert np.array_equal(window({"name": "mnist_dvs", "crop": 20}).frames(seen), expected)
+    motion = replace(camera.MNIST_DVS_MOTION, duration_us=200_000)
+    images = simulation.sklearn_digits()[0][[3]]
+    made = camera.record(images, camera.MNIST_DVS, motion, seed=0, samples=[3])[0]
+    expected = camera.binned(images, camera.MNIST_DVS, motion, bin_us=20_000, seed=0, samples=[3], window=(48, 48, 26, 26))
+    events.write_aedat(tmp_path / "digit.aedat", made)
+    assert np.array_equal(window({"name": "digits"}).frames(events.read_events(tmp_path / "digit.aedat")), expected[:, 0].numpy())
+
+
+@pytest.mark.parametrize("pool", [1, 2, 5])
+def test_pooled_pixels(pool):
+    """Squares at the edge may be smaller: pixel // pool, whatever the size."""
+    recording = made_up(400, 9, 2)
+    window = Window((9, 9), 4, 75_000, pool=pool, channels=1)
+    frames = np.zeros((4, 1, -(-9 // pool), -(-9 // pool)), np.uint8)
+    for x, y, t, _ in recording:
+        frames[t // 75_000, 0, y // pool, x // pool] = 1
+    assert window.shape == frames.shape
+    assert np.array_equal(window.frames(events.from_array(recording, (9, 9))), frames)
+
+
+# tonic
+
+
+class Fake:
+    """Like a dataset of tonic's: files on disk, or nothing but numbers."""
+
+    sensor_size = (34, 34, 2)
+    classes = ["none", "one", "two", "three"]  # noqa: RUF012
+
+    def __init__(self, folder: Path | None = None, count: int = 5, train: bool = True, transform=None):
+        self.train, self.transform, self.reads = train, transform, Reads()
+        self.targets = [(i + train) % 4 for i in range(count)]
+        self.arrays = [made_up(800, 34, i) for i in range(count)]
+        self.data = []
+        for i, array in enumerate(self.arrays if folder else []):
+            np.save(folder / f"{i}.npy", array)
+            self.data.append(str(folder / f"{i}.npy"))
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, i):
+        self.reads.append(i)
+        found = np.load(self.data[i]) if self.data else self.arrays[i]
+        return found if self.transform is None else self.transform(found), self.targets[i]
+
+
+class Reads(list):
+    """What was asked for; no setting of the dataset."""
+
+
+class FakeSHD(Fake):
+    """One row of sensors, one polarity, names as bytes."""
+
+    sensor_size = (700, 1, 1)
+    classes = np.array([b"null", b"eins", b"zwei", b"drei"])
+
+    def __getitem__(self, i):
+        whole, label = super().__getitem__(i)
+        found = np.zeros(len(whole), [("t", int), ("x", int), ("p", int)])
+        found["t"], found["x"], found["p"] = whole["t"], whole["x"] * 20, 1
+        return found, label
+
+
+LOOKS = {"steps": 6, "bin_us": 50_000, "start_us": 0, "show": False}
+
+
+def test_a_dataset_of_tonics_has_the_bits_of_its_events(capsys):
+    fake = Fake()
+    data = FromTonic(fake, **LOOKS)
+    assert (len(data), data.shape, data.names) == (5, (6, 2, 34, 34), ("none", "one", "two", "three"))
+    assert data.labels.tolist() == fake.targets
+    for i, array in enumerate(fake.arrays):
+        assert np.array_equal(data[i][0].numpy(), slow(array, 6, 50_000, 0, 34, 0))
+    first = FromTonic(fake, **{**LOOKS, "start_us": None})
+    assert np.array_equal(first[2][0].numpy(), slow(fake.arrays[2], 6, 50_000, 0, 34, int(fake.arrays[2]["t"][0])))
+    assert FromTonic(fake, **LOOKS, pool=4).shape == (6, 2, 9, 9)
+    sound = FromTonic(FakeSHD(), **LOOKS, pool=5)
+    assert (sound.shape, sound.names) == ((6, 1, 1, 140), ("null", "eins", "zwei", "drei"))
+    expected = np.zeros((6, 1, 1, 140), np.uint8)
+    for x, _, t, _ in fake.arrays[1]:
+        expected[t // 50_000, 0, 0, 20 * x // 5] = 1
+    assert np.array_equal(sound[1][0].numpy(), expected)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_cached_dataset_is_not_read_again(tmp_path):
+    fake = Fake(tmp_path)
+    first = FromTonic(fake, **LOOKS)
+    assert sorted(fake.reads) == [0, 1, 2, 3, 4], "each once, for events and label"
+    fake.reads.clear()
+    again = FromTonic(fake, **LOOKS)
+    assert fake.reads == []
+    assert again.bits.path == first.bits.path
+    assert torch.equal(again.labels, first.labels)
+    first.bits.path.with_suffix(".labels").unlink()  # interrupted in between
+    assert torch.equal(FromTonic(fake, **LOOKS).labels, first.labels)
+
+
+@dataclasses.dataclass(frozen=True)
+class Thinned:
+    every: int
+
+    def __call__(self, found):
+        return found[:: self.every]
+
+
+def test_another_dataset_has_another_cache(tmp_path):
+    (tmp_path / "a").mkdir()
+    paths = [FromTonic(Fake(), **LOOKS).bits.path]
+    paths += [FromTonic(fake, **LOOKS).bits.path for fake in (Fake(train=False), Fake(count=4), FakeSHD(), Fake(tmp_path / "a"))]
+    paths += [FromTonic(Fake(transform=how), **LOOKS).bits.path for how in (Thinned(2), Thinned(3), lambda found: found[::2])]
+    paths += [FromTonic(Fake(), **{**LOOKS, **other}).bits.path for other in ({"steps": 5}, {"pool": 2}, {"name": "mine"})]
+    changed = Fake()
+    changed.arrays[-1]["x"][0] ^= 1
+    paths.append(FromTonic(changed, **LOOKS).bits.path)
+    on_disk = Fake(tmp_path / "a")
+    np.save(tmp_path / "a" / "2.npy", made_up(800, 34, 99))  # as many bytes
+    paths.append(FromTonic(on_disk, **LOOKS).bits.path)
+    paths.append(FromTonic(with_(Fake(), sensor_size=(35, 34, 2)), **LOOKS).bits.path)
+    (tmp_path / "b").mkdir()
+    labelled = Fake(tmp_path / "b")
+    paths += [FromTonic(with_(labelled, targets=labels), **LOOKS).bits.path for labels in ([0, 1, 2, 3, 0], [0, 1, 2, 3, 1])]
+    assert len(set(paths)) == len(paths)
+    assert FromTonic(Fake(transform=Thinned(2)), **LOOKS).bits.path in paths
+    assert FromTonic(Fake(transform=lambda found: found[::2]), **LOOKS).bits.path in paths, "a function has no address in it"
+
+
+def with_(fake: Fake, **values) -> Fake:
+    for name, value in values.items():
+        setattr(fake, name, value)
+    return fake
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (lambda: with_(Fake(), sensor_size=None), {}, r"its sensor_size must be \(W, H, P\) with P = 1 or 2; got None"),
+        (lambda: with_(Fake(), sensor_size=(34, 34, 3)), {}, "with P = 1 or 2"),
+        (lambda: Fake(count=0), {}, "dataset: must have recordings; got a Fake of none"),
+        (lambda: with_(Fake(), targets=[0, 1, 2, 3, 4]), {}, "for each label; got 4 and label 4"),
+        (lambda: with_(Fake(), targets=[0, 1, (2, 3), 3, 3]), {}, r"numbers of classes, from 0 on; got \(2, 3\) in Fake\[2\]"),
+        (lambda: with_(Fake(), targets=[0, 1, -2, 3, 3]), {}, "numbers of classes, from 0 on; got -2"),
+        (lambda: with_(Fake(), targets=[0, 1, 2**31, 3, 3]), {}, "numbers of classes, from 0 on; got 2147483648"),
+        (lambda: Fake(transform=lambda found: np.zeros((2, 3))), {}, r"Fake\[0\]: events: must be an array"),
+        (lambda: Fake(transform=lambda found: found[["x", "t", "p"]]), {}, "with the fields x, y, t, p"),
+        (Fake, {"name": "../mine"}, "name: must be letters"),
+        (Fake, {"steps": 0}, "steps: must be a positive whole number"),
+        (Fake, {"pool": 0}, "pool: must be a positive whole number"),
+    ],
+)
+def test_datasets_that_cannot_be_taken(make, options, message):
+    with pytest.raises(ValueError, match=message):
+        FromTonic(make(), **{**LOOKS, **options})
+
+
+def test_a_dataset_without_names_of_its_classes():
+    assert FromTonic(with_(Fake(), classes=None), **LOOKS).names == ("0", "1", "2", "3")
+
+
+def test_a_damaged_file_behind_a_dataset_is_named(tmp_path, capsys):
+    fake = Fake(tmp_path)
+    found = made_up(800, 34, 7)
+    found["x"][:5] = 99
+    np.save(tmp_path / "0.npy", found)
+    (tmp_path / "3.npy").write_bytes(b"nonsense")
+    with pytest.raises(events.BadEvents, match=r"3.npy: cannot be read \(.*\); copy or download it again"):
+        FromTonic(fake, **LOOKS)
+    assert capsys.readouterr().err == "Fake: events left out of 1 recording (outside the sensor: 5)\n"
+
+
+TONIC = {
+    **RECORDED,
+    "data": {"name": "tonic", "dataset": "SHD", "root": "somewhere", "steps": 12, "bin_us": 25_000, "pool": 7, "validation": 0.2},
+    "network": {"layers": [16], "readout_gain": 2.0},
+}
+
+
+def test_a_run_on_tonics_recordings(tmp_path, monkeypatch):
+    monkeypatch.setattr(recordings, "tonic_dataset", lambda name, root, train: FakeSHD(count=10 if train else 6, train=train))
+    run = training.train(parse(TONIC, "run"), tmp_path / "run", show=False)
+    assert bisnn.evaluate(run, show=False)["points"] == 6
+    model = bisnn.load(run)
+    assert model.classes == ("null", "eins", "zwei", "drei")
+    assert model.net.input_shape == (1, 1, 100)
+    test = FakeSHD(count=6, train=False)
+    data = FromTonic(test, steps=12, bin_us=25_000, pool=7, start_us=0, show=False)
+    expected = model.predict_points(Clips(data, torch.arange(6)), 3, 0).mean
+    assert torch.equal(model.predict_recordings([test[i][0] for i in range(6)]).mean, expected)
+    with pytest.raises(ValueError, match="no file that can be read here is one of SHD; give arrays"):
+        model.predict_recordings(["x.bin"])
+
+
+@pytest.mark.parametrize("name", recordings.TONIC)
+def test_shapes_of_tonics_datasets_are_known_without_it(name):
+    config = parse({**TONIC, "data": {**TONIC["data"], "dataset": name, "pool": 3}}, "run")
+    shapes = {"NMNIST": (2, 12, 12), "DVSGesture": (2, 43, 43), "SHD": (1, 1, 234)}
+    assert dataset.input_shape(config, 0) == shapes[name]
+    datasets = pytest.importorskip("tonic").datasets
+    assert getattr(datasets, name).sensor_size == recordings.TONIC[name][0]
+
+
+def test_without_tonic(tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name.partition(".")[0] == "tonic":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    message = r"data.dataset: tonic must be installed to read SHD; got none; run `pip install 'bisnn\[tonic\]'`"
+    with pytest.raises(ValueError, match=message):
+        training.train(parse(TONIC, "run"), tmp_path / "run", show=False)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """tonic, where it would download if it were asked to."""
+    utils = pytest.importorskip("tonic").download_utils
+
+    def refuse(*arguments, **options):
+        raise AssertionError("tonic went to the network")
+
+    monkeypatch.setattr(utils.urllib.request, "urlopen", refuse)
+
+
+@pytest.mark.parametrize("name", recordings.TONIC)
+def test_nothing_is_downloaded(name, tmp_path, no_network):
+    config = parse({**TONIC, "data": {**TONIC["data"], "dataset": name, "root": str(tmp_path / "saved")}}, "run")
+    with pytest.raises(ValueError, match=rf"data.root: tonic looks for {name} in .*saved/{name}.*get it with: python -c") as error:
+        training.train(config, tmp_path / "run", show=False)
+    code = str(error.value).split('python -c "')[1].rstrip('"')
+    with pytest.raises(AssertionError, match="went to the network"):  # what it tells the user to do downloads
+        exec(code, {})
+
+
+def test_tonics_own_nmnist(nmnist, tmp_path, no_network):
+    """As tonic lays it out, read by tonic, gives the same bits as our reader; an archive half unpacked is refused."""
+    (tmp_path / "saved").mkdir()
+    nmnist.rename(tmp_path / "saved" / "NMNIST")
+    ours = NMNIST(tmp_path / "saved" / "NMNIST", steps=6, bin_us=50_000, show=False)
+    data = {"name": "tonic", "dataset": "NMNIST", "root": str(tmp_path / "saved"), "steps": 6, "bin_us": 50_000}
+    made = dataset.load_dataset(parse({**RECORDED, "data": data}, "run"))
+    assert torch.equal(made.train.x.spikes(), ours.batch(range(6)))
+    assert made.train.y.tolist() == [3, 3, 3, 7, 7, 7]
+    assert (made.classes[7], len(made.test.x)) == ("7 - seven", 4)
+    only = FromTonic(tonic_dataset("NMNIST", tmp_path / "saved", True), **LOOKS)
+    assert only.bits.path == made.train.x.recordings.bits.path
+    (tmp_path / "saved" / "NMNIST" / "train.zip").write_bytes(b"not unpacked yet")
+    with pytest.raises(ValueError, match="where it is not, or not whole"):
+        tonic_dataset("NMNIST", tmp_path / "saved", True)
+    with pytest.raises(ValueError, match="dataset: must be one of NMNIST, DVSGesture, SHD; got 'NMNST'; did you mean 'NMNIST'"):
+        tonic_dataset("NMNST", tmp_path / "saved", True)
+
+
+def test_tonics_own_gestures(tmp_path, no_network):
+    """Milliseconds, in the order of the names; time begins with the first event."""
+    for user in ("user02_led", "user01_lab"):
+        folder = tmp_path / "DVSGesture" / "ibmGestureTrain" / user
+        folder.mkdir(parents=True)
+        np.save(folder / "3.npy", np.array([[5, 9, 1, 1000], [127, 0, 0, 1030]]))
+    gestures = tonic_dataset("DVSGesture", tmp_path, True)
+    assert [Path(file).parent.name for file in gestures.data] == ["user01_lab", "user02_led"]
+    data = FromTonic(gestures, steps=4, bin_us=10_000, pool=4, show=False)
+    assert data[1][0].nonzero().tolist() == [[0, 1, 2, 1], [3, 0, 0, 31]]
+    assert data.names[int(data.labels[0])] == "Right arm cw"
+    (tmp_path / "DVSGesture" / "ibmGestureTrain" / "stray").mkdir()
+    with pytest.raises(ValueError, match="root: tonic cannot read DVSGesture in"):
+        tonic_dataset("DVSGesture", tmp_path, True)
+
+
+def test_tonics_own_spoken_digits(tmp_path, no_network):
+    h5py = pytest.importorskip("h5py")
+    (tmp_path / "SHD").mkdir()
+    with h5py.File(tmp_path / "SHD" / "shd_train.h5", "w") as file:
+        for name, dtype, values in (("times", np.float16, [[0.25, 0.5], [0.75]]), ("units", np.uint16, [[3, 699], [0]])):
+            spikes = file.create_dataset(f"spikes/{name}", (2,), dtype=h5py.vlen_dtype(dtype))
+            for i, value in enumerate(values):
+                spikes[i] = np.array(value, dtype)
+        file["labels"], file["extra/keys"], file["extra/speaker"] = [1, 0], np.array([b"null", b"eins"]), [0, 0]
+    data = FromTonic(tonic_dataset("SHD", tmp_path, True), steps=4, bin_us=250_000, start_us=0, show=False)
+    assert (data.shape, data.names, data.labels.tolist()) == ((4, 1, 1, 700), ("null", "eins"), [1, 0])
+    assert data[0][0].nonzero().tolist() == [[1, 0, 0, 3], [2, 0, 0, 699]]
+    before = data.bits.path
+    os.utime(tmp_path / "SHD" / "shd_train.h5", (0, 0))
+    assert FromTonic(tonic_dataset("SHD", tmp_path, True), steps=4, bin_us=250_000, start_us=0, show=False).bits.path != before
+    (tmp_path / "SHD" / "shd_train.h5").write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match="root: tonic cannot read SHD in"):
+        tonic_dataset("SHD", tmp_path, True)

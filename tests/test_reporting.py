@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
@@ -21,11 +22,15 @@ import pytest
 import torch
 from PIL import Image
 
+import bisnn
 from bisnn import config
+from bisnn.charts import BLUE, ORANGE
 from bisnn.checkpoint import RunFolder, save_tree
+from bisnn.data import events
 from bisnn.evaluation import evaluate, load_evaluation
 from bisnn.reporting import report
 from bisnn.training import train
+from runs import RECORDED, RULES, made_up_nmnist
 
 SMALL = [
     "network.layers=[16,16]",
@@ -44,9 +49,26 @@ HOSTILE = 'a <img src=x onerror="top.owned=1"> & $x_{1}$'  # a folder's name
 
 
 def trained(folder: Path, name: str, *overrides: str) -> Path:
-    train(config.load(name, [*SMALL, *overrides]), folder, show=False)
+    return judged(folder, config.load(name, [*SMALL, *overrides]))
+
+
+def judged(folder: Path, settings: config.Config) -> Path:
+    train(settings, folder, show=False)
     evaluate(folder, show=False)
     return folder
+
+
+def recorded(folder: Path) -> dict[str, Path]:
+    """Runs on recordings: two rules on the same ones, two convolutional layers and a dense one; and one with dense layers alone."""
+    data = {**RECORDED["data"], "root": str(made_up_nmnist(folder / "N")), "steps": 13}
+    wide = {"channels": 10, "kernel": 5, "stride": 2, "pool": 2}
+    layers = {"conv": [wide, {"channels": 3, "kernel": 3, "padding": 1}], "layers": [12], "readout_gain": 2.0}
+    settings = {**RECORDED, "data": data, "network": layers}
+    return {
+        "recordings": judged(folder / "recordings", config.parse(settings, "recordings")),
+        "again": judged(folder / "again", config.parse({**settings, "rule": RULES["st"]}, "again")),
+        "dense": judged(folder / "dense", config.parse({**settings, "network": {**layers, "conv": []}}, "dense")),
+    }
 
 
 def table(path: Path, label) -> str:
@@ -61,6 +83,9 @@ def table(path: Path, label) -> str:
 def runs(tmp_path_factory) -> dict[str, Path]:
     """Evaluated runs, by what is special about them."""
     folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("BISNN_CACHE", str(folder / "cache"))
+        on_recordings = recorded(folder)
     points = f'version = 1\n[data]\nname = "table"\ntrain = "{{}}"\ntask = "{{}}"\n{{}}\n[train]\nepochs = 1\n'  # noqa: F541
     classes = folder / "classes.toml"
     file = table(folder / "classes", lambda i, a: [SCRIPT, "b&amp;b", "$c$"][i % 3])
@@ -74,24 +99,31 @@ def runs(tmp_path_factory) -> dict[str, Path]:
         "line": trained(folder / "line", "one_d_bayes", "data.test=40", "data.validation=0.0"),
         "hostile": trained(folder / HOSTILE, str(classes), "network.layers=[16]", "train.epochs=1"),
         "targets": trained(folder / "targets", str(targets), "train.epochs=1"),
+        **on_recordings,
     }
 
 
-# learning + predictions + over time + rasters + rates + posterior + memory + energy
+# recordings + learning + predictions + over time + maps and rasters + rates + posterior + memory + energy
 FIGURES = {
     "validated": 4 + 2 * 2 + 2 + 3 + 2 + 1 + 1 + 1,
     "st": 3 + 2 + 1 + 3 + 2 + 0 + 1 + 1,
     "line": 3 + (2 + 3) + 2 + 3 + 2 + 1 + 1 + 1,
     "hostile": 3 + 2 + 1 + 3 + 2 + 0 + 1 + 1,
     "targets": 3 + 1 + 1 + 3 + 2 + 0 + 1 + 1,
+    "recordings": 3 + 3 + 2 * 2 + 2 + (3 + 3) + 2 + 1 + 1 + 1,
+    "again": 3 + 3 + 2 + 1 + (3 + 3) + 2 + 0 + 1 + 1,
+    "dense": 3 + 3 + 2 * 2 + 2 + 3 + 2 + 1 + 1 + 1,
 }
+FIGURES["both"] = FIGURES["validated"] + FIGURES["line"]
+FIGURES["shared"] = FIGURES["recordings"] + FIGURES["again"] - 3
 
 
 @pytest.fixture(scope="module")
 def pages(runs, tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("pages")
     files = {name: report([run], folder / f"{name}.html", show=False) for name, run in runs.items()}
-    files["both"] = report([runs["validated"], runs["line"]], folder / "both.html", show=False)
+    for name, some in {"both": ("validated", "line"), "shared": ("recordings", "again")}.items():
+        files[name] = report([runs[run] for run in some], folder / f"{name}.html", show=False)
     return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
 
 
@@ -187,7 +219,7 @@ def test_every_figure_renders_on_a_phone(browser, pages, tmp_path, dark, back, t
     assert result.keys() == pages.keys()
     for name, page in result.items():
         assert page["wrong"] == [], name
-        assert page["figures"] == (FIGURES[name] if name in FIGURES else FIGURES["validated"] + FIGURES["line"])
+        assert page["figures"] == FIGURES[name], name
         assert page["width"] <= page["view"] == 360, f"{name}: scrolls sideways"
         assert page["twice"] == [], f"{name}: ids occur twice"
         assert page["loads"] == [], f"{name}: loads something"
@@ -276,15 +308,23 @@ def drawings(page: str, title: str) -> list[str]:
     return re.findall(rf"<h4>{re.escape(title)}</h4>.*?(<svg.*?</svg>)", page, re.S)
 
 
+def texts(svg: str) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+
+
+def images(page: str) -> list[np.ndarray]:
+    """The pixels of every image, (H, W, 4)."""
+    found = re.findall(r"base64,\s*([^\"]+)", page)
+    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(image)))) for image in found]
+
+
 def test_reliability_shows_the_count_of_each_bin(pages, runs):
     judged = load_evaluation(runs["validated"])
     for name, result in judged["predictors"].items():
         confidence = [max(row) for row in result["mean"].tolist()]
         counts = [sum(int(min(c * 15, 14.999)) == k for c in confidence) for k in range(15)]
         (svg,) = drawings(pages["validated"], f"Reliability, {name}")
-        whole = [
-            text for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg) if text.isdigit()
-        ]  # ticks of the axes have decimals
+        whole = [text for text in texts(svg) if text.isdigit()]  # ticks of the axes have decimals
         assert whole == [str(count) for count in counts if count]
 
 
@@ -293,9 +333,8 @@ def test_raster_has_every_spike(pages, runs):
     svgs = re.findall(r"<h4>Test point \d+, class \d</h4>.*?(<svg.*?</svg>)", pages["st"], re.S)
     assert len(svgs) == 3
     for point, svg in enumerate(svgs):
-        images = re.findall(r"base64,\s*([^\"]+)", svg)
-        for image, spikes in zip(images, [raster["input"], *raster["layers"]], strict=True):
-            drawn = np.asarray(Image.open(io.BytesIO(base64.b64decode(image))))[..., 3] > 0  # (N, T)
+        for image, spikes in zip(images(svg), [raster["input"], *raster["layers"]], strict=True):
+            drawn = image[..., 3] > 0  # (N, T)
             expected = spikes[:, point].bool().T.numpy()
             assert expected.any() or spikes.sum() == 0
             assert (drawn == expected).all() or (drawn[::-1] == expected).all()
@@ -336,11 +375,123 @@ def test_large_rasters_are_thinned_and_say_so(runs, tmp_path):
     page = report([run], show=False).read_text(encoding="utf-8")
     assert "input: 60 of 300 neurons" in page
     assert "layer 1: 60 of 300 neurons" in page
-    for image in re.findall(r"base64,\s*([^\"]+)", page):
-        drawn = np.asarray(Image.open(io.BytesIO(base64.b64decode(image))))[..., 3] > 0
+    for image in images(page):
+        drawn = image[..., 3] > 0
         assert drawn.shape == (60, 334)  # three time steps a column
         assert drawn.sum() == 1
         assert drawn[:, 502 // 3].any()
+
+
+# Recordings
+
+
+def test_pictures_have_the_events_of_the_file(pages, runs):
+    """Three of the four test files, read anew: blue where only OFF, orange where only ON, stronger where there were more."""
+    files = [runs["recordings"].parent / "N" / "Test" / name for name in ("3/00001.bin", "7/00001.bin", "7/00002.bin")]
+    slices = list(pairwise([0, 2, 4, 6, 8, 10, 13]))  # of 13 time steps of 25 ms
+    for number, file in zip((1, 3, 4), files, strict=True):
+        title = f"Test recording {number}, class {file.parent.name}"
+        (svg,) = drawings(pages["recordings"], title)
+        steps = np.zeros((13, 2, 34, 34), bool)
+        for x, y, t, p in events.read_nmnist(file).events:
+            if t < 13 * 25_000:
+                steps[t // 25_000, int(p), y, x] = True
+        assert texts(svg) == [f"{25 * start} to {25 * end} ms" for start, end in slices]
+        assert len(re.findall(r'transform="matrix\(3\.\d+ 0 0 3\.', svg)) == len(slices), "upright"
+        for image, (start, end) in zip(images(svg), slices, strict=True):
+            off, on = steps[start:end].sum(0)
+            assert (image[(on > 0) & (off == 0), :3] == ORANGE).all()
+            assert (image[(off > 0) & (on == 0), :3] == BLUE).all()
+            assert (np.abs(image[(off == on) & (on > 0), :3] - np.add(BLUE, ORANGE) / 2) <= 1).all()
+            none, one, two = (image[off + on == n, 3] for n in range(3))
+            assert not none.any()
+            assert 0 < one.min() <= one.max() < two.min()
+        off, on = steps[10:].sum((0, 2, 3))
+        (label,) = re.findall(rf'<h4>{title}</h4>.*?aria-label="(.*?)"', pages["recordings"], re.S)
+        assert label.endswith(f"; 250 to 325 ms: {off} OFF, {on} ON.")
+
+
+def test_maps_have_the_spikes_of_the_most_active_channels(pages, runs):
+    files = sorted((runs["recordings"].parent / "N" / "Test").glob("*/*.bin"))
+    frames = [events.bin_events(events.read_nmnist(file).events, 13, 25_000, size=(34, 34)) for file in files]
+    net = bisnn.load(runs["recordings"]).net
+    with bisnn.map_weights(net), torch.no_grad():
+        spikes = net(torch.from_numpy(np.stack(frames, 1))).spikes
+    assert all(layer.any() for layer in spikes)
+    svgs = re.findall(r"<h4>Test recording \d, class \d: maps</h4>.*?(<svg.*?</svg>)", pages["recordings"], re.S)
+    for point, svg in zip((0, 2, 3), svgs, strict=True):
+        drawn, headings, names = iter(images(svg)), [], []
+        for number, (few, layer) in enumerate(zip(("8 of 10", "3"), spikes[:2], strict=True), 1):
+            counts = layer[:, point].sum(0).numpy()  # (C, H, W)
+            active = layer.sum((0, 1, 3, 4)).argsort(descending=True, stable=True)[:8].tolist()
+            most = counts[active].max()
+            headings.append(f"layer {number}: {few} channels, 7 x 7, up to {most:.0f} spikes")
+            names += [f"channel {channel + 1}" for channel in active]
+            for channel in active:
+                image, count = next(drawn), counts[channel]
+                assert (image[..., :3] == BLUE).all()
+                np.testing.assert_allclose(image[..., 3], 255 * np.where(count > 0, 0.3 + 0.7 * count / most, 0), atol=0.51)
+        assert next(drawn, None) is None
+        assert texts(svg) == [*names, *headings]
+
+
+SAID = re.compile(
+    r"<li><span><span>(?:<a [^>]*>(\w+)</a>, )?([^<]*)</span>\s*<span><strong>(\d)</strong>(\w+)<data value=\"([\d.e-]+)\">"
+)
+
+
+def test_every_predictor_says_what_it_sees(pages, runs):
+    """Runs on the same recordings share their pictures."""
+    for page, some in (("recordings", ["recordings"]), ("shared", ["recordings", "again"])):
+        for number in (1, 3, 4):
+            figures = re.findall(rf"<h4>Test recording {number}, class (\d)</h4>(.*?)</figure>", pages[page], re.S)
+            ((truth, figure),) = figures
+            expected = []
+            for run in some:
+                for predictor, result in load_evaluation(runs[run])["predictors"].items():
+                    probs = result["mean"][number - 1].tolist()
+                    name = "37"[probs.index(max(probs))]
+                    called = run if len(some) > 1 else ""
+                    expected.append((called, predictor, name, "right" if name == truth else "wrong", max(probs)))
+            assert [(*words, float(value)) for *words, value in SAID.findall(figure)] == expected
+
+
+def test_other_recordings_have_pictures_of_their_own(runs, tmp_path):
+    judged = load_evaluation(runs["again"])
+    raster = judged["raster"]
+    seen = {**raster["input"], "counts": raster["input"]["counts"].flip(0)}
+    other = changed(runs["again"], tmp_path / "other", raster={**raster, "input": seen})
+    page = report([runs["recordings"], other], tmp_path / "page.html", show=False).read_text(encoding="utf-8")
+    assert "<h2>Test recordings of recordings</h2>" in page
+    assert "<h2>Test recordings of other</h2>" in page
+    assert page.count("<h4>Test recording 1, class 3</h4>") == 2
+
+
+def test_an_evaluation_without_pictures_says_so(pages, runs, tmp_path):
+    """As older ones are: every spike in a row."""
+    flat = torch.zeros(13, 3, 300, dtype=torch.uint8)
+    raster = {"points": torch.tensor([0, 2, 3]), "input": flat, "layers": [flat.clone() for _ in range(3)]}
+    page = report([changed(runs["again"], tmp_path / "old", raster=raster)], show=False).read_text(encoding="utf-8")
+    missing = "No pictures of the recordings: this run was evaluated without them; do it again with: bisnn evaluate."
+    assert missing in page
+    assert page.count("<figure>") == FIGURES["again"] - 3 - 3
+    assert "input: 60 of 300 neurons" in page
+    assert not any(missing in page for page in pages.values())
+
+
+def test_recordings_of_one_row_are_rasters(runs, tmp_path):
+    """Sensors that are no camera, as a cochlea's."""
+    raster = load_evaluation(runs["dense"])["raster"]
+    raster |= {"shape": [1, 1, 300], "input": torch.zeros(13, 3, 300, dtype=torch.uint8)}
+    page = report([changed(runs["dense"], tmp_path / "row", raster=raster)], show=False).read_text(encoding="utf-8")
+    assert "No pictures of the recordings" not in page
+    assert "input: 60 of 300 neurons" in page
+
+
+def test_the_evaluation_keeps_counts_not_spikes(runs):
+    assert (
+        RunFolder(runs["recordings"]).evaluation_file.stat().st_size < 13 * 3 * 2 * 34 * 34
+    )  # a byte for each of the input's alone
 
 
 def test_best_is_over_all_runs_of_the_same_data(runs, tmp_path):

@@ -329,7 +329,8 @@ def test_training_in_a_thread_takes_no_signals(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"neuron.threshold": 50.0}, "layer 1 fell silent .* in epoch 1.*lower neuron.threshold"),
+        ({"neuron.threshold": 50.0}, "layer 1 fell silent .* in epoch 1.*lower neuron.threshold, raise encode.width, or"),
+        ({"neuron.threshold": 50.0, "encode.code": "rate"}, "layer 1 fell silent .*lower neuron.threshold, or set train.activity"),
         ({"rule.lr": 1e38, "rule.precondition": "none"}, "NaN or infinite in epoch 1; lower rule"),
     ],
 )

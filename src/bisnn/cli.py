@@ -50,6 +50,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
 class Figure(StrEnum):
     fig1 = "fig1"
     fig2 = "fig2"
+    table1 = "table1"
     all = "all"
 
 
@@ -202,36 +203,52 @@ def _show_ledger(ledger: dict[str, Any]) -> None:
 
 @app.command(
     epilog=_epilog(
-        "bisnn predict runs/two_moons_bayes_seed0 points.csv", "bisnn predict runs/mine points.npy --out predictions.csv"
+        "bisnn predict runs/two_moons_bayes_seed0 points.csv",
+        "bisnn predict runs/mine points.npy --out predictions.csv",
+        "bisnn predict runs/nmnist_st_seed0 N-MNIST/Test/7 recording.bin",
     )
 )
 def predict(
     run: Run,
-    data: Annotated[Path, typer.Argument(metavar="INPUT", help="CSV, NPY or NPZ: one row a point, one column a feature.")],
+    data: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="INPUT...",
+            help="CSV, NPY or NPZ: one row a point, one column a feature. Or recordings, .aedat or .bin, and folders of them.",
+        ),
+    ],
     out: Annotated[Path | None, typer.Option(help="Write the predictions here, as CSV.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Members of the ensemble. Default: the config's.")] = None,
     map_: Annotated[bool, typer.Option("--map", help="The most probable weights alone, no ensemble.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predict from a file of points, with how sure the model is."""
+    """Predict from a file of points, or from recordings of an event camera, with how sure the model is."""
     from bisnn import model as models
-    from bisnn.data import table
+    from bisnn.config import Events
+    from bisnn.data import recordings, table
     from bisnn.display import bars
     from bisnn.files import write_atomic
 
-    if out is not None and (out.suffix.lower() != ".csv" or out.resolve() == data.resolve()):
+    if out is not None and (out.suffix.lower() != ".csv" or out.resolve() in [path.resolve() for path in data]):
         raise ValueError(f"{out}: must be a .csv file other than the input; give e.g. --out predictions.csv")
     if map_ and samples is not None:
         raise typer.BadParameter("--map and --samples exclude each other")
     model = models.load(run)
-    x = table.read_features(data, model.features)
-    with bars(show=not quiet and len(x) > models.BATCH) as progress:
-        bar = progress.add_task("points", total=len(x))
-        usual: Any = None if map_ else "usual"
-        result = model.predict(x, samples or usual, advance=lambda points: progress.advance(bar, points))
+    usual: Any = None if map_ else "usual"
+    files = recordings.files_of(data) if isinstance(model.config.data, Events) else []
+    if not files and len(data) > 1:
+        raise ValueError(f"{data[1]}: {run} was trained on points, which come in one file; got {len(data)}; give one at a time")
+    x: Any = files or table.read_features(data[0], model.features)
+    with bars(show=not quiet and len(x) > model.batch) as progress:
+        bar = progress.add_task("recordings" if files else "points", total=len(x))
+        answer = model.predict_recordings if files else model.predict
+        result = answer(x, samples or usual, advance=lambda some: progress.advance(bar, some))
     header, rows = _prediction_rows(model, result)
+    if files:
+        header, rows = ["file", *header], [[str(file), *row] for file, row in zip(files, rows, strict=True)]
     if out is None and sys.stdout.isatty():
-        _show_rows(header, rows)
+        shown = [i for i, name in enumerate(header) if not (files and name.startswith("p("))]  # ten classes do not fit
+        _show_rows([header[i] for i in shown], [[row[i] for i in shown] for row in rows])
     elif out is None:
         sys.stdout.write(_csv(header, rows))
     else:
@@ -261,7 +278,9 @@ def _csv(header: list[str], rows: list[list[Any]]) -> str:
 def _show_rows(header: list[str], rows: list[list[Any]], most: int = 20) -> None:
     from rich.table import Table
 
-    table = Table(*header)
+    table = Table()
+    for name in header:
+        table.add_column(name, overflow="fold" if name == "file" else "ellipsis")  # a path is known by its end
     for row in rows[:most]:
         table.add_row(*(f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row))
     console = _console()
@@ -274,19 +293,25 @@ def _show_rows(header: list[str], rows: list[list[Any]], most: int = 20) -> None
     epilog=_epilog("bisnn reproduce fig2", "bisnn reproduce all --seeds 5", "bisnn reproduce fig1 --recipe paper --out out/paper")
 )
 def reproduce(
-    figure: Annotated[Figure, typer.Argument(help="The paper's figure 1 (1-D regression), figure 2 (two moons), or both.")],
+    figure: Annotated[
+        Figure, typer.Argument(help="The paper's figure 1 (1-D regression), 2 (two moons), all of these, or table1 (recordings).")
+    ],
     recipe: Annotated[Recipe, typer.Option(help="tuned: best and short. paper: as the paper says, hours.")] = Recipe.tuned,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for runs, results.json, figures. Default: out/ and the recipe.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: one a core.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="table1: folder of N-MNIST, MNIST-DVS or MNIST's idx files. Default: scikit-learn's digits.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="table1: cpu or cuda. Default: a GPU if there is one.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: one a core; one on a GPU.")] = None,
     no_training: Annotated[
         bool, typer.Option("--no-training", help="Measure and draw what is there, also unfinished runs.")
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train the runs of the paper's synthetic figures, measure and draw them. The same command again goes on where it stopped."""
-    from bisnn import reproduction
+    """Train the runs of the paper's figures or table, measure and draw them. The same command again goes on where it stopped."""
+    from bisnn import recognition, reproduction
 
     out = out or Path("out") / recipe.value
     figures = ["fig1", "fig2"] if figure is Figure.all else [figure.value]
@@ -298,11 +323,14 @@ def reproduce(
         jobs=jobs,
         train=not no_training,
         show=not quiet,
+        data=data,
+        device=device,
     )
     console = _console()
-    for name in figures:
+    made = [f"table1_{recognition.recognised(data)[0]}" if name == "table1" else name for name in figures]
+    for name in made:
         console.print(reproduction.table(results["figures"][name]))
-    console.print(f"results: {out / 'results.json'}, figures: {', '.join(str(out / f'{name}.png') for name in figures)}")
+    console.print(f"results: {out / 'results.json'}, figures: {', '.join(str(out / f'{name}.png') for name in made)}")
 
 
 @app.command(

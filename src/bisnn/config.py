@@ -72,19 +72,24 @@ class Events(Section):
 
     name: str
     root: str = ""  # folder of the unpacked archive, relative to the config file; without one, that of the environment's BISNN_DATA
-    classes: Annotated[list[Digit], Field(min_length=1)] = list(range(10))  # digits; the others are left out
     steps: Count = 60  # T
     bin_us: Count = 5000  # length of a time step, in microseconds
     validation: Share = 0.0
 
 
-class NMNIST(Events):
+class OfDigits(Events):
+    """Recordings of handwritten digits."""
+
+    classes: Annotated[list[Digit], Field(min_length=1)] = list(range(10))  # digits; the others are left out
+
+
+class NMNIST(OfDigits):
     """N-MNIST, 34 x 34 pixels: Train/<digit>/<id>.bin, Test/<digit>/<id>.bin."""
 
     name: Literal["nmnist"]
 
 
-class MNISTDVS(Events):
+class MNISTDVS(OfDigits):
     """MNIST-DVS: scale04/mnist_<digit>_scale04_<id>.aedat; ids up to 900 to train, those above to test."""
 
     name: Literal["mnist_dvs"]
@@ -93,7 +98,7 @@ class MNISTDVS(Events):
     steps: Count = 400
 
 
-class Digits(Events):
+class Digits(OfDigits):
     """Digits in front of the simulated camera: those of MNIST, whose idx files lie in `root`; without one, scikit-learn's."""
 
     name: Literal["digits"]
@@ -106,6 +111,16 @@ class Digits(Events):
         if self.classes != list(range(10)):
             raise ValueError("digits comes with all ten classes: leave out data.classes")
         return self
+
+
+class Tonic(Events):
+    """A dataset that tonic reads; `root` is its `save_to`. Recordings differ in length, so T and the time step have no default."""
+
+    name: Literal["tonic"]
+    dataset: Literal["NMNIST", "DVSGesture", "SHD"]
+    steps: Count
+    bin_us: Count
+    pool: Annotated[int, Field(ge=1, le=700)] = 1  # edge of the squares of pixels that become one
 
 
 class Encode(Section):
@@ -214,7 +229,7 @@ class Train(Section):
     samples: Count = 1  # realisations of the weights a step
     loss: Literal["logistic", "squared", "smooth_l1"] | None = None  # by default logistic for classes, squared for regression
     over_time: Literal["sum", "mean"] = "sum"
-    burn_in: Annotated[int, Field(ge=0)] = 10  # first time steps that do not count, in the loss and in predictions
+    burn_in: Annotated[int, Field(ge=0)] = 10  # first time steps that do not count in the loss, nor, by default, in predictions
     chunk: Annotated[int, Field(ge=0)] = 0  # time steps worked on at a time, so that memory does not grow with T; 0: all
     schedule: Literal["constant", "cosine"] = "constant"  # of the learning rate
     activity: NotNegative = 0.0  # factor on the loss that keeps neurons neither silent nor saturated
@@ -238,6 +253,7 @@ class Augment(Section):
 
 class Predict(Section):
     samples: Count = 10  # members of the ensemble, Bayes-BiSNN only
+    burn_in: Annotated[int, Field(ge=0)] | None = None  # first time steps that predictions leave out; by default train.burn_in
 
 
 class Config(Section):
@@ -245,7 +261,7 @@ class Config(Section):
 
     version: int
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    data: Annotated[TwoMoons | OneD | Table | NMNIST | MNISTDVS | Digits, Field(discriminator="name")]
+    data: Annotated[TwoMoons | OneD | Table | NMNIST | MNISTDVS | Digits | Tonic, Field(discriminator="name")]
     encode: Encode = Encode()
     augment: Augment = Augment()
     network: Architecture = Architecture()
@@ -266,15 +282,21 @@ class Config(Section):
         return self.data.steps if isinstance(self.data, Events) else self.encode.steps
 
     @property
+    def burn_in(self) -> int:
+        """First time steps that predictions leave out."""
+        return self.train.burn_in if self.predict.burn_in is None else self.predict.burn_in
+
+    @property
     def loss(self) -> str:
         return self.train.loss or ("logistic" if self.task == "classification" else "squared")
 
     @model_validator(mode="after")
     def _together(self) -> Config:
         recordings = isinstance(self.data, Events)
-        if self.train.burn_in >= self.steps:
-            where = "data.steps" if recordings else "encode.steps"
-            raise ValueError(f"train.burn_in must be below {where} = {self.steps}; got {self.train.burn_in}")
+        where = "data.steps" if recordings else "encode.steps"
+        for name, burn_in in (("train.burn_in", self.train.burn_in), ("predict.burn_in", self.burn_in)):
+            if burn_in >= self.steps:
+                raise ValueError(f"{name} must be below {where} = {self.steps}; got {burn_in}")
         if recordings and self.encode != Encode():
             raise ValueError(
                 f"encode is for points; {self.data.name} has recordings, with data.steps and data.bin_us: leave it out"

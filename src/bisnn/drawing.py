@@ -71,6 +71,26 @@ def fig2(results: dict[str, Any], path: Path) -> None:
     _save(figure, path)
 
 
+def table1(results: dict[str, Any], path: Path) -> None:
+    """Recordings: accuracy, NLL and ECE of each predictor, a dot a seed and a bar for their mean."""
+    names = [(row["method"], row["predictor"]) for row in results["summary"]]
+    figure = Figure(figsize=(10, 0.5 * len(names) + 1.6), layout="constrained")
+    for axis, metric in zip(figure.subplots(1, 3, sharey=True), ("accuracy", "nll", "ece"), strict=True):
+        for y, (name, row) in enumerate(zip(names, results["summary"], strict=True)):
+            values = [r[metric] for r in results["rows"] if (r["method"], r["predictor"]) == name]
+            axis.plot(values, [y] * len(values), "o", color=BLUE, markersize=4, alpha=0.6)
+            axis.plot([row[metric]["mean"]], [y], "|", color=ORANGE, markersize=18, markeredgewidth=2)
+            axis.annotate(f"{row[metric]['mean']:.3f}", (row[metric]["mean"], y), (0, 10), textcoords="offset points", fontsize=8)
+        axis.set_title("NLL, in nats" if metric == "nll" else metric.upper() if metric == "ece" else metric, fontsize=10)
+        axis.grid(axis="x", alpha=0.3)
+        axis.margins(0.15, 0.2)
+    axis.set_yticks(range(len(names)), [f"{method}, {predictor}" for method, predictor in names], fontsize=9)
+    axis.invert_yaxis()
+    seeds = results["seeds"]
+    figure.suptitle(f"recipe {results['recipe']}; dots: seeds {', '.join(map(str, seeds))}; bars: their mean", fontsize=9)
+    _save(figure, path)
+
+
 def _caption(results: dict[str, Any]) -> str:
     seeds = results["seeds"]
     return f"recipe {results['recipe']}; drawn: seed {seeds[0]}; numbers: mean over {len(seeds)} seed{'s' * (len(seeds) > 1)}"
@@ -88,4 +108,4 @@ def _numbers(results: dict[str, Any], panel: dict[str, Any], names: tuple[str, .
     return [f"{row[name]['mean']:.3f}" for name in names]
 
 
-FIGURES = {"fig1": fig1, "fig2": fig2}
+FIGURES = {"fig1": fig1, "fig2": fig2, "table1": table1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from bisnn import encode, kernels, metrics, weights
 from bisnn.checkpoint import RunFolder, load_tree, save_tree
-from bisnn.config import Table
+from bisnn.config import Events, Table
 from bisnn.data.dataset import Dataset, load_dataset, spikes
 from bisnn.data.recordings import Clips
 from bisnn.display import bars
@@ -23,6 +24,8 @@ from bisnn.prediction import Classification, Regression
 
 SHOWN = 200  # test points that rates and uncertainty over time are taken from
 RASTERS = 3  # test points whose spikes are kept
+SLICES = 6  # of time, that the events of a recording are counted in
+MAPS = 8  # channels of a convolutional layer whose spikes are counted
 COUNTED = 16  # test points that the energy ledger counts
 BINS = 40  # of the histogram of p
 
@@ -168,10 +171,38 @@ def _activity(model: Model, x: Tensor | Clips, some: Tensor) -> dict[str, Any]:
         s = _test_spikes(model, x, points)
         return [s, *net(s, weights=realised).spikes]
 
-    inputs, *layers = (s.flatten(2).to(torch.uint8) for s in run(few))
-    parts = [run(points)[1:] for points in some.split(model.batch)]
-    rates = [sum(s.sum((0, 1)).flatten() for s in layer) / (model.config.steps * len(some)) for layer in zip(*parts, strict=True)]
-    return {"raster": {"points": few, "input": inputs, "layers": layers}, "rates": rates}  # (n,); (T, n, N) each; (N,) each
+    parts = [[s.sum((0, 1)).flatten() for s in run(points)[1:]] for points in some.split(model.batch)]  # spikes of all are too many
+    rates = [sum(layer) / (model.config.steps * len(some)) for layer in zip(*parts, strict=True)]
+    inputs, *layers = run(few)
+    shape, data = tuple(inputs.shape[2:]), model.config.data
+    images = len(shape) == 3 and shape[0] == 2 and min(shape) > 1  # ON and OFF on a sensor of pixels
+    seen = _slices(inputs, data.bin_us) if isinstance(data, Events) and images else _rows(inputs)
+    left = [_maps(s, rate) if s.ndim > 3 else _rows(s) for s, rate in zip(layers, rates, strict=True)]
+    return {"raster": {"points": few, "shape": shape, "input": seen, "layers": left}, "rates": rates}  # (n,); (N,) each
+
+
+def _rows(s: Tensor) -> Tensor:
+    """Every spike, of neurons in a row, (T, n, N)."""
+    return s.flatten(2).to(torch.uint8)
+
+
+def _slices(s: Tensor, bin_us: int) -> dict[str, Any]:
+    """Recordings s (T, n, 2, H, W): their time steps with an event, counted in slices of time, (n, slices, 2, H, W)."""
+    slices = min(SLICES, len(s))
+    edges = [k * len(s) // slices for k in range(slices + 1)]
+    counts = torch.stack([_counted(s[start:end]) for start, end in pairwise(edges)], 1)
+    return {"counts": counts, "edges_us": [bin_us * edge for edge in edges]}
+
+
+def _maps(s: Tensor, rates: Tensor) -> dict[str, Any]:
+    """Spikes s (T, n, C, H, W) of the k channels that fire most, counted over time, (n, k, H, W): all spikes would be megabytes."""
+    channels = rates.unflatten(0, s.shape[2:]).mean((1, 2)).argsort(descending=True, stable=True)[:MAPS]
+    return {"counts": _counted(s[:, :, channels]), "channels": channels, "of": s.shape[2]}
+
+
+def _counted(s: Tensor) -> Tensor:
+    """The sum of spikes over time, in the smallest type that holds it."""
+    return s.sum(0).to(next(d for d in (torch.uint8, torch.int16, torch.int32) if len(s) <= torch.iinfo(d).max))
 
 
 def _posterior(model: Model) -> dict[str, Any] | None:

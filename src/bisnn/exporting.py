@@ -131,5 +131,5 @@ def describe_model(trained: model.Model, predictor: str = "map", members: int | 
     encoding |= {"seed": config.seed, **scale}
     if isinstance(config.data, Events):  # spikes come in
         encoding = {}
-    about: dict[str, Any] = {"task": config.task, "classes": trained.classes, "burn_in": config.train.burn_in, "encoding": encoding}
+    about: dict[str, Any] = {"task": config.task, "classes": trained.classes, "burn_in": config.burn_in, "encoding": encoding}
     return replace(bits, **about, members=count if predictor == "posterior" else 0, seed=config.seed)

@@ -5,7 +5,7 @@ Each metric takes probabilities (N, C) and labels (N,) and returns a float.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -129,6 +129,33 @@ def bootstrap(
         rng=np.random.default_rng(seed),
     )
     return Interval(value, float(result.confidence_interval.low), float(result.confidence_interval.high))
+
+
+def paired(
+    metric: Callable[[Tensor, Tensor], float],
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    labels: Tensor,
+    *,
+    resamples: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """A metric's difference, a minus b, with a bootstrap interval over the recordings, which all share.
+
+    Args:
+        a, b: predictions (N, C) of one method and of the other, one tensor a run (seed): means over the runs are compared.
+
+    >>> sure, unsure, y = torch.eye(2).repeat(50, 1), torch.full((100, 2), 0.5), torch.tensor([0, 1]).repeat(50)
+    >>> paired(nll, [sure], [unsure], y).high < -0.69
+    True
+    """
+
+    def difference(probs: Tensor, labels: Tensor) -> float:
+        values = [metric(probs[:, run], labels) for run in range(probs.shape[1])]
+        return sum(values[: len(a)]) / len(a) - sum(values[len(a) :]) / len(b)
+
+    return bootstrap(difference, torch.stack([*a, *b], 1), labels, resamples=resamples, level=level, seed=seed)
 
 
 def _errors(predicted: Tensor, target: Tensor) -> Tensor:

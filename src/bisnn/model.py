@@ -1,9 +1,9 @@
-"""From a config to a network, and from a trained network to a file that predicts on raw features."""
+"""From a config to a network, and from a trained network to a file that predicts on raw features, or on recordings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,16 +16,17 @@ from torch import Tensor
 from bisnn import config as config_module
 from bisnn import encode
 from bisnn.checkpoint import Damaged, RunFolder, load_tree, save_tree
-from bisnn.config import Config, Events
-from bisnn.data.dataset import Dataset, input_shape, rescaled, spikes
-from bisnn.data.recordings import Clips
+from bisnn.config import Config, Events, Tonic
+from bisnn.data.dataset import Dataset, input_shape, rescaled, spikes, window
+from bisnn.data.events import Recording
+from bisnn.data.recordings import Clips, Loose
 from bisnn.layers import Conv2d, Layer, Linear
 from bisnn.network import Network
 from bisnn.neuron import SRM
 from bisnn.prediction import Classification, Regression, predict
 
 BATCH = 250  # points predicted at a time, at most
-VALUES = 1 << 25  # of input and neurons, over all time steps, in a batch of predictions
+VALUES, VALUES_ON_GPU = 1 << 25, 1 << 29  # of input and neurons, over all time steps, in a batch of predictions
 
 
 def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Network:
@@ -85,7 +86,8 @@ class Model:
     def batch(self) -> int:
         """Points or recordings that are worked on together."""
         values = math.prod(self.net.input_shape) + sum(math.prod(layer.current_shape) for layer in self.net.layers)
-        return max(1, min(BATCH, VALUES // (self.config.steps * values)))
+        most = VALUES if next(self.net.parameters()).device.type == "cpu" else VALUES_ON_GPU
+        return max(1, min(BATCH, most // (self.config.steps * values)))
 
     def predict(
         self,
@@ -104,16 +106,55 @@ class Model:
             advance: called with the number of points done, now and then.
         """
         if isinstance(self.config.data, Events):
-            raise ValueError(f"x: this model was trained on {self.config.data.name} recordings and takes no features")
+            raise ValueError(
+                f"x: this model was trained on {self.config.data.name} recordings and takes no features; use predict_recordings"
+            )
         x = np.asarray(x, dtype=np.float64)
         if x.ndim != 2 or x.shape[1] != self.features or len(x) == 0 or not np.isfinite(x).all():
             raise ValueError(f"x: must be finite, (N, {self.features}) with N >= 1; got shape {x.shape}; one row a point")
-        members = self.members if samples == "usual" else samples
-        if members is not None and self.members is None:
+        members = self._members(samples)
+        return self.predict_points(rescaled(x, self.low, self.high), members, encode.PREDICT, over_time, advance)
+
+    def predict_recordings(
+        self,
+        recordings: Sequence[str | Path | np.ndarray | Recording],
+        samples: int | Literal["usual"] | None = "usual",
+        over_time: str = "mean",
+        advance: Callable[[int], Any] = lambda recordings: None,
+    ) -> Classification:
+        """Predict recordings of an event camera, seen as those that the model was trained on: same pixels, same time steps.
+
+        Args:
+            recordings: files (`.aedat`, `.bin`), arrays of events with the fields x, y, t, p, or what `read_events` gives. Each is
+                read when its turn comes; one that is no recording is a BadEvents, and then there are no predictions at all. A line
+                on stderr says what was left out of them.
+            samples, over_time: as in `predict`.
+            advance: called with the number of recordings done, now and then.
+        """
+        data = self.config.data
+        if not isinstance(data, Events):
+            raise ValueError(
+                f"recordings: this model was trained on the points of {data.name} and takes no recordings; use predict"
+            )
+        if isinstance(recordings, (str, Path, np.ndarray, Recording)) or not len(recordings):
+            raise ValueError(f"recordings: must be a list of one or more; got {type(recordings).__name__}; give e.g. [file]")
+        if isinstance(data, Tonic) and data.dataset != "NMNIST" and any(isinstance(some, (str, Path)) for some in recordings):
+            raise ValueError(
+                f"recordings: no file that can be read here is one of {data.dataset}; give arrays, as tonic's dataset[i][0]"
+            )
+        loose = Loose(recordings, window(data))
+        clips = Clips(loose, torch.arange(len(recordings)))
+        result = self.predict_points(clips, self._members(samples), encode.PREDICT, over_time, advance)
+        loose.say()
+        assert isinstance(result, Classification)
+        return result
+
+    def _members(self, samples: int | Literal["usual"] | None) -> int | None:
+        if samples not in (None, "usual") and self.members is None:
             raise ValueError(
                 f"samples: the rule {self.config.rule.name!r} has no posterior to draw from; got {samples!r}; leave it out"
             )
-        return self.predict_points(rescaled(x, self.low, self.high), members, encode.PREDICT, over_time, advance)
+        return self.members if samples == "usual" else samples
 
     def predict_points(
         self,
@@ -128,7 +169,7 @@ class Model:
         device = next(self.net.parameters()).device
         for index in torch.arange(len(x)).split(self.batch):
             s = spikes(self.config, x[index], purpose, 0, index, device)
-            options: dict[str, Any] = {"burn_in": self.config.train.burn_in, "generator": self.config.seed}
+            options: dict[str, Any] = {"burn_in": self.config.burn_in, "generator": self.config.seed}
             parts.append(predict(self.net, s, samples, task=self.config.task, over_time=over_time, **options))
             advance(len(index))
         return _joined(parts, axis=0 if over_time == "mean" else 1)

@@ -1,4 +1,4 @@
-"""The paper's synthetic experiments, Figure 1 (1-D regression) and Figure 2 (two moons): runs, one results.json, drawings from it.
+"""The paper's experiments: Figure 1 (1-D regression), Figure 2 (two moons), the table: runs, one results.json, drawings from it.
 
 Two recipes. `paper`: its network, data, T and number of epochs, the plain rules with relaxed samples, one sample and one update a
 mini-batch, the loss summed over t; it gives no learning rate, temperature, tau, threshold or batch size, so those are ours.
@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from bisnn import config as configs
-from bisnn import drawing, encode, evaluation, model, training
+from bisnn import drawing, encode, energy, evaluation, model, recognition, training
 from bisnn.checkpoint import RunFolder
 from bisnn.checks import choice
-from bisnn.config import Config
+from bisnn.config import Config, Events
 from bisnn.data.dataset import load_dataset
 from bisnn.data.toy import CLUSTERS, X_RANGE
 from bisnn.display import bars
@@ -54,11 +54,9 @@ class Entry:
     config: str
     changes: dict[str, Any] = field(default_factory=dict)
 
-    def name(self, seed: int) -> str:
-        """Of its run folder."""
-        return "_".join(
-            [self.config, *(f"{key.rpartition('.')[2]}{value:g}" for key, value in self.changes.items()), f"seed{seed}"]
-        )
+    def name(self) -> str:
+        """Of its run folders, before the seed."""
+        return "_".join([self.config, *(f"{key.rpartition('.')[2]}{value:g}" for key, value in self.changes.items())])
 
 
 def _temperatures(config: str, *values: float) -> list[Entry]:
@@ -86,39 +84,58 @@ def reproduce(
     jobs: int | None = None,
     train: bool = True,
     show: bool = True,
+    data: str | Path | None = None,
+    device: str | None = None,
 ) -> dict[str, Any]:
     """Train, measure and draw; returns what `results.json` in `out` then holds.
 
     Args:
-        figures: of "fig1", "fig2".
+        figures: of "fig1", "fig2", "table1".
         recipe: "tuned" or "paper".
         seeds: one run a method and seed.
         out: folder for the runs, `results.json` and one picture a figure, by default `out/` and the recipe. Finished runs in it are
             taken as they are.
-        jobs: runs at a time, by default one a core; each gets its share of the cores.
+        jobs: runs at a time, by default one a core, or one on a GPU; each gets its share of the cores.
         train: False measures the runs that are there as they are, also interrupted ones (the rows say how many epochs they had).
         show: progress bars.
+        data: "table1" only, the folder of its recordings: see `recognition.experiment`.
+        device: "table1" only, "cpu" or "cuda"; by default a GPU if there is one.
     """
     for name in figures:
-        choice("figures", name, tuple(FIGURES))
+        choice("figures", name, (*FIGURES, "table1"))
+    if "table1" not in figures and (data is not None or device is not None):
+        raise ValueError("data, device: are for table1 alone; leave them out")
     choice("recipe", recipe, ("tuned", "paper"))
     seeds, out = list(seeds), Path(out or Path("out") / recipe)
     if not seeds:
         raise ValueError("seeds: needs at least one; got none; give e.g. range(5)")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    jobs = jobs or cores
+    device = device or ("cuda" if "table1" in figures and torch.cuda.is_available() else "cpu")
+    jobs = jobs or (cores if device == "cpu" else 1)
     began = time.monotonic()
-    plan = [(name, entry, seed) for name in figures for entry in FIGURES[name][recipe] for seed in seeds]
-    tasks = []
-    for _, entry, seed in plan:
-        settings = configs.load(entry.config).updated(seed=seed, **entry.changes, **{"train.threads": max(1, cores // jobs)})
-        tasks.append((settings, out / "runs" / entry.name(seed), seed == seeds[0], train))
+    methods: dict[str, list[tuple[str, str, Config]]] = {}  # of each figure: label, name of the run folder, config
+    for name in figures:
+        if name == "table1":
+            kind, chosen = recognition.experiment(data, recipe)
+            name = f"table1_{kind}"
+            methods[name] = [
+                (label, f"{kind}_{recognition.METHODS[label]}_{recipe}", config.updated(**{"train.device": device}))
+                for label, config in chosen.items()
+            ]
+        else:
+            entries = FIGURES[name][recipe]
+            methods[name] = [(e.label, e.name(), configs.load(e.config).updated(**e.changes)) for e in entries]
+    plan = [(name, *method, seed) for name in methods for method in methods[name] for seed in seeds]
+    tasks: list[Task] = []
+    for _, _, run, config, seed in plan:
+        settings = config.updated(seed=seed, **{"train.threads": max(1, cores // jobs)})
+        tasks.append((settings, out / "runs" / f"{run}_seed{seed}", seed == seeds[0], train))
     resumed = any(folder.exists() for _, folder, _, _ in tasks)
     results = _earlier(out / "results.json")
     measured = run_all(tasks, jobs, show)
-    for name in figures:
-        mine = [(entry, seed, m) for (n, entry, seed), m in zip(plan, measured, strict=True) if n == name]
-        rows = [{"method": entry.label, "seed": seed, **row} for entry, seed, m in mine for row in m["rows"]]
+    for name in methods:
+        mine = [(label, seed, m) for (n, label, _, _, seed), m in zip(plan, measured, strict=True) if n == name]
+        rows = [{"method": label, "seed": seed, **row} for label, seed, m in mine for row in m["rows"]]
         results["figures"][name] = {
             "recipe": recipe,
             "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -128,12 +145,15 @@ def reproduce(
             "seeds": seeds,
             "summary": summary(rows),
             "rows": rows,
-            "panels": [{"method": entry.label, **panel} for entry, _, m in mine for panel in m["panels"]],
-            "training_points": next(m["points"] for _, _, m in mine if m["points"]),
+            "panels": [{"method": label, **panel} for label, _, m in mine for panel in m["panels"]],
+            "training_points": next((m["points"] for _, _, m in mine if m["points"]), None),
         }
+        if name.startswith("table1"):
+            folders = [folder for (n, *_), (_, folder, _, _) in zip(plan, tasks, strict=True) if n == name]
+            results["figures"][name]["differences"] = recognition.differences(folders)
     write_atomic(out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
-    for name in figures:
-        drawing.FIGURES[name](results["figures"][name], out / f"{name}.png")
+    for name in methods:
+        drawing.FIGURES[name.partition("_")[0]](results["figures"][name], out / f"{name}.png")
     return results
 
 
@@ -233,6 +253,8 @@ def measure(config: Config, folder: Path, picture: bool, train: bool) -> dict[st
         evaluation.load_evaluation(folder)
     except ValueError:  # none yet, or of another model
         evaluation.evaluate(folder, show=False)
+    if isinstance(config.data, Events):
+        return {"rows": recognition.rows(folder), "panels": [], "points": None}
     return (_fig1 if config.task == "regression" else _fig2)(config, folder, picture)
 
 
@@ -348,7 +370,10 @@ def table(figure: dict[str, Any]) -> Table:
     grid = Table("method", "predictor", *(name.replace("_", " ") for name in numbers))
     grid.title = f"recipe {figure['recipe']}, mean and deviation over seeds {', '.join(map(str, figure['seeds']))}"
     for row in figure["summary"]:
-        grid.add_row(
-            row["method"].replace(", ", "\n"), row["predictor"], *(f"{row[n]['mean']:.3f}\n± {row[n]['std']:.3f}" for n in numbers)
-        )
+        cells = (f"{_short(row[n]['mean'])}\n± {_short(row[n]['std'])}" for n in numbers)
+        grid.add_row(row["method"].replace(", ", "\n"), row["predictor"], *cells)
     return grid
+
+
+def _short(value: float) -> str:
+    return f"{value:.3f}" if value < 1000 else energy.si(value, "")

@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bisnn import encode, kernels, metrics
 from bisnn.checkpoint import RunFolder
-from bisnn.config import Bayes, BopRule, Config, Full, Table, differences, parse
+from bisnn.config import Bayes, BopRule, Config, Events, Full, Table, differences, parse
 from bisnn.data.dataset import input_shape, load_dataset, spikes
 from bisnn.display import bars
 from bisnn.errors import Interrupted, Stopped
@@ -407,7 +407,8 @@ class Training:
         for layer, rate in enumerate(row["rates"], 1):
             advice = _SILENT if rate < SILENT else _SATURATED if rate > SATURATED else None
             if advice is not None:
-                raise Stopped(advice.format(layer=layer, rate=rate, epoch=row["epoch"], folder=folder))
+                more = _more_spikes(self.config)
+                raise Stopped(advice.format(layer=layer, rate=rate, epoch=row["epoch"], folder=folder, more=more))
 
     def _model(self, epoch: int) -> Model:
         return Model.of(self.net, self.config, self.data, epoch)
@@ -427,12 +428,19 @@ _NOT_FINITE = (
 )
 _SILENT = (
     "{folder}: layer {layer} fell silent ({rate:.2g} spikes per neuron and step in epoch {epoch}): nothing behind it can learn; "
-    "lower neuron.threshold, raise encode.width, or set train.activity = 1"
+    "lower neuron.threshold, {more}or set train.activity = 1"
 )
 _SATURATED = (
     "{folder}: layer {layer} is saturated ({rate:.2g} spikes per neuron and step in epoch {epoch}): its spikes carry nothing; "
     "raise neuron.threshold, lower rule.lr, or set train.activity = 1"
 )
+
+
+def _more_spikes(config: Config) -> str:
+    """What gives the first layer more spikes a time step, where a setting does."""
+    if isinstance(config.data, Events):
+        return "raise data.bin_us, "
+    return "raise encode.width, " if config.encode.code == "population" else ""
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from bisnn import encode
-from bisnn.config import MNISTDVS, Config, Digits, Events, OneD, Table, TwoMoons
-from bisnn.data import recordings, simulation, table
+from bisnn.config import MNISTDVS, NMNIST, Config, Digits, Events, OneD, Table, Tonic, TwoMoons
+from bisnn.data import cache, recordings, simulation, table
 from bisnn.data.events import BadEvents
-from bisnn.data.recordings import Clips
+from bisnn.data.recordings import Clips, FromTonic, Window
 from bisnn.data.toy import one_d, two_moons
 
 
@@ -68,7 +68,7 @@ def load_dataset(config: Config) -> Dataset:
     if isinstance(data, Table):
         train, test, classes, low, high = _from_table(data, config.seed)
     elif isinstance(data, Events):
-        train, test, classes = _from_recordings(data, config.train.device)
+        train, test, classes = _from_recordings(data, config.train.device if torch.cuda.is_available() else "cpu")
     elif isinstance(data, TwoMoons):
         train, test = (Split(*part) for part in two_moons(data.train, data.test, noise=data.noise, seed=config.seed))
         classes = ("0", "1")
@@ -89,22 +89,40 @@ def load_dataset(config: Config) -> Dataset:
 
 def _from_recordings(data: Events, device: str) -> tuple[Split, Split, tuple[str, ...]]:
     if isinstance(data, Digits):
-        looks = {"steps": data.steps, "bin_us": data.bin_us, "crop": data.crop, "device": device}
+        looks: dict[str, Any] = {"steps": data.steps, "bin_us": data.bin_us, "crop": data.crop, "device": device}
         return _splits([simulation.Digits(train, data.root or "digits", **looks) for train in (True, False)])
     root = data.root or os.environ.get("BISNN_DATA")
     if not root:
-        raise ValueError(f"data.root: must name the folder of {data.name}; got none; give it, or set the environment's BISNN_DATA")
-    settings: dict[str, Any] = {"classes": data.classes, "steps": data.steps, "bin_us": data.bin_us}
-    kind: Any = recordings.NMNIST
-    if isinstance(data, MNISTDVS):
-        kind, settings = recordings.MNISTDVS, {**settings, "scale": data.scale, "crop": data.crop}
+        name = f"tonic's {data.dataset}" if isinstance(data, Tonic) else data.name
+        raise ValueError(f"data.root: must name the folder of {name}; got none; give it, or set the environment's BISNN_DATA")
+    settings: dict[str, Any] = {"steps": data.steps, "bin_us": data.bin_us}
     try:
-        parts = [kind(root, train, **settings) for train in (True, False)]
-    except BadEvents:
+        return _splits([_part(data, root, train, settings) for train in (True, False)])
+    except (BadEvents, cache.BadCache):
         raise  # names its file
     except ValueError as error:
         raise ValueError(f"data.{error}") from None
-    return _splits(parts)
+
+
+def _part(data: Events, root: str, train: bool, settings: dict[str, Any]) -> recordings.Recordings:
+    if isinstance(data, Tonic):
+        start_us = recordings.TONIC[data.dataset][1]
+        return FromTonic(recordings.tonic_dataset(data.dataset, root, train), **settings, pool=data.pool, start_us=start_us)
+    if isinstance(data, MNISTDVS):
+        return recordings.MNISTDVS(root, train, **settings, classes=data.classes, scale=data.scale, crop=data.crop)
+    assert isinstance(data, NMNIST)
+    return recordings.NMNIST(root, train, **settings, classes=data.classes)
+
+
+def window(data: Events) -> Window:
+    """What of a recording the config's network sees."""
+    if isinstance(data, Tonic):
+        sensor_size, start_us = recordings.TONIC[data.dataset]
+        return FromTonic.window(sensor_size, data.steps, data.bin_us, data.pool, start_us)
+    if isinstance(data, (MNISTDVS, Digits)):
+        middle = recordings.MNISTDVS.window(data.crop, data.steps, data.bin_us)
+        return middle if isinstance(data, MNISTDVS) else replace(middle, start_us=0)  # the simulated camera's clock begins at 0
+    return recordings.NMNIST.window(data.steps, data.bin_us)
 
 
 def _splits(parts: Sequence[recordings.Recordings]) -> tuple[Split, Split, tuple[str, ...]]:
@@ -155,7 +173,7 @@ def _held_out(classes: list[str], share: float, seed: int) -> np.ndarray:
 def spikes(
     config: Config, x: Tensor | Clips, purpose: int, epoch: int, samples: Tensor, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Points x (B, d) encoded as spikes (T, B, N) of the config's dtype; recordings (T, B, 2, H, W) as bool, augmented in training.
+    """Points x (B, d) encoded as spikes (T, B, N) of the config's dtype; recordings (T, B, C, H, W) as bool, augmented in training.
 
     The draws are those of (seed, purpose, epoch, sample).
     """
@@ -172,8 +190,6 @@ def spikes(
 
 def input_shape(config: Config, features: int) -> tuple[int, ...]:
     """Of the network's input, after (T, B), for points of so many features, or for the config's recordings."""
-    if isinstance(config.data, (MNISTDVS, Digits)):
-        return (2, config.data.crop, config.data.crop)
     if isinstance(config.data, Events):
-        return (2, *recordings.NMNIST.SIZE)
+        return window(config.data).shape[1:]
     return (features * config.encode.neurons if config.encode.code == "population" else features,)

@@ -30,6 +30,7 @@ from bisnn.files import write_atomic
 
 EVENTS = np.dtype([("x", np.int16), ("y", np.int16), ("t", np.int64), ("p", bool)])
 DVS128, NMNIST = (128, 128), (34, 34)  # sensors: width, height
+SUFFIXES = (".aedat", ".bin")
 MOST_BYTES = 256 * 2**20  # reading takes up to ten times the file in memory
 LONGEST_US = 24 * 3600 * 10**6  # a recording's clock that runs over more than a day is noise read as a clock
 _HEADER_BYTES = 4 * 2**20  # jAER may put all its preferences into the header
@@ -96,6 +97,34 @@ def read_nmnist(path: str | Path, *, most_bytes: int = MOST_BYTES) -> Recording:
     """
     path = Path(path)
     return _nmnist(path, _content(path, most_bytes))
+
+
+def from_array(events: object, size: tuple[int, int], name: str = "events") -> Recording:
+    """A recording from an array with tonic's fields, in any order of its rows and of any dtype of whole numbers.
+
+    Events beyond the sensor are skipped and counted. Those of a sensor of one row need no `y`.
+
+    Args:
+        events: (N,), with the fields x, y, t in microseconds, p.
+        size: the sensor's width and height.
+        name: of the recording, for messages.
+
+    >>> from_array(np.array([(3, 20, 1), (9, 10, 1)], [("x", int), ("t", int), ("p", int)]), (5, 1)).skipped
+    {'outside the sensor': 1}
+    """
+    try:
+        _check_fields(events, "xtp" if size[1] == 1 else "xytp")
+    except ValueError as error:
+        raise BadEvents(f"{name}: {error}") from None
+    assert isinstance(events, np.ndarray)
+    row = events["y"] if "y" in (events.dtype.names or ()) else np.zeros(len(events), np.int16)
+    kept = (events["x"] >= 0) & (events["x"] < size[0]) & (row >= 0) & (row < size[1])
+    outside = len(events) - int(kept.sum())
+    _refuse_noise(name, outside, len(events), f"{size[0]} x {size[1]}")
+    found = np.empty(len(events) - outside, EVENTS)
+    found["x"], found["y"], found["t"], found["p"] = events["x"][kept], row[kept], events["t"][kept], events["p"][kept] > 0
+    found = found[np.argsort(found["t"], kind="stable")]
+    return _not_too_long(name, Recording(found, size, "array", _nonzero({"outside the sensor": outside})))
 
 
 def write_aedat(path: str | Path, events: np.ndarray) -> None:
@@ -261,7 +290,7 @@ def _nmnist(path: Path, content: bytes) -> Recording:
     return _recording(path, events, NMNIST, "N-MNIST", skipped, rest, (), ())
 
 
-def _refuse_noise(path: Path, outside: int, count: int, format: str) -> None:
+def _refuse_noise(path: Path | str, outside: int, count: int, format: str) -> None:
     """Noise, or another camera's file, has most of its addresses outside."""
     if 2 * outside > count:
         raise BadEvents(
@@ -288,7 +317,10 @@ def _recording(
         events["t"], clock = _straight(events["t"], turns_us)
         events = events[np.argsort(events["t"], kind="stable")]
     skipped["bytes after the last record"] = rest
-    recording = Recording(events, size, format, _nonzero(skipped), _nonzero(clock), header)
+    return _not_too_long(path, Recording(events, size, format, _nonzero(skipped), _nonzero(clock), header))
+
+
+def _not_too_long(path: Path | str, recording: Recording) -> Recording:
     if recording.duration_us > LONGEST_US:
         raise BadEvents(f"{path}: its times run over {recording.duration_us / 3.6e9:.0f} hours; at most 24 are read; it is damaged")
     return recording
@@ -333,11 +365,11 @@ def _nonzero(counts: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def _check_fields(events: object) -> None:
-    if not isinstance(events, np.ndarray) or events.ndim != 1 or not set("xytp") <= set(events.dtype.names or ()):
+def _check_fields(events: object, fields: str = "xytp") -> None:
+    if not isinstance(events, np.ndarray) or events.ndim != 1 or not set(fields) <= set(events.dtype.names or ()):
         got = f"{events.dtype} of shape {events.shape}" if isinstance(events, np.ndarray) else type(events).__name__
-        raise ValueError(f"events: must be an array (N,) with the fields x, y, t, p; got {got}; see bisnn.data.EVENTS")
-    for name in "xyt":
+        raise ValueError(f"events: must be an array (N,) with the fields {', '.join(fields)}; got {got}; see bisnn.data.EVENTS")
+    for name in fields.rstrip("p"):
         if events[name].dtype.kind not in "iu":
             raise ValueError(f"{name}: must be whole numbers; got {events[name].dtype}; round them")
 

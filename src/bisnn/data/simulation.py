@@ -6,6 +6,7 @@ file at all: what `make demo` learns from.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import struct
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from bisnn.checks import choice, positive_int
 from bisnn.data import cache, events
-from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, binned, record
+from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, Motion, binned, record
 from bisnn.data.recordings import MNISTDVS, Recordings
 from bisnn.display import bars
 from bisnn.files import write_atomic
@@ -43,13 +44,21 @@ def sklearn_digits() -> tuple[Tensor, np.ndarray]:
     return torch.nn.functional.pad(grown, (4, 4, 4, 4)), data.target
 
 
+def mnist_labels(folder: Path) -> np.ndarray:
+    """The labels of MNIST's training images."""
+    labels = read_idx(_found(folder, NAMES[1]), 1)
+    if labels.max(initial=0) > 9:
+        raise ValueError(f"{folder}: must have labels 0 to 9; got {labels.max()}; take MNIST's files")
+    return labels.astype(np.int64)
+
+
 def mnist(folder: Path) -> tuple[Tensor, np.ndarray]:
     """MNIST's training images, float32 in [0, 1], and labels, from its idx files, gzipped or not."""
-    images, labels = (_idx(folder, name, axes) for name, axes in zip(NAMES, (3, 1), strict=True))
-    if len(images) != len(labels) or labels.max(initial=0) > 9:
+    images, labels = read_idx(_found(folder, NAMES[0]), 3), mnist_labels(folder)
+    if len(images) != len(labels):
         counts = f"{len(labels)} and {len(images)}"
-        raise ValueError(f"{folder}: must have as many labels, 0 to 9, as images; got {counts}; take MNIST's files")
-    return torch.from_numpy(images.astype(np.float32) / 255), labels.astype(np.int64)
+        raise ValueError(f"{folder}: must have as many labels as images; got {counts}; take MNIST's files")
+    return torch.from_numpy(images.astype(np.float32) / 255), labels
 
 
 def _found(folder: Path, name: str) -> Path:
@@ -59,11 +68,10 @@ def _found(folder: Path, name: str) -> Path:
     return paths[0]
 
 
-def _idx(folder: Path, name: str, axes: int) -> np.ndarray:
-    """An idx file of bytes: 0 0 8 axes, the sizes as big-endian uint32, then the bytes."""
-    found = _found(folder, name)
+def read_idx(path: Path, axes: int) -> np.ndarray:
+    """An idx file of bytes, gzipped if its name ends so: 0 0 8 axes, the sizes as big-endian uint32, then the bytes."""
     try:
-        with gzip.open(found) if found.suffix == ".gz" else open(found, "rb") as file:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             head = file.read(4 + 4 * axes)
             sizes = struct.unpack(f">{axes}I", head[4:])
             if head[:4] != bytes([0, 0, 8, axes]) or sizes[0] > MOST_IMAGES or any(size > 256 for size in sizes[1:]):
@@ -73,7 +81,7 @@ def _idx(folder: Path, name: str, axes: int) -> np.ndarray:
         if len(content) != count:
             raise ValueError("longer or shorter than it says")
     except (OSError, EOFError, zlib.error, struct.error, ValueError) as error:
-        raise ValueError(f"{found}: is damaged or no idx file of {axes} axes ({error}); take MNIST's own") from None
+        raise ValueError(f"{path}: is damaged or no idx file of {axes} axes ({error}); take the original") from None
     return np.frombuffer(content, np.uint8).reshape(sizes)
 
 
@@ -155,8 +163,8 @@ def _sign(path: Path, settings: dict[str, Any]) -> None:
 class Digits(Recordings):
     """Digits in front of the simulated camera, cropped and binned, straight into the cache.
 
-    Those of scikit-learn, the first 1,437 to train and the last 360 to test; or, as in MNIST-DVS, 1,000 of each digit of MNIST, 900
-    to train and 100 to test: the events that `simulate` writes, without its files.
+    Those of scikit-learn, the first 1,437 to train and the last 360 to test, once round a path of their own; or, as in MNIST-DVS,
+    1,000 of each digit of MNIST, 900 to train and 100 to test: the events that `simulate` writes, without its files.
 
     Args:
         train: which of the two.
@@ -185,19 +193,20 @@ class Digits(Recordings):
         for name, value in (("steps", steps), ("bin_us", bin_us), ("crop", crop)):
             positive_int(name, value)
         low = MNISTDVS.corner(crop)
-        motion = replace(MNIST_DVS_MOTION, duration_us=steps * bin_us)
-        own = str(images) == "digits"
-        pictures, labels = sklearn_digits() if own else mnist(Path(images))
+        own, folder = str(images) == "digits", Path(images)
+        motion = _round_trip(steps * bin_us) if own else replace(MNIST_DVS_MOTION, duration_us=steps * bin_us)
+        labels = sklearn_digits()[1] if own else mnist_labels(folder)
         part = _part(labels, train, own)
         about = {"format": FORMAT, "camera": asdict(MNIST_DVS), "motion": asdict(motion), "seed": seed, "device": device}
         about |= {"train": train, "steps": steps, "bin_us": bin_us, "crop": crop}
-        files = [] if own else [_found(Path(images), name) for name in NAMES]
-        path = cache.folder() / f"digits-{cache.key(about, files, Path(images))}.bits"
+        files = [] if own else [_found(folder, name) for name in NAMES]
+        path = cache.folder() / f"digits-{cache.key(about, files, folder)}.bits"
         window, together = (low, low, crop, crop), TOGETHER if device == "cpu" else TOGETHER_ON_GPU
+        pictures = functools.cache(lambda: sklearn_digits()[0] if own else mnist(folder)[0])  # read if the cache lacks them
 
         def some(first: int) -> np.ndarray:
             index = part[first : first + together]
-            seen = pictures[index].to(device)
+            seen = pictures()[index].to(device)
             return binned(seen, MNIST_DVS, motion, bin_us=bin_us, seed=seed, samples=index, window=window).cpu().numpy()
 
         with bars(show=show and not path.exists()) as progress:
@@ -205,6 +214,15 @@ class Digits(Recordings):
             one = _one_by_one(some, together)
             bits = cache.build(path, (steps, 2, crop, crop), len(part), one, lambda n: progress.advance(bar, n))
         super().__init__(bits, [int(labels[i]) for i in part], [str(digit) for digit in range(10)])
+
+
+def _round_trip(duration_us: int) -> Motion:
+    """A V about the middle of MNIST-DVS's crop, there and back once in this time: digits stay inside, their strokes apart."""
+    x, y = 60.5, 60.5
+    corners = ((x + 3, y + 2), (x, y - 2), (x - 3, y + 2), (x, y - 2))
+    legs = (max(1, duration_us // 4),) * 4
+    shown = {"scale": (0.95, 0.95), "contrast": 3.0, "level": 0.5}  # 8 x 8 grey pixels: sharper edges would fill the strokes' gaps
+    return replace(MNIST_DVS_MOTION, corners=corners, legs_us=legs, duration_us=duration_us, start_us=0, **shown)
 
 
 def _part(labels: np.ndarray, train: bool, own: bool) -> list[int]:

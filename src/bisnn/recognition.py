@@ -1,0 +1,100 @@
+"""The paper's table: full precision, ST-BiSNN and Bayes-BiSNN on recordings of an event camera.
+
+The data decide which configs run: N-MNIST, MNIST-DVS (real, or made by `bisnn simulate`), MNIST's images through the simulated
+camera by the protocol of MNIST-DVS, or, with no data at all, scikit-learn's digits through that camera.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bisnn import config as configs
+from bisnn import evaluation, metrics
+from bisnn.config import Config
+from bisnn.data import simulation
+
+METHODS = {"full precision": "full", "ST-BiSNN": "st", "Bayes-BiSNN": "bayes"}  # label, and the end of the config's name
+PAIRS = (("sign", "real weights"), ("ensemble", "real weights"), ("ensemble", "sign"), ("ensemble", "MAP"))  # a minus b
+COMPARED = ("accuracy", "nll", "ece")
+
+
+def experiment(data: str | Path | None, recipe: str) -> tuple[str, dict[str, Config]]:
+    """Name of the data, and the config of each method, by its label.
+
+    Args:
+        data: folder of N-MNIST, of MNIST-DVS, or of MNIST's idx files; None for scikit-learn's digits.
+        recipe: "tuned", or "paper" for the protocol of MNIST-DVS.
+    """
+    kind, changes = recognised(data)
+    if recipe == "paper" and kind not in ("mnist_dvs", "mnist"):
+        raise ValueError(f"recipe: the paper's is for MNIST-DVS, or MNIST's idx files through the camera; got {kind}; use 'tuned'")
+    family = "mnist_dvs" if kind == "mnist" else kind
+    chosen = {}
+    for label, method in METHODS.items():
+        config = configs.load(f"{family}_{method}" + ("_paper" if recipe == "paper" else ""))
+        if kind == "mnist":
+            changes = {"data": {"name": "digits", "root": changes["data.root"], **_looks(config)}}
+        chosen[label] = config.updated(**changes)
+    return kind, chosen
+
+
+def _looks(config: Config) -> dict[str, Any]:
+    return config.data.model_dump(include={"steps", "bin_us", "crop", "validation"})
+
+
+def recognised(data: str | Path | None) -> tuple[str, dict[str, Any]]:
+    """What a folder holds, and what a config must say of it."""
+    if data is None:
+        return "digits", {}
+    root = Path(data).resolve()
+    if not root.is_dir():
+        raise ValueError(f"data: there is no folder {data}; give the one into which the archive was unpacked")
+    digits = sorted(int(path.name) for path in root.glob("Train/[0-9]") if re.fullmatch(r"\d", path.name))
+    if digits:
+        return "nmnist", {"data.root": str(root), "data.classes": digits}
+    if any((root / f"{simulation.NAMES[0]}{end}").is_file() for end in ("", ".gz")):
+        return "mnist", {"data.root": str(root)}
+    if next(root.glob("**/scale04/*.aedat"), None):
+        return "mnist_dvs", {"data.root": str(root)}
+    raise ValueError(
+        f"data: {data} holds neither N-MNIST (Train/<digit>/<id>.bin), nor MNIST-DVS (scale04/*.aedat), nor MNIST's idx files; "
+        "give the folder that holds them"
+    )
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """A row for each predictor of an evaluated run: quality, memory of the weights, synaptic operations of an inference."""
+    judged = evaluation.load_evaluation(folder)
+    result = []
+    for name, values in judged["metrics"].items():
+        row: dict[str, Any] = {"predictor": name, "epochs": judged["epoch"], "training_seconds": round(judged["seconds"], 1)}
+        row |= {metric: value["value"] for metric, value in values.items()}
+        ledger = judged["energy"]["rows"][name]
+        layers = [layer for layer in ledger["layers"] if layer["layer"] != "readout"]
+        row["memory_bytes"] = sum(layer["weight_bits"] for layer in layers) // 8
+        row["synaptic_operations"] = ledger["synaptic_operations"]
+        result.append(row)
+    return result
+
+
+def differences(folders: Iterable[Path]) -> list[dict[str, Any]]:
+    """Paired comparisons of the predictors of evaluated runs, over the recordings and the seeds they have in common."""
+    probs: dict[str, list[Any]] = {}
+    labels = None
+    for folder in folders:
+        judged = evaluation.load_evaluation(folder)
+        if labels is not None and not labels.equal(judged["y"]):
+            raise ValueError(f"{folder}: was judged on other recordings than the runs beside it; remove it or give another --out")
+        labels = judged["y"]
+        for name, result in judged["predictors"].items():
+            probs.setdefault(name.partition(" of ")[0], []).append(result["mean"])
+    assert labels is not None
+    return [_difference(a, b, probs[a], probs[b], labels) for a, b in PAIRS if a in probs and b in probs]
+
+
+def _difference(a: str, b: str, probs_a: Sequence[Any], probs_b: Sequence[Any], labels: Any) -> dict[str, Any]:
+    values = {name: metrics.paired(metrics.METRICS[name], probs_a, probs_b, labels, resamples=500)._asdict() for name in COMPARED}
+    return {"a": a, "b": b, "seeds": len(probs_a), **values}
