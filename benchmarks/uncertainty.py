@@ -43,7 +43,7 @@ from bisnn import config, encode, kernels
 from bisnn import model as models
 from bisnn.checks import positive_int
 from bisnn.data import cache, simulation
-from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, N_MNIST_MOTION, Camera, Motion, Window, binned
+from bisnn.data.camera import MNIST_DVS, N_MNIST_MOTION, Camera, Motion, Window, binned
 from bisnn.data.dataset import Split, load_dataset
 from bisnn.data.recordings import MNISTDVS, NMNIST, Clips, Recordings
 from bisnn.display import bars
@@ -206,7 +206,8 @@ def camera_of(data: Data) -> tuple[Camera, Motion, Window]:
         camera = replace(MNIST_DVS, width=width, height=height, on=True)  # N-MNIST writes ON as 1
         return camera, replace(N_MNIST_MOTION, duration_us=duration_us), (0, 0, width, height)
     low = MNISTDVS.corner(data.crop)
-    return MNIST_DVS, replace(MNIST_DVS_MOTION, duration_us=duration_us), (low, low, data.crop, data.crop)
+    own = isinstance(data, config.Digits) and not data.root  # scikit-learn's digits
+    return MNIST_DVS, simulation.motion_of(own, duration_us), (low, low, data.crop, data.crop)
 
 
 def simulated(name: str, what: Pictures, data: Data, device: str) -> list[Clips]:

@@ -57,6 +57,26 @@ def test_certainty():
     assert math.isfinite(metrics.nll(probs, 1 - labels))
 
 
+def test_paired_differences_are_tighter_than_apart():
+    """Two methods that err on the same recordings: their difference is known better than either; runs count by their mean."""
+    rng = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (400,), generator=rng)
+    hard = torch.rand(400, generator=rng) < 0.3
+    right, wrong = (torch.nn.functional.one_hot(y % 3, 3) * 0.94 + 0.02 for y in (labels, labels + 1))
+    b = torch.where(hard[:, None], wrong, right)
+    a = b.clone()
+    fixed = hard.nonzero()[:20, 0]
+    a[fixed] = right[fixed]
+    found = metrics.paired(metrics.accuracy, [a, a], [b], labels, resamples=300)
+    assert found.value == pytest.approx(0.05)
+    assert 0.02 < found.low < 0.05 < found.high < 0.08
+    apart = metrics.bootstrap(metrics.accuracy, a, labels, resamples=300)
+    assert found.high - found.low < 0.6 * (apart.high - apart.low)
+    assert metrics.paired(metrics.nll, [b], [a], labels, resamples=50).low > 0
+    mean = metrics.paired(metrics.accuracy, [a, b], [b], labels, resamples=50)
+    assert mean.value == pytest.approx(0.025)
+
+
 def test_bootstrap_covers():
     """The interval of the accuracy is about the binomial one, holds the value, and repeats with its seed."""
     interval = metrics.bootstrap(metrics.accuracy, PROBS, LABELS, resamples=400)

@@ -195,6 +195,17 @@ def test_augmentation_is_keyed_by_the_sample():
     assert augmented(x, Augment(), 3, 7, torch.arange(5)) is x
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_augmentation_and_unpacking_on_a_gpu_give_the_same_bits(tmp_path):
+    x = np.random.default_rng(0).integers(0, 2, (7, 5, 2, 9, 9), dtype=np.uint8)
+    bits = cache.build(tmp_path / "x.bits", (5, 2, 9, 9), 7, lambda i: x[i])
+    seen_by, index = recordings.Recordings(bits, [0] * 7, ["0"]), torch.tensor([6, 0, 3])
+    seen = seen_by.batch(index, "cuda")
+    assert torch.equal(seen.cpu(), seen_by.batch(index))
+    how = Augment(shift=2, drop=0.3, jitter=1)
+    assert torch.equal(augmented(seen, how, 3, 7, index).cpu(), augmented(seen_by.batch(index), how, 3, 7, index))
+
+
 def test_augmentation_moves_and_thins():
     """A single dot moves by at most the stated steps and pixels, both ways; spikes are lost at the stated rate."""
     x = torch.zeros(11, 400, 2, 9, 9, dtype=torch.uint8)

@@ -99,11 +99,13 @@ def test_summary_is_mean_and_deviation():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((["fig3"],), "must be one of fig1, fig2"), ((["fig1"], "best"), "must be one of tuned, paper")],
+    [((["fig3"],), "must be one of fig1, fig2, table1"), ((["fig1"], "best"), "must be one of tuned, paper")],
 )
 def test_bad_arguments(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         reproduction.reproduce(*arguments, out=tmp_path)
+    with pytest.raises(ValueError, match="are for table1 alone"):
+        reproduction.reproduce(["fig1"], data=tmp_path, out=tmp_path)
     with pytest.raises(ValueError, match="seeds: needs at least one"):
         reproduction.reproduce(["fig1"], seeds=[], out=tmp_path)
 

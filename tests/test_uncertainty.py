@@ -20,18 +20,17 @@ from bisnn.data import events, simulation
 from bisnn.data.camera import N_MNIST_MOTION, record
 from bisnn.data.recordings import NMNIST
 from bisnn.model import Model, build_network
-from runs import RULES, small
-from test_recordings import RUN, made_up
+from runs import RECORDED, RULES, made_up, small
 from test_simulation import idx
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import uncertainty
 
-DIGITS = {**RUN["data"], "name": "digits", "classes": list(range(10)), "steps": 3, "bin_us": 10_000}
+DIGITS = {**RECORDED["data"], "name": "digits", "classes": list(range(10)), "steps": 3, "bin_us": 10_000}
 
 
 def settings(seed: int = 0, rule: str = "bayes", **changes) -> Config:
-    return parse({**RUN, "seed": seed, "rule": RULES[rule]}, "run").updated(**{"train.epochs": 1, **changes})
+    return parse({**RECORDED, "seed": seed, "rule": RULES[rule]}, "run").updated(**{"train.epochs": 1, **changes})
 
 
 def untrained(path: Path, config: Config) -> str:
@@ -147,7 +146,7 @@ def test_numbers_that_some_seeds_lack():
 
 def test_pictures_are_seen_as_the_runs_digits_are(place):
     """Those of `digits` by that very camera; those for N-MNIST on 34 x 34 pixels, ON events in channel 1."""
-    data = parse({**RUN, "data": DIGITS, "train": {"epochs": 1, "burn_in": 0}}, "digits").data
+    data = parse({**RECORDED, "data": DIGITS, "train": {"epochs": 1, "burn_in": 0}}, "digits").data
     images, _ = simulation.sklearn_digits()
     numbers = list(range(1437, 1443))
     clips = uncertainty.simulated("digits", uncertainty.Pictures(images[numbers], numbers), data, "cpu")[0]
@@ -245,7 +244,7 @@ def test_bad_runs_are_one_line(place, tmp_path, capsys):
 
 
 def test_what_runs_on_digits_leave_out(place, tmp_path, capsys):
-    config = parse({**RUN, "data": DIGITS, "train": {"epochs": 1, "burn_in": 0}}, "digits")
+    config = parse({**RECORDED, "data": DIGITS, "train": {"epochs": 1, "burn_in": 0}}, "digits")
     run = untrained(tmp_path / "digits", config)
     other = untrained(tmp_path / "other", config.updated(**{"seed": 1, "data.root": str(place / "mnist")}))
     alone = ["--digits", place / "N", "--known", place / "mnist", "--out", tmp_path / "no.json"]

@@ -32,17 +32,17 @@ def experiment(data: str | Path | None, recipe: str) -> tuple[str, dict[str, Con
     if recipe == "paper" and kind not in ("mnist_dvs", "mnist"):
         raise ValueError(f"recipe: the paper's is for MNIST-DVS, or MNIST's idx files through the camera; got {kind}; use 'tuned'")
     family = "mnist_dvs" if kind == "mnist" else kind
-    chosen = {}
-    for label, method in METHODS.items():
-        config = configs.load(f"{family}_{method}" + ("_paper" if recipe == "paper" else ""))
-        if kind == "mnist":
-            changes = {"data": {"name": "digits", "root": changes["data.root"], **_looks(config)}}
-        chosen[label] = config.updated(**changes)
+    chosen = {label: configs.load(f"{family}_{end}" + ("_paper" if recipe == "paper" else "")) for label, end in METHODS.items()}
+    if kind == "mnist":  # the protocol of MNIST-DVS, with images in the place of its recordings
+        chosen = {label: config.updated(data=_looking_at(config, changes["data.root"])) for label, config in chosen.items()}
+    else:
+        chosen = {label: config.updated(**changes) for label, config in chosen.items()}
     return kind, chosen
 
 
-def _looks(config: Config) -> dict[str, Any]:
-    return config.data.model_dump(include={"steps", "bin_us", "crop", "validation"})
+def _looking_at(config: Config, images: str) -> dict[str, Any]:
+    """The data section that puts images in front of the simulated camera."""
+    return {"name": "digits", "root": images, **config.data.model_dump(include={"steps", "bin_us", "crop", "validation"})}
 
 
 def recognised(data: str | Path | None) -> tuple[str, dict[str, Any]]:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 GRID = 50  # points a side of the confidence map over the unit square
+HEADERS = {"training_seconds": "s", "memory_bytes": "bytes", "synaptic_operations": "synops", "accuracy": "acc."}  # 80 columns
 FAR = 0.1  # share of the square, farthest from all training points, that "far from the data" means
 
 
@@ -367,7 +368,7 @@ def table(figure: dict[str, Any]) -> Table:
 
     first = figure["summary"][0]
     numbers = [name for name in first if name not in ("method", "predictor", "seeds", "epochs", "brier", "confidence")]
-    grid = Table("method", "predictor", *(name.replace("_", " ") for name in numbers))
+    grid = Table("method", "predictor", *(HEADERS.get(name, name.replace("_", " ")) for name in numbers))
     grid.title = f"recipe {figure['recipe']}, mean and deviation over seeds {', '.join(map(str, figure['seeds']))}"
     for row in figure["summary"]:
         cells = (f"{_short(row[n]['mean'])}\n± {_short(row[n]['std'])}" for n in numbers)

@@ -164,7 +164,7 @@ class Digits(Recordings):
     """Digits in front of the simulated camera, cropped and binned, straight into the cache.
 
     Those of scikit-learn, the first 1,437 to train and the last 360 to test, once round a path of their own; or, as in MNIST-DVS,
-    1,000 of each digit of MNIST, 900 to train and 100 to test: the events that `simulate` writes, without its files.
+    1,000 of each digit of MNIST, 900 to train and 100 to test, as `simulate` shows them, without its files.
 
     Args:
         train: which of the two.
@@ -194,7 +194,7 @@ class Digits(Recordings):
             positive_int(name, value)
         low = MNISTDVS.corner(crop)
         own, folder = str(images) == "digits", Path(images)
-        motion = _round_trip(steps * bin_us) if own else replace(MNIST_DVS_MOTION, duration_us=steps * bin_us)
+        motion = motion_of(own, steps * bin_us)
         labels = sklearn_digits()[1] if own else mnist_labels(folder)
         part = _part(labels, train, own)
         about = {"format": FORMAT, "camera": asdict(MNIST_DVS), "motion": asdict(motion), "seed": seed, "device": device}
@@ -216,13 +216,15 @@ class Digits(Recordings):
         super().__init__(bits, [int(labels[i]) for i in part], [str(digit) for digit in range(10)])
 
 
-def _round_trip(duration_us: int) -> Motion:
-    """A V about the middle of MNIST-DVS's crop, there and back once in this time: digits stay inside, their strokes apart."""
+def motion_of(own: bool, duration_us: int) -> Motion:
+    """How digits move: MNIST's as in MNIST-DVS; scikit-learn's (`own`) once along a V and back, about the middle of the crop."""
+    if not own:
+        return replace(MNIST_DVS_MOTION, duration_us=duration_us)
     x, y = 60.5, 60.5
     corners = ((x + 3, y + 2), (x, y - 2), (x - 3, y + 2), (x, y - 2))
     legs = (max(1, duration_us // 4),) * 4
-    shown = {"scale": (0.95, 0.95), "contrast": 3.0, "level": 0.5}  # 8 x 8 grey pixels: sharper edges would fill the strokes' gaps
-    return replace(MNIST_DVS_MOTION, corners=corners, legs_us=legs, duration_us=duration_us, start_us=0, **shown)
+    motion = replace(MNIST_DVS_MOTION, corners=corners, legs_us=legs, duration_us=duration_us, start_us=0)
+    return replace(motion, scale=(0.95, 0.95), contrast=3, level=0.5)  # 8 x 8 grey pixels: sharper edges would fill the gaps
 
 
 def _part(labels: np.ndarray, train: bool, own: bool) -> list[int]:
