@@ -1,4 +1,4 @@
-# make demo   train on two moons, a verdict, a report     make test   tests, doctests, linter, type checker
+# make demo   digits seen by a camera, three methods, a verdict, a report     make test   tests, doctests, linter, type checker
 # Both set up everything they need in .venv first.
 
 PYTHON ?= python3
@@ -15,9 +15,8 @@ setup: .venv/ready
 
 demo: setup
 	rm -rf out/demo
-	$(BIN)/bisnn train two_moons_st --out out/demo/st
-	$(BIN)/bisnn train two_moons_bayes --out out/demo/bayes
-	$(BIN)/bisnn report out/demo/st out/demo/bayes --out out/demo/report.html
+	$(BIN)/bisnn reproduce table1 --seeds 1 --out out/demo
+	$(BIN)/bisnn report out/demo/runs/* --out out/demo/report.html
 
 test: lint
 	$(BIN)/pytest -n 2 -m "not slow"

@@ -54,7 +54,7 @@ def srm_layer(
     kept = kernel.keep(x, padding) if spikes else None
     I = kernel.product(x, kept, weight, stride, padding, hard)
     s, *outputs = kernel.scan(I, P, Q, R, kappa, constants, pool, reuse=True)
-    y = s.new_empty(0) if V is None or scale is None else reference.readout(s, V, scale)
+    y = s.new_empty(0) if V is None or scale is None else kernel.readout(s, V, scale)
     return (y, s, *outputs, x.new_empty(0) if kept is None else kept)
 
 

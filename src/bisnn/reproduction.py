@@ -190,8 +190,10 @@ def run_all(tasks: list[Task], jobs: int, show: bool) -> list[dict[str, Any]]:
     others = multiprocessing.active_children()
     context = multiprocessing.get_context("spawn")  # numba's and torch's threads do not survive a fork
     pool = ProcessPoolExecutor(jobs, mp_context=context)
+    longest_first = sorted(range(len(tasks)), key=lambda i: -tasks[i][0].train.epochs)  # so that none is left running alone
     with _workers_ignore_ctrl_c():
-        futures: list[Future] = [pool.submit(measure, *task) for task in tasks]
+        started: dict[int, Future] = {i: pool.submit(measure, *tasks[i]) for i in longest_first}
+    futures = [started[i] for i in range(len(tasks))]
     with pool, bars(show=show, transient=False) as progress, training.signals() as caught:
         bar = progress.add_task("", total=len(tasks))
         waiting = set(futures)

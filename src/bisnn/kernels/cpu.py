@@ -21,10 +21,11 @@ from bisnn.kernels.reference import FLUSH, Errors, LayerConstants
 from bisnn.packed import bits, threads
 from bisnn.packed.bits import kernel
 
+FEW = 4  # outputs of a readout
 BLOCK = 1024  # neurons whose traces (4 bytes each, four arrays) stay in L1 while time runs
 _f = np.float32
 _FLUSH = _f(FLUSH)
-_FLUSH_GRADIENT = _f(2.0**-100)  # adjoint traces: small gradients are legitimate, denormal ones only slow
+_FLUSH_GRADIENT, FLUSHED = _f(2.0**-100), 8  # of adjoint traces, and every so many steps: denormal gradients are slow
 _ZERO, _ONE, _HALF = _f(0), _f(1), _f(0.5)
 
 
@@ -101,6 +102,14 @@ def _sigmoid_derivative(x):
     e = (e * y + _ONE) * np.int32((np.int32(127) - n) << np.int32(23)).view(np.float32)
     d = _ONE + e
     return e / (d * d)
+
+
+@njit(inline="always")
+def _flush(p, q):
+    """Gradients too small to matter to 0: as denormals, long after the last error, they would be slow."""
+    for i in range(p.shape[0]):
+        p[i] = _ZERO if abs(p[i]) <= _FLUSH_GRADIENT else p[i]
+        q[i] = _ZERO if abs(q[i]) <= _FLUSH_GRADIENT else q[i]
 
 
 @njit(inline="always")
@@ -185,9 +194,9 @@ def _adjoint(lo, hi, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slop
                     d = k[i] * (e[i] * (slope * _sigmoid_derivative(slope * (u_t[i] - theta))))
                     p_i, q_i = a_m * p[i], a_s * q[i]
                     g_I_t[i] = p_i + q_i
-                    p_i, q_i = p_i + d, q_i - d
-                    p[i] = _ZERO if abs(p_i) <= _FLUSH_GRADIENT else p_i
-                    q[i] = _ZERO if abs(q_i) <= _FLUSH_GRADIENT else q_i
+                    p[i], q[i] = p_i + d, q_i - d
+                if t % FLUSHED == 0:
+                    _flush(p, q)
                 continue
             for i in range(n):
                 r[i] = a_r * r[i]
@@ -205,9 +214,9 @@ def _adjoint(lo, hi, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slop
             for i in range(n):
                 p_i, q_i = a_m * p[i], a_s * q[i]
                 g_I_t[i] = p_i + q_i
-                p_i, q_i = p_i + k[i] * g[i], q_i - k[i] * g[i]
-                p[i] = _ZERO if abs(p_i) <= _FLUSH_GRADIENT else p_i
-                q[i] = _ZERO if abs(q_i) <= _FLUSH_GRADIENT else q_i
+                p[i], q[i] = p_i + k[i] * g[i], q_i - k[i] * g[i]
+            if t % FLUSHED == 0:
+                _flush(p, q)
             if refractory:
                 for i in range(n):
                     r[i] = r[i] - g[i]
@@ -318,6 +327,27 @@ def scan(
     images, units = _units(P, pool, len(P))
     run(_scan, I.numel(), images * -(-units[1] // pool), _flat(u, T), *state, _flat(k), _flat(constants), _flat(s, T), *units)
     return s, u, P, Q, R
+
+
+@kernel(f"void(int64, int64, {_M}, {_M}, {_M})", reorder=True)
+def _readout(lo, hi, s, V, y):
+    """y (R, outputs) = V s for rows of spikes s (R, N)."""
+    for m in range(lo, hi):
+        for c in range(V.shape[0]):
+            total = _ZERO
+            for i in range(V.shape[1]):
+                total += s[m, i] * V[c, i]
+            y[m, c] = total
+
+
+def readout(s: Tensor, V: Tensor, scale: Tensor) -> Tensor:
+    """As `reference.readout`, the same bits: for few outputs a row of spikes is read once, in half the time."""
+    if len(V) > FEW:
+        return reference.readout(s, V, scale)
+    y = s.new_empty(*s.shape[:2], len(V))
+    rows = s.numpy().reshape(-1, V.shape[1])
+    run(_readout, rows.size * len(V), len(rows), rows, V.contiguous().numpy(), y.numpy().reshape(len(rows), len(V)))
+    return y.mul_(scale)
 
 
 def adjoint(

@@ -227,6 +227,9 @@ def adjoint(
     return g_I, before[0], before[1], before[2]
 
 
+readout = reference.readout
+
+
 # Products. A dense layer is a convolution of one pixel. Images x are padded, (N, H, W, C), weights (n_out, k0, k1, C). An output
 # pixel is a row m, an input under the kernel a column k, and since a row of the kernel covers a run of k1 C numbers in memory, the
 # input (m, k) lies at rows(m) + columns(k). Without GATHER a block of columns lies within one run, and is read as a whole.

@@ -33,12 +33,14 @@ WORDS = 2  # of inputs, to each that is active, from which on adding rows is che
 COLUMNS = 512  # columns that a block of rows is counted for at a time, so that the counts stay in the L1 cache
 
 
-def kernel(signature: str, contract: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def kernel(signature: str, contract: bool = False, reorder: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """One signature each, compiled at import (from numba's cache on disk, after the first time).
 
-    No fastmath, or bits would differ from kernel to kernel; only gradients may `contract`, fuse products and sums.
+    No fastmath, or bits would differ from kernel to kernel; only gradients may `contract`, fuse products and sums, and only sums
+    of small integers, which are exact in any order, may `reorder`.
     """
-    return njit(signature, nogil=True, cache=True, error_model="numpy", fastmath={"contract"} if contract else False)
+    allowed = {name for name, chosen in (("contract", contract), ("reassoc", reorder)) if chosen}
+    return njit(signature, nogil=True, cache=True, error_model="numpy", fastmath=allowed or False)
 
 
 @intrinsic

@@ -1,0 +1,100 @@
+"""What augmentation, dropout, the schedule and the neurons' time constants change on scikit-learn's digits through the camera.
+
+    python benchmarks/recording_options.py
+
+Trained on the first four fifths of the training recordings, judged on the last fifth, which other people wrote: the test
+recordings stay unread. Each row is one of the configs `digits_*` with one thing changed; the first of a method has nothing changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from bisnn import config, encode, evaluation, metrics, reproduction, training
+from bisnn.config import Config
+from bisnn.data.dataset import Dataset, Split, load_dataset
+from bisnn.display import bars
+from bisnn.files import write_atomic
+
+PLAIN = {"augment.shift": 0, "augment.drop": 0.0, "augment.jitter": 0}
+SHIFT = {**PLAIN, "augment.shift": 1}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "no augmentation": PLAIN,
+    "shift 1": SHIFT,
+    "shift 2": {**SHIFT, "augment.shift": 2},
+    "shift 1, drop 0.2, jitter 1": {**SHIFT, "augment.drop": 0.2, "augment.jitter": 1},
+    "dropout 0.3": {"network.dropout": 0.3},
+    "constant learning rate": {"train.schedule": "constant"},
+    "tau 10, 6, 2 as in the paper": {"neuron.tau_mem": 10.0, "neuron.tau_syn": 6.0, "neuron.tau_ref": 2.0},
+    "relaxed samples, tau 0.5": {"rule.straight_through": False, "rule.tau": 0.5},
+}
+OF = {"full": 3, "st": 8, "bayes": 3}  # how many of these, from the first; Bayes also the last
+
+
+def variants() -> list[tuple[str, str]]:
+    """Method and option of each row."""
+    rows = [(method, name) for method, count in OF.items() for name in list(OPTIONS)[:count]]
+    return [*rows, ("bayes", list(OPTIONS)[-1])]
+
+
+def held_out(settings: Config) -> Dataset:
+    """The config's data, with the last fifth of the training recordings held out."""
+    data = load_dataset(settings)
+    parts = torch.arange(len(data.train.y)).split(
+        [round(0.8 * len(data.train.y)), len(data.train.y) - round(0.8 * len(data.train.y))]
+    )
+    train, validation = (Split(data.train.x[part], data.train.y[part]) for part in parts)
+    return dataclasses.replace(data, train=train, validation=validation)
+
+
+def judged(method: str, option: str, seed: int) -> list[dict[str, Any]]:
+    """A row for each predictor of one run, which is kept in memory alone."""
+    torch.set_num_threads(1)
+    settings = config.load(f"digits_{method}").updated(seed=seed, **OPTIONS[option])
+    training.load_dataset = held_out  # type: ignore[assignment]
+    run = training.Training(settings, training.Processes(0, 1, torch.device("cpu")))
+    validation, run.data = run.data.validation, dataclasses.replace(run.data, validation=None)  # judged once, at the end
+    assert validation is not None
+    while not run.finished:
+        run.update()
+    model = run.trained_model()
+    rows = []
+    for name, members in evaluation.predictors(model).items():
+        probs = model.predict_points(validation.x, members, encode.VALIDATION).mean
+        values = {metric: metrics.METRICS[metric](probs, validation.y) for metric in ("accuracy", "nll", "ece")}
+        rows.append({"method": f"{method}: {option}", "predictor": name, "seed": seed, **values})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("out/recording_options.json"))
+    options = parser.parse_args()
+    load_dataset(config.load("digits_st"))  # the cache, before several processes want it
+    tasks = [(method, name, seed) for method, name in variants() for seed in range(options.seeds)]
+    pool = ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn"))
+    rows: list[dict[str, Any]] = []
+    with pool, bars(show=True) as progress:
+        for result in progress.track(pool.map(judged, *zip(*tasks, strict=True)), len(tasks), description="runs"):
+            rows += result
+    results = {"command": " ".join(["python", *sys.argv]), "summary": reproduction.summary(rows), "rows": rows}
+    Console(width=120).print(reproduction.table({"recipe": "options", "seeds": range(options.seeds), **results}))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(options.out, (json.dumps(results, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
