@@ -1,0 +1,94 @@
+"""What a mini-batch of recordings costs beside the training step that uses it: reading, unpacking, augmentation.
+
+    python benchmarks/loading.py --data N-MNIST [--device cuda]
+
+A batch is read from the cache on disk (its pages in memory after the first epoch, as in training), checked, unpacked on the device
+it is trained on and augmented there. The step is that of `nmnist_st`, the whole update, its own loading included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from report import machine, table
+
+from bisnn import config, encode, recognition
+from bisnn.config import Augment
+from bisnn.data.dataset import spikes
+from bisnn.data.recordings import Clips
+from bisnn.display import bars
+from bisnn.files import write_atomic
+from bisnn.training import Processes, Training
+
+AUGMENT = Augment(shift=1, drop=0.2, jitter=2)
+
+
+def milliseconds(function: Callable[[], Any], repeats: int, wait: Callable[[], Any]) -> float:
+    """Median wall time, after one call that does not count."""
+    function()
+    times = []
+    for _ in range(repeats):
+        wait()
+        began = time.perf_counter()
+        function()
+        wait()
+        times.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of N-MNIST")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=3, help="training steps that are timed")
+    parser.add_argument("--out", type=Path, default=Path("out/loading.json"))
+    options = parser.parse_args()
+    try:
+        kind, chosen = recognition.experiment(options.data, "tuned")
+        if kind != "nmnist":
+            raise ValueError(f"--data: must be a folder of N-MNIST; got one of {kind}; give the one that holds Train and Test")
+        settings = chosen["ST-BiSNN"].updated(**{"train.device": options.device})
+        with Processes.joined(options.device) as processes:
+            measured = measure(settings, processes, options.repeats, options.steps)
+    except ValueError as error:
+        sys.exit(str(error))
+    result = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "device": options.device, **measured}
+    step = measured["ms"]["training step"]
+    rows = [(name, [value, value / step]) for name, value in measured["ms"].items()]
+    print(table("one mini-batch", ["ms", "of the step"], rows))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(options.out, (json.dumps(result, indent=1) + "\n").encode())
+
+
+def measure(settings: config.Config, processes: Processes, repeats: int, steps: int) -> dict[str, Any]:
+    """Milliseconds of each part."""
+    training = Training(settings, processes)
+    data, device = training.data.train, processes.device
+    assert isinstance(data.x, Clips)
+    wait: Callable[[], Any] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    batch = torch.from_numpy(encode.keyed_rng(0, encode.SHUFFLE).permutation(len(data.x)))[: settings.train.batch_size]
+    augmented = settings.updated(augment=AUGMENT.model_dump())
+    with bars(show=True) as progress:
+        bar = progress.add_task("measuring", total=3)
+        ms = {}
+        for name, how in (("reading and unpacking", settings), ("the same, augmented", augmented)):
+            load = functools.partial(spikes, how, data.x[batch], encode.TRAIN, 0, batch, device)
+            ms[name] = milliseconds(load, repeats, wait)
+            progress.advance(bar)
+        ms["training step"] = milliseconds(training.update, steps, wait)
+        progress.advance(bar)
+    return {"batch": len(batch), "shape": [settings.steps, *training.net.input_shape], "ms": ms}
+
+
+if __name__ == "__main__":
+    main()
