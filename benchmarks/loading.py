@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from report import machine, table
 
-from bisnn import config, encode, recognition
+from bisnn import config, encode, kernels, recognition
 from bisnn.config import Augment
 from bisnn.data.dataset import spikes
 from bisnn.data.recordings import Clips
@@ -58,7 +58,7 @@ def main() -> None:
         if kind != "nmnist":
             raise ValueError(f"--data: must be a folder of N-MNIST; got one of {kind}; give the one that holds Train and Test")
         settings = chosen["ST-BiSNN"].updated(**{"train.device": options.device})
-        with Processes.joined(options.device) as processes:
+        with Processes.joined(options.device) as processes, kernels.precision(settings.train.precision):
             measured = measure(settings, processes, options.repeats, options.steps)
     except ValueError as error:
         sys.exit(str(error))
@@ -87,7 +87,8 @@ def measure(settings: config.Config, processes: Processes, repeats: int, steps: 
             progress.advance(bar)
         ms["training step"] = milliseconds(training.update, steps, wait)
         progress.advance(bar)
-    return {"batch": len(batch), "shape": [settings.steps, *training.net.input_shape], "ms": ms}
+    about = {"precision": settings.train.precision, "threads": torch.get_num_threads()}
+    return {**about, "batch": len(batch), "shape": [settings.steps, *training.net.input_shape], "ms": ms}
 
 
 if __name__ == "__main__":

@@ -27,25 +27,24 @@ from bisnn.display import bars
 from bisnn.files import write_atomic
 
 PLAIN = {"augment.shift": 0, "augment.drop": 0.0, "augment.jitter": 0}
-SHIFT = {**PLAIN, "augment.shift": 1}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "as it is": {},
-    "no augmentation": PLAIN,
-    "shift 1": SHIFT,
-    "shift 2": {**SHIFT, "augment.shift": 2},
-    "shift 1, drop 0.2, jitter 1": {**SHIFT, "augment.drop": 0.2, "augment.jitter": 1},
-    "dropout 0.3": {"network.dropout": 0.3},
-    "constant learning rate": {"train.schedule": "constant"},
-    "tau 10, 6, 2 as in the paper": {"neuron.tau_mem": 10.0, "neuron.tau_syn": 6.0, "neuron.tau_ref": 2.0},
-    "relaxed samples, tau 0.5": {"rule.straight_through": False, "rule.tau": 0.5},
+UNCHANGED: dict[str, Any] = {}
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of each method, by name
+    "full": {"as it is": UNCHANGED, "no augmentation": PLAIN},
+    "st": {
+        "as it is": UNCHANGED,
+        "no augmentation": PLAIN,
+        "shift 1 alone": {**PLAIN, "augment.shift": 1},
+        "shift 2 alone": {**PLAIN, "augment.shift": 2},
+        "dropout 0.3": {"network.dropout": 0.3},
+        "constant learning rate": {"train.schedule": "constant"},
+        "tau 10, 6, 2 as in the paper": {"neuron.tau_mem": 10.0, "neuron.tau_syn": 6.0, "neuron.tau_ref": 2.0},
+    },
+    "bayes": {
+        "as it is": UNCHANGED,
+        "no augmentation": PLAIN,
+        "relaxed samples, tau 0.5": {"rule.straight_through": False, "rule.tau": 0.5},
+    },
 }
-OF = {"full": 3, "st": 8, "bayes": 3}  # how many of these, from the first; Bayes also the last
-
-
-def variants() -> list[tuple[str, str]]:
-    """Method and option of each row."""
-    rows = [(method, name) for method, count in OF.items() for name in list(OPTIONS)[:count]]
-    return [*rows, ("bayes", list(OPTIONS)[-1])]
 
 
 def held_out(settings: Config) -> Dataset:
@@ -61,7 +60,7 @@ def held_out(settings: Config) -> Dataset:
 def judged(method: str, option: str, seed: int) -> list[dict[str, Any]]:
     """A row for each predictor of one run, which is kept in memory alone."""
     torch.set_num_threads(1)
-    settings = config.load(f"digits_{method}").updated(seed=seed, **OPTIONS[option])
+    settings = config.load(f"digits_{method}").updated(seed=seed, **OPTIONS[method][option])
     training.load_dataset = held_out  # type: ignore[assignment]
     run = training.Training(settings, training.Processes(0, 1, torch.device("cpu")))
     validation, run.data = run.data.validation, dataclasses.replace(run.data, validation=None)  # judged once, at the end
@@ -84,7 +83,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/recording_options.json"))
     options = parser.parse_args()
     load_dataset(config.load("digits_st"))  # the cache, before several processes want it
-    tasks = [(method, name, seed) for method, name in variants() for seed in range(options.seeds)]
+    tasks = [(method, name, seed) for method in OPTIONS for name in OPTIONS[method] for seed in range(options.seeds)]
     pool = ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn"))
     rows: list[dict[str, Any]] = []
     with pool, bars(show=True) as progress:

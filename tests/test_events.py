@@ -551,7 +551,7 @@ def test_inspect(bisnn_, tmp_path):
     path.write_bytes(aedat(500_010, 10, 20) + struct.pack(">II", 2**15, 0) + struct.pack(">II", address(9, 9, 0), 600_010) + b"xyz")
     code, out, _ = bisnn_("inspect", path)
     assert code == 0
-    for text in ("AER-DAT2.0", "0.600000 s, from 0.500010 s", "7 events/s", "x 3 to 9, y 5 to 9", "75.0% ON", "(3, 5): 3"):
+    for text in ("AER-DAT2.0", "0.600000 s, from 0.500010 s", "7 events/s", "x 3 to 9, y 5 to 9", "75.0% p = 1", "(3, 5): 3"):
         assert text in out
     assert "special events: 1, bytes after the last record: 3" in out
     assert "clock set back: 1" in out

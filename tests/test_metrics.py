@@ -57,6 +57,16 @@ def test_certainty():
     assert math.isfinite(metrics.nll(probs, 1 - labels))
 
 
+def test_ece_is_torchmetrics():
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    for seed, bins in ((0, 15), (1, 7), (2, 40)):
+        probs = (4 * torch.randn(500, 4, generator=torch.Generator().manual_seed(seed))).softmax(-1)
+        labels = torch.randint(0, 4, (500,), generator=torch.Generator().manual_seed(seed))
+        theirs = float(multiclass_calibration_error(probs, labels, num_classes=4, n_bins=bins))
+        assert metrics.ece(probs, labels, bins) == pytest.approx(theirs, abs=1e-6)
+
+
 def test_paired_differences_are_tighter_than_apart():
     """Two methods that err on the same recordings: their difference is known better than either; runs count by their mean."""
     rng = torch.Generator().manual_seed(0)
@@ -105,6 +115,8 @@ def test_a_single_recording():
         (lambda: metrics.ece(PROBS.log(), LABELS), "probs: rows must be probabilities.*softmax"),
         (lambda: metrics.brier(PROBS * math.nan, LABELS), "probs: rows must be probabilities"),
         (lambda: metrics.brier(PROBS, LABELS + 1), r"labels: must lie in 0..3; got 1..4"),
+        (lambda: metrics.paired(metrics.ece, [], [PROBS], LABELS), "a, b: must be predictions of the same recordings"),
+        (lambda: metrics.paired(metrics.ece, [PROBS], [PROBS[:3]], LABELS), "a, b: must be predictions of the same recordings"),
         (lambda: metrics.ece(PROBS, LABELS, bins=0), "bins: must be a positive whole number"),
         (lambda: metrics.bootstrap(metrics.ece, PROBS, LABELS, level=1.0), r"level: must lie in \(0, 1\)"),
         (lambda: metrics.bootstrap(metrics.ece, PROBS, LABELS, resamples=0), "resamples: must be"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bisnn import evaluation, metrics, recognition, reproduction
+from bisnn.config import parse
 from bisnn.data import events
 from runs import RECORDED, made_up, made_up_nmnist
 from test_simulation import idx
@@ -93,7 +94,24 @@ def test_the_table(tmp_path, monkeypatch):
 
 
 def test_runs_on_other_recordings_are_not_compared(tmp_path, monkeypatch):
-    found = iter([{"y": torch.tensor([0, 1]), "predictors": {}}, {"y": torch.tensor([1, 1]), "predictors": {}}])
-    monkeypatch.setattr(evaluation, "load_evaluation", lambda folder: next(found))
-    with pytest.raises(ValueError, match="was judged on other recordings"):
-        recognition.differences([tmp_path / "a", tmp_path / "b"])
+    first = {"y": torch.tensor([0, 1]), "recordings": "a", "predictors": {}}
+    for other in ({"y": torch.tensor([1, 1])}, {"recordings": "b"}):
+        found = iter([first, {**first, **other}])
+        monkeypatch.setattr(evaluation, "load_evaluation", lambda folder, found=found: next(found))
+        with pytest.raises(ValueError, match="was judged on other recordings"):
+            recognition.differences([tmp_path / "a", tmp_path / "b"])
+
+
+def test_runs_are_measured_also_without_their_checkpoint_and_elsewhere(tmp_path):
+    """Seconds are then unknown; a run of a GPU is measured on a CPU, but not trained on."""
+    judged = {"seconds": None, "epoch": 3}
+    assert evaluation.row_of(judged, "sign")["training_seconds"] is None
+    rows = [{"method": "a", "seed": seed, "accuracy": 0.5, **evaluation.row_of(judged, "sign")} for seed in range(2)]
+    assert "training_seconds" not in reproduction.summary(rows)[0]
+    config = parse({**RECORDED, "data": {**RECORDED["data"], "root": str(tmp_path)}}, "run")
+    run = reproduction.RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    run.create(config.updated(**{"train.device": "cuda"}))
+    with pytest.raises(ValueError, match="was trained on 'cuda'; go on with that --device"):
+        reproduction._trained(config, run.path, train=True)
+    reproduction._trained(config, run.path, train=False)

@@ -521,6 +521,28 @@ class Thinned:
         return found[:: self.every]
 
 
+class Part:
+    """Some recordings of another dataset, as torch's Subset."""
+
+    def __init__(self, dataset: Fake, indices):
+        self.dataset, self.indices, self.sensor_size, self.data = dataset, indices, dataset.sensor_size, None
+
+    def __len__(self):
+        return len(self.indices)
+
+    def __getitem__(self, i):
+        return self.dataset[self.indices[i]]
+
+
+def test_parts_of_a_dataset_have_caches_of_their_own(tmp_path):
+    """Even if they begin and end with the same recordings; and another dataset behind them is noticed."""
+    parts = [FromTonic(Part(Fake(), indices), **LOOKS) for indices in ([0, 1, 4], [0, 2, 4], np.array([0, 3, 4]))]
+    assert [part.labels.tolist() for part in parts] == [[1, 2, 1], [1, 3, 1], [1, 0, 1]]
+    assert np.array_equal(parts[1][1][0].numpy(), slow(made_up(800, 34, 2), 6, 50_000, 0, 34, 0))
+    behind = [FromTonic(Part(Fake(tmp_path, train=train), [0, 1, 4]), **LOOKS).bits.path for train in (True, False)]
+    assert len({*behind, parts[0].bits.path}) == 3
+
+
 def test_another_dataset_has_another_cache(tmp_path):
     (tmp_path / "a").mkdir()
     paths = [FromTonic(Fake(), **LOOKS).bits.path]

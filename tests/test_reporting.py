@@ -386,7 +386,7 @@ def test_large_rasters_are_thinned_and_say_so(runs, tmp_path):
 
 
 def test_pictures_have_the_events_of_the_file(pages, runs):
-    """Three of the four test files, read anew: blue where only OFF, orange where only ON, stronger where there were more."""
+    """Three of the four test files, read anew: blue where only p = 0, orange where only p = 1, stronger where there were more."""
     files = [runs["recordings"].parent / "N" / "Test" / name for name in ("3/00001.bin", "7/00001.bin", "7/00002.bin")]
     slices = list(pairwise([0, 2, 4, 6, 8, 10, 13]))  # of 13 time steps of 25 ms
     for number, file in zip((1, 3, 4), files, strict=True):
@@ -408,7 +408,7 @@ def test_pictures_have_the_events_of_the_file(pages, runs):
             assert 0 < one.min() <= one.max() < two.min()
         off, on = steps[10:].sum((0, 2, 3))
         (label,) = re.findall(rf'<h4>{title}</h4>.*?aria-label="(.*?)"', pages["recordings"], re.S)
-        assert label.endswith(f"; 250 to 325 ms: {off} OFF, {on} ON.")
+        assert label.endswith(f"; 250 to 325 ms: {off} of p = 0, {on} of p = 1.")
 
 
 def test_maps_have_the_spikes_of_the_most_active_channels(pages, runs):

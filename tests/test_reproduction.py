@@ -104,6 +104,8 @@ def test_summary_is_mean_and_deviation():
 def test_bad_arguments(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         reproduction.reproduce(*arguments, out=tmp_path)
+    with pytest.raises(ValueError, match="device: must be one of cpu, cuda"):
+        reproduction.reproduce(["table1"], device="tpu", out=tmp_path)
     with pytest.raises(ValueError, match="are for table1 alone"):
         reproduction.reproduce(["fig1"], data=tmp_path, out=tmp_path)
     with pytest.raises(ValueError, match="seeds: needs at least one"):

@@ -123,6 +123,9 @@ def test_mnist_goes_straight_into_the_cache(mnist, monkeypatch):
     assert torch.equal(parts[1][4][0], torch.from_numpy(events.bin_events(one, 3, 10_000, size=(128, 128), crop=(48, 48, 26, 26))))
     monkeypatch.setattr(simulation, "mnist", lambda folder: pytest.fail("read the images again"))
     assert len(simulation.Digits(True, mnist, steps=3, bin_us=10_000, show=False)) == 21
+    monkeypatch.setattr(MNISTDVS, "TRAINING_IDS", 900)
+    with pytest.raises(ValueError, match="has no digits number 901 to 1000 of their class"):
+        simulation.Digits(False, mnist, steps=3, bin_us=10_000, show=False)
 
 
 @pytest.mark.parametrize(

@@ -337,7 +337,7 @@ def _maps(run: Run, maps: dict[str, dict[str, Any]], i: int) -> Chart:
 
 
 def recorded(run: Run) -> bool:
-    """Whether the run has recordings to draw: of pixels, ON and OFF."""
+    """Whether the run has recordings to draw: of pixels, with a polarity."""
     return isinstance(run.judged["raster"]["input"], dict)
 
 
@@ -352,12 +352,12 @@ def events(run: Run, i: int) -> Chart:
         share = on / np.maximum(off + on, 1)  # (H, W)
         colour = np.multiply.outer(1 - share, BLUE) + np.multiply.outer(share, ORANGE)
         pictures.append((when, _shaded(off + on, most, colour)))
-        alt.append(f"{when}: {off.sum():,} OFF, {on.sum():,} ON")
+        alt.append(f"{when}: {off.sum():,} of p = 0, {on.sum():,} of p = 1")
     caption = (
         "Each picture is a slice of time. The stronger a pixel, the more of its time steps had an event; where both kinds met it "
         "is grey."
     )
-    legend, spoken = ("OFF (p = 0)", "ON (p = 1)"), f"Events in each slice of time. {'; '.join(alt)}."
+    legend, spoken = ("polarity p = 0", "p = 1"), f"Events in each slice of time. {'; '.join(alt)}."
     return _chart(_point(run, i), caption, _gallery({"": pictures}, 3), legend, spoken)
 
 

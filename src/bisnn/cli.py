@@ -225,7 +225,7 @@ def predict(
     """Predict from a file of points, or from recordings of an event camera, with how sure the model is."""
     from bisnn import model as models
     from bisnn.config import Events
-    from bisnn.data import recordings, table
+    from bisnn.data import events, recordings, table
     from bisnn.display import bars
     from bisnn.files import write_atomic
 
@@ -236,6 +236,8 @@ def predict(
     model = models.load(run)
     usual: Any = None if map_ else "usual"
     files = recordings.files_of(data) if isinstance(model.config.data, Events) else []
+    if not files and data[0].suffix.lower() in events.SUFFIXES:
+        raise ValueError(f"{data[0]}: is a recording, and {run} was trained on points; give a CSV, NPY or NPZ file of them")
     if not files and len(data) > 1:
         raise ValueError(f"{data[1]}: {run} was trained on points, which come in one file; got {len(data)}; give one at a time")
     x: Any = files or table.read_features(data[0], model.features)
@@ -290,7 +292,7 @@ def _show_rows(header: list[str], rows: list[list[Any]], most: int = 20) -> None
 
 
 @app.command(
-    epilog=_epilog("bisnn reproduce fig2", "bisnn reproduce all --seeds 5", "bisnn reproduce fig1 --recipe paper --out out/paper")
+    epilog=_epilog("bisnn reproduce fig2", "bisnn reproduce all --seeds 5", "bisnn reproduce table1 --data N-MNIST --seeds 3")
 )
 def reproduce(
     figure: Annotated[

@@ -53,12 +53,13 @@ def evaluate(folder: str | Path, *, show: bool = True, costs: Costs | None = Non
     model = load(folder)
     if model.config.train.device == "cuda" and torch.cuda.is_available():
         model.net.to("cuda")
-    data = load_dataset(model.config)
+    data = load_dataset(model.config, show)
     if isinstance(model.config.data, Table) and data.digest() != model.data:
         raise ValueError(f"{model.config.data.train}: is not what {folder} was trained on (or its test file is not): restore it")
     with run.locked(), bars(show=show) as progress, kernels.precision("full"):
         tree = _judged(model, data, progress)
         tree["energy"] = _energy(model, data.test[0], costs)
+        tree["recordings"] = data.test.x.digest().hex() if isinstance(data.test.x, Clips) else ""
         tree |= {"seconds": _seconds(run), "epoch": model.epoch, "model": file_digest(run.model_file)}
         save_tree(run.evaluation_file, tree, "evaluation")
         verdict = {name: tree[name] for name in ("task", "rule", "epoch", "points", "seconds", "metrics", "memory", "energy")}
@@ -85,6 +86,16 @@ def load_evaluation(folder: str | Path) -> dict[str, Any]:
     if not run.model_file.exists() or judged["model"] != file_digest(run.model_file):
         raise ValueError(f"{folder}: its model has changed since it was evaluated; do it again with: bisnn evaluate {folder}")
     return judged
+
+
+def row_of(judged: dict[str, Any], predictor: str) -> dict[str, Any]:
+    """How a row of results on a predictor begins; its seconds are None where no checkpoint is left that knows them."""
+    seconds = judged["seconds"]
+    return {
+        "predictor": predictor,
+        "epochs": judged["epoch"],
+        "training_seconds": None if seconds is None else round(seconds, 1),
+    }
 
 
 def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:

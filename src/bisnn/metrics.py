@@ -57,17 +57,14 @@ def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
     >>> ece(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1]))  # doctest: +ELLIPSIS
     0.3...
     """
-    from torchmetrics.functional.classification import multiclass_calibration_error  # takes a second to import
-
-    _check(probs, labels)
-    inside = probs.clamp(0, 1)  # torchmetrics would apply a softmax to 1.0000001
-    return float(multiclass_calibration_error(inside, labels, num_classes=probs.shape[-1], n_bins=positive_int("bins", bins)))
+    _, size, confidence, share = reliability(probs, labels, bins)
+    return float(((share - confidence).abs().nan_to_num() * size).sum() / size.sum())  # an empty bin is 0/0
 
 
 def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
     """The bins of a reliability diagram; sum |accuracy - confidence| size / N over them is the ECE.
 
-    torchmetrics has the sum, but gives no access to its bins.
+    torchmetrics has the sum alone, and takes 30 times as long, which a bootstrap pays hundreds of times.
     """
     _check(probs, labels)
     edges = torch.linspace(0, 1, positive_int("bins", bins) + 1, dtype=probs.dtype)
@@ -150,6 +147,10 @@ def paired(
     >>> paired(nll, [sure], [unsure], y).high < -0.69
     True
     """
+
+    if not a or not b or len({p.shape for p in (*a, *b)}) != 1:
+        shapes = [tuple(p.shape) for p in (*a, *b)]
+        raise ValueError(f"a, b: must be predictions of the same recordings and classes, one or more each; got shapes {shapes}")
 
     def difference(probs: Tensor, labels: Tensor) -> float:
         values = [metric(probs[:, run], labels) for run in range(probs.shape[1])]

@@ -136,7 +136,7 @@ class Model:
             raise ValueError(
                 f"recordings: this model was trained on the points of {data.name} and takes no recordings; use predict"
             )
-        if isinstance(recordings, (str, Path, np.ndarray, Recording)) or not len(recordings):
+        if not isinstance(recordings, (list, tuple)) or not recordings:
             raise ValueError(f"recordings: must be a list of one or more; got {type(recordings).__name__}; give e.g. [file]")
         if isinstance(data, Tonic) and data.dataset != "NMNIST" and any(isinstance(some, (str, Path)) for some in recordings):
             raise ValueError(

@@ -15,6 +15,7 @@ from bisnn import config as configs
 from bisnn import evaluation, metrics
 from bisnn.config import Config
 from bisnn.data import simulation
+from bisnn.display import bars
 
 METHODS = {"full precision": "full", "ST-BiSNN": "st", "Bayes-BiSNN": "bayes"}  # label, and the end of the config's name
 PAIRS = (("sign", "real weights"), ("ensemble", "real weights"), ("ensemble", "sign"), ("ensemble", "MAP"))  # a minus b
@@ -70,7 +71,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     judged = evaluation.load_evaluation(folder)
     result = []
     for name, values in judged["metrics"].items():
-        row: dict[str, Any] = {"predictor": name, "epochs": judged["epoch"], "training_seconds": round(judged["seconds"], 1)}
+        row = evaluation.row_of(judged, name)
         row |= {metric: value["value"] for metric, value in values.items()}
         ledger = judged["energy"]["rows"][name]
         layers = [layer for layer in ledger["layers"] if layer["layer"] != "readout"]
@@ -80,19 +81,24 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return result
 
 
-def differences(folders: Iterable[Path]) -> list[dict[str, Any]]:
+def differences(folders: Iterable[Path], show: bool = False) -> list[dict[str, Any]]:
     """Paired comparisons of the predictors of evaluated runs, over the recordings and the seeds they have in common."""
     probs: dict[str, list[Any]] = {}
-    labels = None
+    labels, seen = None, None
     for folder in folders:
         judged = evaluation.load_evaluation(folder)
-        if labels is not None and not labels.equal(judged["y"]):
-            raise ValueError(f"{folder}: was judged on other recordings than the runs beside it; remove it or give another --out")
-        labels = judged["y"]
+        if labels is not None and not (labels.equal(judged["y"]) and seen == judged["recordings"]):
+            raise ValueError(
+                f"{folder}: was judged on other recordings than the runs beside it; judge it anew: bisnn evaluate {folder}"
+            )
+        labels, seen = judged["y"], judged["recordings"]
         for name, result in judged["predictors"].items():
             probs.setdefault(name.partition(" of ")[0], []).append(result["mean"])
     assert labels is not None
-    return [_difference(a, b, probs[a], probs[b], labels) for a, b in PAIRS if a in probs and b in probs]
+    pairs = [(a, b) for a, b in PAIRS if a in probs and b in probs]
+    with bars(show=show) as progress:
+        shown = progress.track(pairs, description="paired differences")
+        return [_difference(a, b, probs[a], probs[b], labels) for a, b in shown]
 
 
 def _difference(a: str, b: str, probs_a: Sequence[Any], probs_b: Sequence[Any], labels: Any) -> dict[str, Any]:

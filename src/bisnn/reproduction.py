@@ -107,6 +107,10 @@ def reproduce(
     if "table1" not in figures and (data is not None or device is not None):
         raise ValueError("data, device: are for table1 alone; leave them out")
     choice("recipe", recipe, ("tuned", "paper"))
+    if device is not None:
+        choice("device", device, ("cpu", "cuda"))
+    if device == "cuda" and train and not torch.cuda.is_available():
+        raise ValueError("device: PyTorch finds no GPU here; got 'cuda'; use 'cpu'")
     seeds, out = list(seeds), Path(out or Path("out") / recipe)
     if not seeds:
         raise ValueError("seeds: needs at least one; got none; give e.g. range(5)")
@@ -131,6 +135,8 @@ def reproduce(
     for _, _, run, config, seed in plan:
         settings = config.updated(seed=seed, **{"train.threads": max(1, cores // jobs)})
         tasks.append((settings, out / "runs" / f"{run}_seed{seed}", seed == seeds[0], train))
+    for config in {method[2].data.model_dump_json(): method[2] for name in methods for method in methods[name]}.values():
+        load_dataset(config, show)  # before the workers start: a cache is built once, with one bar
     resumed = any(folder.exists() for _, folder, _, _ in tasks)
     results = _earlier(out / "results.json")
     measured = run_all(tasks, jobs, show)
@@ -140,7 +146,7 @@ def reproduce(
         results["figures"][name] = {
             "recipe": recipe,
             "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-            "machine": f"{cores} cores of {_processor()}, {jobs} runs at a time",
+            "machine": f"{_gpu(device)}{cores} cores of {_processor()}, {jobs} runs at a time",
             "versions": {"torch": torch.__version__, "python": platform.python_version()},
             "wall_seconds": None if resumed else round(time.monotonic() - began, 1),  # of the whole command
             "seeds": seeds,
@@ -151,7 +157,7 @@ def reproduce(
         }
         if name.startswith("table1"):
             folders = [folder for (n, *_), (_, folder, _, _) in zip(plan, tasks, strict=True) if n == name]
-            results["figures"][name]["differences"] = recognition.differences(folders)
+            results["figures"][name]["differences"] = recognition.differences(folders, show)
     write_atomic(out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
     for name in methods:
         drawing.FIGURES[name.partition("_")[0]](results["figures"][name], out / f"{name}.png")
@@ -169,6 +175,10 @@ def _earlier(file: Path) -> dict[str, Any]:
     if not isinstance(results, dict) or not isinstance(results.get("figures"), dict):
         raise ValueError(f"{file}: is damaged; remove it or give another --out")
     return results
+
+
+def _gpu(device: str) -> str:
+    return f"{torch.cuda.get_device_name()}, " if device == "cuda" and torch.cuda.is_available() else ""
 
 
 def _processor() -> str:
@@ -270,6 +280,12 @@ def _trained(config: Config, folder: Path, train: bool) -> None:
         training.train(config, folder, show=False)
         return
     changed = configs.differences(run.read_config(), config)
+    if not train:  # what is there is measured wherever one is
+        changed = [key for key in changed if key != "train.device"]
+    if changed == ["train.device"]:
+        raise ValueError(
+            f"{folder}: was trained on {run.read_config().train.device!r}; go on with that --device, or give another --out"
+        )
     if changed:
         raise ValueError(f"{folder}: was trained with another {', '.join(changed)}; remove it or give another --out")
     if train:
@@ -285,7 +301,7 @@ def _fig1(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
     for name, result in judged["predictors"].items():
         error = (result["mean"] - y).square()[:, 0]
         std = result["std"][:, 0]
-        row = {"predictor": name, "epochs": judged["epoch"], "training_seconds": round(judged["seconds"], 1)}
+        row = evaluation.row_of(judged, name)
         for where, part in (("inside", inside), ("gaps", ~inside)):
             row[f"rmse_{where}"] = float(error[part].mean().sqrt())
             row[f"deviation_{where}"] = float(std[part].mean())
@@ -317,7 +333,7 @@ def _fig2(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
         result = trained.predict_points(points if picture else points[far], members, encode.GRID)
         assert isinstance(result, Classification)
         confidence = result.mean.max(-1).values
-        row = {"predictor": name, "epochs": judged["epoch"], "training_seconds": round(judged["seconds"], 1)}
+        row = evaluation.row_of(judged, name)
         row |= {metric: value["value"] for metric, value in judged["metrics"][name].items()}
         row["confidence"] = float(judged["predictors"][name]["mean"].max(-1).values.mean())
         row["far_confidence"] = float((confidence[far] if picture else confidence).mean())
@@ -357,7 +373,7 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     result = []
     for (method, predictor), group in groups.items():
         numbers = [name for name in group[0] if name not in ("method", "predictor", "seed")]
-        values = {name: [row[name] for row in group] for name in numbers}
+        values = {name: [row[name] for row in group] for name in numbers if all(row[name] is not None for row in group)}
         spread = lambda v: statistics.stdev(v) if len(v) > 1 else 0.0  # noqa: E731
         means = {name: {"mean": statistics.fmean(v), "std": spread(v)} for name, v in values.items()}
         result.append({"method": method, "predictor": predictor, "seeds": len(group), **means})
@@ -370,11 +386,12 @@ def table(figure: dict[str, Any]) -> Table:
 
     first = figure["summary"][0]
     numbers = [name for name in first if name not in ("method", "predictor", "seeds", "epochs", "brier", "confidence")]
-    grid = Table("method", "predictor", *(HEADERS.get(name, name.replace("_", " ")) for name in numbers))
-    grid.title = f"recipe {figure['recipe']}, mean and deviation over seeds {', '.join(map(str, figure['seeds']))}"
+    grid = Table("method", *(HEADERS.get(name, name.replace("_", " ")) for name in numbers))
+    over = "mean and deviation over seeds" if len(figure["seeds"]) > 1 else "seed"
+    grid.title = f"recipe {figure['recipe']}, {over} {', '.join(map(str, figure['seeds']))}"
     for row in figure["summary"]:
-        cells = (f"{_short(row[n]['mean'])}\n± {_short(row[n]['std'])}" for n in numbers)
-        grid.add_row(row["method"].replace(", ", "\n"), row["predictor"], *cells)
+        cells = (_short(row[n]["mean"]) + (f"\n± {_short(row[n]['std'])}" if row["seeds"] > 1 else "") for n in numbers if n in row)
+        grid.add_row(f"{row['method']}\n{row['predictor']}", *cells)
     return grid
 
 

@@ -68,7 +68,7 @@ def _run(folder: RunFolder, fresh: Config | None, show: bool) -> Path:
         config = fresh or processes.first(folder.read_config)
         stack.enter_context(_threads(config.train.threads))
         stack.enter_context(kernels.precision(config.train.precision))
-        training = Training(config, processes)  # before anything is written: bad data leaves no folder behind
+        training = Training(config, processes, show)  # before anything is written: bad data leaves no folder behind
 
         def begin() -> tuple[dict[str, Any] | None, list[str]]:
             if fresh is None:
@@ -202,9 +202,9 @@ def _write(net: torch.nn.Module, weights: list[Tensor]) -> None:
 class Training:
     """A run in memory. `state()` is all that the next step depends on."""
 
-    def __init__(self, config: Config, processes: Processes):
+    def __init__(self, config: Config, processes: Processes, show: bool = True):
         self.config, self.processes = config, processes
-        self.data = load_dataset(config)
+        self.data = load_dataset(config, show)
         points = len(self.data.train.x)
         if config.train.batch_size < processes.count:
             raise ValueError(f"train.batch_size: must be at least the {processes.count} processes; got {config.train.batch_size}")

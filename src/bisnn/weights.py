@@ -150,6 +150,8 @@ def is_hard(w: Tensor) -> bool:
     """Whether all weights are known to be -1 or +1: by their values where looking is cheap, else by what wrote them."""
     if not _readable(w) or w.device.type != "cpu":
         return getattr(w, "_bisnn_hard", False)
+    if w.numel() == 0:
+        return True
     least, most = w.detach().square().aminmax()  # w^2 = 1 exactly, also rounded, only for -1 and +1
     return bool(least == 1) and bool(most == 1)
 

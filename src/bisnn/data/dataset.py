@@ -59,8 +59,8 @@ def rescaled(x: np.ndarray, low: Tensor, high: Tensor) -> Tensor:
     return torch.from_numpy((x - low.numpy()) / (high - low).numpy()).float()
 
 
-def load_dataset(config: Config) -> Dataset:
-    """The points of a config, the same for the same seed."""
+def load_dataset(config: Config, show: bool = True) -> Dataset:
+    """The points of a config, the same for the same seed; with `show`, a progress bar while a cache of recordings is built."""
     data = config.data
     classes: tuple[str, ...] = ()
     low = high = torch.zeros(0, dtype=torch.float64)
@@ -68,7 +68,7 @@ def load_dataset(config: Config) -> Dataset:
     if isinstance(data, Table):
         train, test, classes, low, high = _from_table(data, config.seed)
     elif isinstance(data, Events):
-        train, test, classes = _from_recordings(data, config.train.device if torch.cuda.is_available() else "cpu")
+        train, test, classes = _from_recordings(data, config.train.device if torch.cuda.is_available() else "cpu", show)
     elif isinstance(data, TwoMoons):
         train, test = (Split(*part) for part in two_moons(data.train, data.test, noise=data.noise, seed=config.seed))
         classes = ("0", "1")
@@ -87,15 +87,15 @@ def load_dataset(config: Config) -> Dataset:
     return Dataset(train, validation, test, classes, low, high)
 
 
-def _from_recordings(data: Events, device: str) -> tuple[Split, Split, tuple[str, ...]]:
+def _from_recordings(data: Events, device: str, show: bool) -> tuple[Split, Split, tuple[str, ...]]:
     if isinstance(data, Digits):
-        looks: dict[str, Any] = {"steps": data.steps, "bin_us": data.bin_us, "crop": data.crop, "device": device}
+        looks: dict[str, Any] = {"steps": data.steps, "bin_us": data.bin_us, "crop": data.crop, "device": device, "show": show}
         return _splits([simulation.Digits(train, data.root or "digits", **looks) for train in (True, False)])
     root = data.root or os.environ.get("BISNN_DATA")
     if not root:
         name = f"tonic's {data.dataset}" if isinstance(data, Tonic) else data.name
         raise ValueError(f"data.root: must name the folder of {name}; got none; give it, or set the environment's BISNN_DATA")
-    settings: dict[str, Any] = {"steps": data.steps, "bin_us": data.bin_us}
+    settings: dict[str, Any] = {"steps": data.steps, "bin_us": data.bin_us, "show": show}
     try:
         return _splits([_part(data, root, train, settings) for train in (True, False)])
     except (BadEvents, cache.BadCache):

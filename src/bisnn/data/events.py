@@ -74,7 +74,7 @@ def read_events(path: str | Path, *, most_bytes: int = MOST_BYTES) -> Recording:
     if path.suffix.lower() == ".bin":
         return _nmnist(path, content)
     raise BadEvents(
-        f"{path}: must be an .aedat (AER-DAT2.0) or a .bin (N-MNIST) file; got {path.suffix or 'no suffix'!r}; rename it"
+        f"{path}: must be an .aedat (AER-DAT2.0) or a .bin (N-MNIST) file; got {path.suffix or 'no suffix'!r}; give a recording"
     )
 
 
@@ -162,7 +162,9 @@ def bin_events(
 ) -> np.ndarray:
     """Frames (steps, 2, h, w) uint8: 1 where a pixel has an event, or more, in a bin of `bin_us`.
 
-    Channel 0 is OFF (p = 0), channel 1 ON (p = 1). `size` is the sensor's (width, height), `crop` the part (x0, y0, w, h) of it to
+    Channel p is polarity p; ON is 1 in N-MNIST, 0 in MNIST-DVS.
+
+    `size` is the sensor's (width, height), `crop` the part (x0, y0, w, h) of it to
     keep; `shrink` puts squares of that many pixels a side together. Bin k has the times start_us + k bin_us <= t < start_us +
     (k + 1) bin_us. Events outside the bins or the crop are left out.
 

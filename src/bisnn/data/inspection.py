@@ -28,7 +28,7 @@ def facts(recording: Recording) -> dict[str, str]:
         x, y = events["x"], events["y"]
         rows["extent"] = f"x {x.min()} to {x.max()}, y {y.min()} to {y.max()}"
         on = events["p"].mean()
-        rows["polarity"] = f"{on:.1%} ON (p = 1), {1 - on:.1%} OFF (p = 0)"
+        rows["polarity"] = f"{on:.1%} p = 1, {1 - on:.1%} p = 0"
         counts = np.bincount(y.astype(np.intp) * width + x, minlength=width * height)
         rows["active pixels"] = f"{np.count_nonzero(counts):,} of {width * height:,}"
         hottest = np.argsort(-counts, kind="stable")[: min(HOTTEST, np.count_nonzero(counts))]
@@ -41,7 +41,7 @@ def facts(recording: Recording) -> dict[str, str]:
 
 
 def draw(recording: Recording, path: Path) -> None:
-    """A PNG: the events of each sixth of the time on the sensor, ON orange and OFF blue, and their rate over time."""
+    """A PNG: the events of each sixth of the time on the sensor, p = 1 orange and p = 0 blue, and their rate over time."""
     events, (width, height) = recording.events, recording.size
     since_us = events["t"] - recording.start_us
     end_us = recording.duration_us + 1
@@ -57,9 +57,9 @@ def draw(recording: Recording, path: Path) -> None:
         axis.set(xticks=(0, width - 1), yticks=(0, height - 1))
     axis = figure.add_subplot(grid[1, :])
     bins_us = np.linspace(0, end_us, RATE_BINS + 1)
-    for name, p, colour in (("ON", True, ORANGE), ("OFF", False, BLUE)):
+    for p, colour in ((True, ORANGE), (False, BLUE)):
         counts, _ = np.histogram(since_us[events["p"] == p], bins_us)
-        axis.stairs(counts / (bins_us[1] / 1e6), bins_us / 1e3, color=colour, label=f"{name} (p = {int(p)})")
+        axis.stairs(counts / (bins_us[1] / 1e6), bins_us / 1e3, color=colour, label=f"p = {int(p)}")
     axis.set(xlabel="time since the first event, ms", ylabel="events/s", xlim=(0, end_us / 1e3))
     axis.legend(fontsize=8)
     figure.suptitle(f"{recording.format}: {len(events):,} events in {recording.duration_us / 1e6:.3f} s", fontsize=9)
@@ -73,13 +73,13 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _image(events: np.ndarray, width: int, height: int) -> np.ndarray:
-    """Events of each pixel, (height, width, 2): OFF, ON."""
+    """Events of each pixel, (height, width, 2): p = 0, p = 1."""
     index = (events["y"].astype(np.intp) * width + events["x"]) * 2 + events["p"]
     return np.bincount(index, minlength=2 * width * height).reshape(height, width, 2)
 
 
 def _colours(image: np.ndarray) -> np.ndarray:
-    """White where nothing happened; OFF takes away all but blue, ON all but orange."""
+    """White where nothing happened; p = 0 takes away all but blue, p = 1 all but orange."""
     off, on = np.clip(image, 0, 1)[..., 0, None], np.clip(image, 0, 1)[..., 1, None]
     blue, orange = (np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]) for colour in (BLUE, ORANGE))
     return (1 - off * (1 - blue)) * (1 - on * (1 - orange))

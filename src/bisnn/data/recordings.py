@@ -1,6 +1,6 @@
 """Event-camera datasets, binned, one bit each, cached on disk: MNIST-DVS and N-MNIST as their archives unpack, and tonic's.
 
-A dataset is a sequence of (spikes, label): spikes uint8 (T, C, H, W), 0 or 1; channel 0 is OFF, 1 is ON. It works with torch's
+A dataset is a sequence of (spikes, label): spikes uint8 (T, C, H, W), 0 or 1; channel p is polarity p. It works with torch's
 DataLoader as it is; its files are read once, when the cache is built (see `cache`).
 """
 
@@ -47,7 +47,7 @@ class Window:
     start_us: int | None = 0  # where the first one begins; None: with the first event
     crop: tuple[int, int, int, int] | None = None  # x0, y0, width, height of the part that is kept; None: all
     pool: int = 1  # edge of the squares of pixels that become one; those at the edge of the sensor may be smaller
-    channels: int = 2  # OFF and ON; 1: whatever the polarity
+    channels: int = 2  # polarities; 1: whatever the polarity
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -449,7 +449,8 @@ def tonic_dataset(name: str, root: str | Path, train: bool) -> Any:
 
 def _files_behind(dataset: Any) -> list[Path]:
     """The files that a dataset of tonic's reads: one a recording in `data`, or one for all of them; none where it does not say."""
-    data = list(getattr(dataset, "data", ()))
+    data = getattr(dataset, "data", None)
+    data = list(data) if isinstance(data, (list, tuple)) else []
     if not data and hasattr(dataset, "data_filename"):  # SHD, SSC
         data = [Path(dataset.location_on_system, dataset.data_filename)]
     named = all(isinstance(item, (str, os.PathLike)) for item in data)
@@ -466,6 +467,12 @@ def _about(dataset: Any, files: Sequence[Path]) -> dict[str, Any]:
     for name, value in vars(dataset).items():
         if isinstance(value, (bool, int, float, str)) and name != "location_on_system":  # a folder may move
             about[f".{name}"] = value
+        elif isinstance(value, (list, tuple, range, np.ndarray)) and name not in ("data", "targets"):  # e.g. a subset's indices
+            about[f".{name}"] = hashlib.blake2b(repr(np.asarray(value).tolist()).encode(), digest_size=16).hexdigest()
+        elif name == "dataset" and hasattr(value, "__len__"):  # that a subset is of
+            behind = _files_behind(value)
+            stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in behind]
+            about[".dataset"] = [_about(value, behind), hashlib.blake2b(repr(stamps).encode(), digest_size=16).hexdigest()]
         elif "transform" in name and value is not None:
             about[f".{name}"] = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     if not files:

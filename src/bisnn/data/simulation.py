@@ -1,7 +1,7 @@
 """Datasets made by the simulated camera: MNIST, or the digits that come with scikit-learn, in front of a DVS.
 
-`simulate` writes recordings in the layout of MNIST-DVS, so that `MNISTDVS` reads them as it reads the real ones. `Digits` needs no
-file at all: what `make demo` learns from.
+`simulate` writes recordings in the layout of MNIST-DVS, so that `MNISTDVS` reads them as it reads the real ones. `Digits` is
+binned straight into the cache; scikit-learn's need no file at all: what `make demo` learns from.
 """
 
 from __future__ import annotations
@@ -197,6 +197,9 @@ class Digits(Recordings):
         motion = motion_of(own, steps * bin_us)
         labels = sklearn_digits()[1] if own else mnist_labels(folder)
         part = _part(labels, train, own)
+        if not part:
+            ids = f"1 to {MNISTDVS.TRAINING_IDS}" if train else f"{MNISTDVS.TRAINING_IDS + 1} to 1000"
+            raise ValueError(f"images: {folder} has no digits number {ids} of their class; give MNIST's own files, all of them")
         about = {"format": FORMAT, "camera": asdict(MNIST_DVS), "motion": asdict(motion), "seed": seed, "device": device}
         about |= {"train": train, "steps": steps, "bin_us": bin_us, "crop": crop}
         files = [] if own else [_found(folder, name) for name in NAMES]
