@@ -33,8 +33,8 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of each method, by name
     "st": {
         "as it is": UNCHANGED,
         "no augmentation": PLAIN,
-        "shift 1 alone": {**PLAIN, "augment.shift": 1},
-        "shift 2 alone": {**PLAIN, "augment.shift": 2},
+        "shift 2": {"augment.shift": 2},
+        "drop 0.2 and jitter 1 besides": {"augment.drop": 0.2, "augment.jitter": 1},
         "dropout 0.3": {"network.dropout": 0.3},
         "constant learning rate": {"train.schedule": "constant"},
         "tau 10, 6, 2 as in the paper": {"neuron.tau_mem": 10.0, "neuron.tau_syn": 6.0, "neuron.tau_ref": 2.0},
@@ -47,9 +47,9 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of each method, by name
 }
 
 
-def held_out(settings: Config) -> Dataset:
+def held_out(settings: Config, show: bool = False) -> Dataset:
     """The config's data, with the last fifth of the training recordings held out."""
-    data = load_dataset(settings)
+    data = load_dataset(settings, show)
     parts = torch.arange(len(data.train.y)).split(
         [round(0.8 * len(data.train.y)), len(data.train.y) - round(0.8 * len(data.train.y))]
     )

@@ -87,11 +87,11 @@ def differences(folders: Iterable[Path], show: bool = False) -> list[dict[str, A
     labels, seen = None, None
     for folder in folders:
         judged = evaluation.load_evaluation(folder)
-        if labels is not None and not (labels.equal(judged["y"]) and seen == judged["recordings"]):
+        if labels is not None and not (labels.equal(judged["y"]) and seen == judged.get("recordings", "")):
             raise ValueError(
                 f"{folder}: was judged on other recordings than the runs beside it; judge it anew: bisnn evaluate {folder}"
             )
-        labels, seen = judged["y"], judged["recordings"]
+        labels, seen = judged["y"], judged.get("recordings", "")
         for name, result in judged["predictors"].items():
             probs.setdefault(name.partition(" of ")[0], []).append(result["mean"])
     assert labels is not None
