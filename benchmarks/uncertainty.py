@@ -27,9 +27,8 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,8 +41,8 @@ from torch import Tensor
 from bisnn import config, encode, kernels
 from bisnn import model as models
 from bisnn.checks import positive_int
-from bisnn.data import cache, simulation
-from bisnn.data.camera import MNIST_DVS, N_MNIST_MOTION, Camera, Motion, Window, binned
+from bisnn.data import simulation
+from bisnn.data.camera import MNIST_DVS, N_MNIST_MOTION
 from bisnn.data.dataset import Split, load_dataset
 from bisnn.data.recordings import MNISTDVS, NMNIST, Clips, Recordings
 from bisnn.display import bars
@@ -198,38 +197,23 @@ def read_pictures(file: Path) -> np.ndarray:
     return images
 
 
-def camera_of(data: Data) -> tuple[Camera, Motion, Window]:
+def scene_of(data: Data) -> simulation.Scene:
     """A simulated camera like the one of the runs' recordings, and the pixels of it that they keep."""
     duration_us = data.steps * data.bin_us
     if isinstance(data, config.NMNIST):
         width, height = NMNIST.SIZE
         camera = replace(MNIST_DVS, width=width, height=height, on=True)  # N-MNIST writes ON as 1
-        return camera, replace(N_MNIST_MOTION, duration_us=duration_us), (0, 0, width, height)
+        return simulation.Scene(camera, replace(N_MNIST_MOTION, duration_us=duration_us), (0, 0, width, height))
     low = MNISTDVS.corner(data.crop)
     own = isinstance(data, config.Digits) and not data.root  # scikit-learn's digits
-    return MNIST_DVS, simulation.motion_of(own, duration_us), (low, low, data.crop, data.crop)
+    return simulation.Scene(MNIST_DVS, simulation.motion_of(own, duration_us), (low, low, data.crop, data.crop))
 
 
 def simulated(name: str, what: Pictures, data: Data, device: str) -> list[Clips]:
     """Pictures in front of the camera, binned as the runs' recordings are; made once, and then read from the cache."""
-    camera, motion, window = camera_of(data)
-    about: dict[str, Any] = {"format": simulation.FORMAT, "camera": asdict(camera), "motion": asdict(motion), "window": window}
-    about |= {"seed": SEED, "device": device, "bin_us": data.bin_us, "numbers": what.numbers}
-    about["images"] = hashlib.blake2b(what.images.numpy().tobytes()).hexdigest()
-    path = cache.folder() / f"pictures-{cache.key(about, [], Path())}.bits"
-    together = simulation.TOGETHER if device == "cpu" else simulation.TOGETHER_ON_GPU
-
-    @lru_cache(1)
-    def some(first: int) -> np.ndarray:  # (T, B, 2, H, W)
-        part = slice(first, first + together)
-        seen, samples = what.images[part].to(device), what.numbers[part]
-        return binned(seen, camera, motion, bin_us=data.bin_us, seed=SEED, samples=samples, window=window).cpu().numpy()
-
-    with bars(show=not path.exists()) as progress:
-        bar = progress.add_task(f"{name}: looking at them", total=len(what.images))
-        one = lambda i: some(i - i % together)[:, i % together]  # noqa: E731
-        shape = (data.steps, 2, window[3], window[2])
-        bits = cache.build(path, shape, len(what.images), one, lambda n: progress.advance(bar, n))
+    source = hashlib.blake2b(what.images.numpy().tobytes()).hexdigest()
+    how: dict[str, Any] = {"bin_us": data.bin_us, "seed": SEED, "device": device, "source": source, "show": True}
+    bits = simulation.looked_at(name, lambda: what.images, what.numbers, scene_of(data), **how)
     return [_all(Recordings(bits, [0] * len(bits), []))]
 
 

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 import bisnn
 from bisnn import training
 from bisnn.config import Augment, parse
-from bisnn.data import cache, camera, dataset, events, recordings, simulation
-from bisnn.data.recordings import MNISTDVS, NMNIST, Clips, FromTonic, Window, augmented, tonic_dataset
+from bisnn.data import cache, camera, dataset, events, recordings, simulation, tonic_sets
+from bisnn.data.recordings import MNISTDVS, NMNIST, Clips, Window, augmented
+from bisnn.data.tonic_sets import FromTonic, tonic_dataset
 from bisnn.errors import Stopped
 from bisnn.packed import load as load_packed
 from runs import RECORDED, made_up, made_up_nmnist, run_on_recordings
@@ -615,7 +616,7 @@ TONIC = {
 
 
 def test_a_run_on_tonics_recordings(tmp_path, monkeypatch):
-    monkeypatch.setattr(recordings, "tonic_dataset", lambda name, root, train: FakeSHD(count=10 if train else 6, train=train))
+    monkeypatch.setattr(tonic_sets, "tonic_dataset", lambda name, root, train: FakeSHD(count=10 if train else 6, train=train))
     run = training.train(parse(TONIC, "run"), tmp_path / "run", show=False)
     assert bisnn.evaluate(run, show=False)["points"] == 6
     model = bisnn.load(run)
@@ -629,13 +630,13 @@ def test_a_run_on_tonics_recordings(tmp_path, monkeypatch):
         model.predict_recordings(["x.bin"])
 
 
-@pytest.mark.parametrize("name", recordings.TONIC)
+@pytest.mark.parametrize("name", tonic_sets.TONIC)
 def test_shapes_of_tonics_datasets_are_known_without_it(name):
     config = parse({**TONIC, "data": {**TONIC["data"], "dataset": name, "pool": 3}}, "run")
     shapes = {"NMNIST": (2, 12, 12), "DVSGesture": (2, 43, 43), "SHD": (1, 1, 234)}
     assert dataset.input_shape(config, 0) == shapes[name]
     datasets = pytest.importorskip("tonic").datasets
-    assert getattr(datasets, name).sensor_size == recordings.TONIC[name][0]
+    assert getattr(datasets, name).sensor_size == tonic_sets.TONIC[name][0]
 
 
 def test_without_tonic(tmp_path, monkeypatch):
@@ -664,7 +665,7 @@ def no_network(monkeypatch):
     monkeypatch.setattr(utils.urllib.request, "urlopen", refuse)
 
 
-@pytest.mark.parametrize("name", recordings.TONIC)
+@pytest.mark.parametrize("name", tonic_sets.TONIC)
 def test_nothing_is_downloaded(name, tmp_path, no_network):
     config = parse({**TONIC, "data": {**TONIC["data"], "dataset": name, "root": str(tmp_path / "saved")}}, "run")
     with pytest.raises(ValueError, match=rf"data.root: tonic looks for {name} in .*saved/{name}.*get it with: python -c") as error:

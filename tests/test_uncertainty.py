@@ -155,7 +155,7 @@ def test_pictures_are_seen_as_the_runs_digits_are(place):
 
     data = settings(**{"data.steps": 4}).data
     clips = uncertainty.simulated("digits", uncertainty.Pictures(images[numbers], numbers), data, "cpu")[0]
-    camera, motion, _ = uncertainty.camera_of(data)
+    camera, motion, _ = uncertainty.scene_of(data)
     assert motion == replace(N_MNIST_MOTION, duration_us=100_000)
     recording = record(images[[1438]], camera, motion, seed=0, samples=[1438])[0]
     assert torch.equal(clips.spikes()[:, 1], torch.from_numpy(events.bin_events(recording, 4, 25_000, size=(34, 34))))

@@ -305,7 +305,7 @@ def reproduce(
     data: Annotated[
         Path | None, typer.Option(help="table1: folder of N-MNIST, MNIST-DVS or MNIST's idx files. Default: scikit-learn's digits.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="table1: cpu or cuda. Default: a GPU if there is one.")] = None,
+    device: Annotated[Device | None, typer.Option(help="table1: where to train. Default: a GPU if there is one.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: one a core; one on a GPU.")] = None,
     no_training: Annotated[
         bool, typer.Option("--no-training", help="Measure and draw what is there, also unfinished runs.")
@@ -326,7 +326,7 @@ def reproduce(
         train=not no_training,
         show=not quiet,
         data=data,
-        device=device,
+        device=device and device.value,
     )
     console = _console()
     made = [f"table1_{recognition.recognised(data)[0]}" if name == "table1" else name for name in figures]

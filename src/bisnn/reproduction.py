@@ -390,9 +390,14 @@ def table(figure: dict[str, Any]) -> Table:
     over = "mean and deviation over seeds" if len(figure["seeds"]) > 1 else "seed"
     grid.title = f"recipe {figure['recipe']}, {over} {', '.join(map(str, figure['seeds']))}"
     for row in figure["summary"]:
-        cells = (_short(row[n]["mean"]) + (f"\n± {_short(row[n]['std'])}" if row["seeds"] > 1 else "") for n in numbers if n in row)
-        grid.add_row(f"{row['method']}\n{row['predictor']}", *cells)
+        grid.add_row(f"{row['method']}\n{row['predictor']}", *(_cell(row.get(name), row["seeds"]) for name in numbers))
     return grid
+
+
+def _cell(value: dict[str, float] | None, seeds: int) -> str:
+    if value is None:
+        return "-"
+    return _short(value["mean"]) + (f"\n± {_short(value['std'])}" if seeds > 1 else "")
 
 
 def _short(value: float) -> str:

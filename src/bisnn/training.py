@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.progress import BarColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,7 +30,7 @@ from bisnn import encode, kernels, metrics
 from bisnn.checkpoint import RunFolder
 from bisnn.config import Bayes, BopRule, Config, Events, Full, Table, differences, parse
 from bisnn.data.dataset import input_shape, load_dataset, spikes
-from bisnn.display import bars
+from bisnn.display import RunDisplay
 from bisnn.errors import Interrupted, Stopped
 from bisnn.losses import activity_loss, chunked_backward, local_loss
 from bisnn.model import Model, build_network
@@ -84,7 +83,7 @@ def _run(folder: RunFolder, fresh: Config | None, show: bool) -> Path:
             return None, []
 
         state, notes = processes.first(begin)
-        display = stack.enter_context(_Display(config, show, processes.rank == 0))
+        display = stack.enter_context(RunDisplay(config.train.epochs, show, processes.rank == 0))
         for note in notes:
             display.say(note)
         if state is not None:
@@ -322,7 +321,7 @@ class Training:
 
     # The loop
 
-    def fit(self, folder: RunFolder, display: _Display) -> None:
+    def fit(self, folder: RunFolder, display: RunDisplay) -> None:
         """Train to the end, or until a signal; write checkpoints, metrics and the model."""
         first = self.processes.first  # only the first process writes; all learn of its errors
         tensorboard = _tensorboard(folder, self.epochs_done) if self.processes.rank == 0 else None
@@ -480,57 +479,3 @@ def _log(writer: Any, row: dict[str, Any]) -> None:
     for name, value in named.items():
         if isinstance(value, (int, float)):
             writer.add_scalar(name, value, row["epoch"])
-
-
-def status(values: dict[str, Any]) -> str:
-    """A row of metrics on one line."""
-    parts = [f"loss {values['loss']:.3g}"]
-    parts += [f"{name} {values[key]:.3f}" for name, key in (("acc", "accuracy"), ("rmse", "rmse")) if key in values]
-    parts.append("rates " + " ".join(f"{rate:.2f}" for rate in values["rates"]))
-    if "flips" in values:
-        parts.append(f"flips {100 * values['flips']:.2g} %")
-    if "validation" in values:
-        parts.append(f"val {values['validation']['loss']:.4f}")
-    return "  ".join(parts)
-
-
-class _Display:
-    """The progress bar; where there is no terminal, a line now and then. Notes are always shown, by the first process."""
-
-    def __init__(self, config: Config, show: bool, first: bool):
-        self.epochs, self.show, self.first = config.train.epochs, show and first, first
-        self.last: dict[str, Any] = {}  # what only a whole epoch has
-        self.last_line = time.monotonic()
-        columns = (
-            "{task.description}",
-            BarColumn(8),
-            "{task.fields[status]}",
-            TimeRemainingColumn(compact=True),
-        )  # fits 80 columns
-        self.progress = bars(*columns, show=self.show, transient=False)
-
-    def __enter__(self) -> _Display:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.progress.stop()
-
-    def say(self, text: str) -> None:
-        if self.first:
-            self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def begin(self, epochs_done: int) -> None:
-        self.task = self.progress.add_task("", total=self.epochs, completed=epochs_done, status="")
-        self.progress.start()
-
-    def step(self, epochs: float, values: dict[str, Any]) -> None:
-        """After `epochs` epochs, which need not be whole."""
-        where = f"{math.ceil(epochs)}/{self.epochs}"
-        self.progress.update(self.task, completed=epochs, description=where, status=status({**values, **self.last}))
-
-    def epoch(self, row: dict[str, Any]) -> None:
-        self.last = {name: row[name] for name in ("flips", "validation") if name in row}
-        self.progress.update(self.task, status=status(row))
-        if self.show and not self.progress.console.is_terminal and time.monotonic() - self.last_line > 10:
-            self.last_line = time.monotonic()
-            self.say(f"epoch {row['epoch']}/{self.epochs}  {status(row)}")

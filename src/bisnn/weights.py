@@ -164,8 +164,10 @@ def hard(w: Tensor) -> Tensor:
 
 def is_spikes(x: Tensor) -> bool:
     """Whether all inputs are known to be 0 or 1: by type, or by their values where they can be read."""
-    if not isinstance(x, Tensor) or x.dtype == torch.bool:
-        return isinstance(x, Tensor)
+    if not isinstance(x, Tensor):
+        return False
+    if x.dtype == torch.bool:
+        return True
     return _readable(x) and not bool(torch.addcmul(x, x, x, value=-1).any())  # x - x^2 = 0 only for 0 and 1; infinity gives NaN
 
 

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from bisnn import encode
 from bisnn.config import MNISTDVS, NMNIST, Config, Digits, Events, OneD, Table, Tonic, TwoMoons
-from bisnn.data import cache, recordings, simulation, table
+from bisnn.data import cache, recordings, simulation, table, tonic_sets
 from bisnn.data.events import BadEvents
-from bisnn.data.recordings import Clips, FromTonic, Window
+from bisnn.data.recordings import Clips, Window
+from bisnn.data.tonic_sets import FromTonic
 from bisnn.data.toy import one_d, two_moons
 
 
@@ -106,8 +107,8 @@ def _from_recordings(data: Events, device: str, show: bool) -> tuple[Split, Spli
 
 def _part(data: Events, root: str, train: bool, settings: dict[str, Any]) -> recordings.Recordings:
     if isinstance(data, Tonic):
-        start_us = recordings.TONIC[data.dataset][1]
-        return FromTonic(recordings.tonic_dataset(data.dataset, root, train), **settings, pool=data.pool, start_us=start_us)
+        start_us = tonic_sets.TONIC[data.dataset][1]
+        return FromTonic(tonic_sets.tonic_dataset(data.dataset, root, train), **settings, pool=data.pool, start_us=start_us)
     if isinstance(data, MNISTDVS):
         return recordings.MNISTDVS(root, train, **settings, classes=data.classes, scale=data.scale, crop=data.crop)
     assert isinstance(data, NMNIST)
@@ -117,7 +118,7 @@ def _part(data: Events, root: str, train: bool, settings: dict[str, Any]) -> rec
 def window(data: Events) -> Window:
     """What of a recording the config's network sees."""
     if isinstance(data, Tonic):
-        sensor_size, start_us = recordings.TONIC[data.dataset]
+        sensor_size, start_us = tonic_sets.TONIC[data.dataset]
         return FromTonic.window(sensor_size, data.steps, data.bin_us, data.pool, start_us)
     if isinstance(data, (MNISTDVS, Digits)):
         middle = recordings.MNISTDVS.window(data.crop, data.steps, data.bin_us)

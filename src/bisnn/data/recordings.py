@@ -1,4 +1,4 @@
-"""Event-camera datasets, binned, one bit each, cached on disk: MNIST-DVS and N-MNIST as their archives unpack, and tonic's.
+"""Event-camera datasets, binned, one bit each, cached on disk: MNIST-DVS and N-MNIST as their archives unpack.
 
 A dataset is a sequence of (spikes, label): spikes uint8 (T, C, H, W), 0 or 1; channel p is polarity p. It works with torch's
 DataLoader as it is; its files are read once, when the cache is built (see `cache`).
@@ -6,12 +6,8 @@ DataLoader as it is; its files are read once, when the cache is built (see `cach
 
 from __future__ import annotations
 
-import hashlib
 import math
-import operator
-import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -29,12 +25,6 @@ from bisnn.data import cache, events
 from bisnn.display import bars, note
 
 FORMAT = 1  # of the bits: another number, and caches are built anew
-MOST_CLASSES = 2**16
-TONIC: dict[str, tuple[tuple[int, int, int], int | None]] = {  # sensor (W, H, P), and `Window.start_us`, by name of tonic's class
-    "NMNIST": ((34, 34, 2), 0),
-    "DVSGesture": ((128, 128, 2), None),
-    "SHD": ((700, 1, 1), 0),
-}
 
 
 @dataclass(frozen=True)
@@ -221,12 +211,12 @@ def _files(root: Path, pattern: str, layout: str) -> list[Path]:
     return found
 
 
-def _path(name: str, settings: dict[str, Any], files: Sequence[Path], root: Path) -> Path:
+def path_of(name: str, settings: dict[str, Any], files: Sequence[Path], root: Path) -> Path:
     """The cache file of what these files give with these settings."""
     return cache.folder() / f"{name}-{cache.key({'format': FORMAT, 'name': name, **settings}, files, root)}.bits"
 
 
-def _binned(path: Path, name: str, count: int, window: Window, read: Callable[[int], events.Recording], show: bool) -> cache.Bits:
+def binned(path: Path, name: str, count: int, window: Window, read: Callable[[int], events.Recording], show: bool) -> cache.Bits:
     """The bits of recordings, from the cache or made now, with a progress bar and a line on what was left out of them."""
     if path.exists():
         return cache.Bits(path)
@@ -270,8 +260,8 @@ class NMNIST(Recordings):
         files = [path for path in every if int(path.parent.name) in classes]
         if not files:
             raise ValueError(f"classes: {root / part} has no recording of {list(classes)}; give digits that it has")
-        path = _path("nmnist", {"steps": steps, "bin_us": bin_us}, files, root)
-        bits = _binned(path, "nmnist", len(files), window, lambda i: events.read_nmnist(files[i]), show)
+        path = path_of("nmnist", {"steps": steps, "bin_us": bin_us}, files, root)
+        bits = binned(path, "nmnist", len(files), window, lambda i: events.read_nmnist(files[i]), show)
         super().__init__(bits, [list(classes).index(int(path.parent.name)) for path in files], [str(c) for c in classes])
 
     @classmethod
@@ -321,8 +311,8 @@ class MNISTDVS(Recordings):
         if not files:
             ids = "1 to 900" if train else "901 to 1000"
             raise ValueError(f"root: {root} has no recording of {list(classes)} with an id of {ids}; give the whole archive")
-        path = _path("mnist_dvs", {"steps": steps, "bin_us": bin_us, "crop": crop}, files, root)
-        bits = _binned(path, "mnist_dvs", len(files), window, lambda i: events.read_aedat(files[i]), show)
+        path = path_of("mnist_dvs", {"steps": steps, "bin_us": bin_us, "crop": crop}, files, root)
+        bits = binned(path, "mnist_dvs", len(files), window, lambda i: events.read_aedat(files[i]), show)
         super().__init__(bits, [list(classes).index(digits[path]) for path in files], [str(c) for c in classes])
 
     @classmethod
@@ -338,171 +328,6 @@ class MNISTDVS(Recordings):
         if crop > cls.SIZE[0]:
             raise ValueError(f"crop: must fit the sensor's {cls.SIZE[0]} pixels; got {crop}; give e.g. 26")
         return min(max(cls.CENTRE - crop // 2, 0), cls.SIZE[0] - crop)
-
-
-class FromTonic(Recordings):
-    """A dataset of tonic's, or one like it: `len`, `[i]` -> (events, label), `sensor_size` (W, H, P).
-
-    Spikes are (T, P, H, W); events without `y`, as SHD's, have H = 1. Classes have the names that the dataset has for them. Its
-    transforms are applied once, when the cache is built.
-
-    The cache is named by a digest of all that is known of the dataset: its class and the version of its package, its settings
-    (`train`, `first_saccade_only`, ..., a transform by its `repr`), its length, its labels where it lists them (`targets`), and its
-    files (`data`), by name, size and time of change. Where it lists no files, its first and last recording stand for them. A change
-    that shows in none of these, say in the code of a transform, cannot be known: give another `name` then, or delete the file.
-
-    Args:
-        dataset: to read from; it may be anything with the attributes above.
-        steps, bin_us: T, and the length of a time step.
-        pool: edge of the squares of pixels that become one: pixel // pool.
-        start_us: where the first time step begins; None, as with tonic's frames, with each recording's first event.
-        name: of the cache file; by default the dataset's class.
-        show: a progress bar while the cache is built.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        steps: int,
-        bin_us: int,
-        pool: int = 1,
-        start_us: int | None = None,
-        name: str = "",
-        show: bool = True,
-    ):
-        name, count = name or type(dataset).__name__, len(dataset)
-        if not re.fullmatch(r"[\w.-]{1,100}", name):
-            raise ValueError(
-                f"name: must be letters, digits, '_', '.' and '-', as it begins a file's name; got {name!r}; change it"
-            )
-        if not count:
-            raise ValueError(f"dataset: must have recordings; got a {name} of none; check its folder")
-        window = self.window(getattr(dataset, "sensor_size", None), steps, bin_us, pool, start_us)
-        files, known = _files_behind(dataset), dict[int, int]()  # labels of those that were read
-
-        def read(i: int) -> events.Recording:
-            place = files[i] if len(files) == count else f"{name}[{i}]"
-            try:
-                found, label = dataset[i]
-            except Exception as error:  # whatever a damaged file makes its reader say
-                raise events.BadEvents(f"{place}: cannot be read ({error}); copy or download it again") from error
-            known[i] = _class_number(place, label)
-            return events.from_array(found, window.size, str(place))
-
-        def label_bits(i: int) -> np.ndarray:
-            if i not in known:
-                read(i)
-            return np.unpackbits(np.array([known[i]], "<u4").view(np.uint8), bitorder="little")
-
-        settings = {"window": repr(window), "dataset": _about(dataset, files)}
-        path = _path(name, settings, files, Path(os.path.commonpath([file.parent for file in files])) if files else Path())
-        bits = _binned(path, name, count, window, read, show)
-        labels = cache.build(path.with_suffix(".labels"), (32,), count, label_bits).packed(range(count)).view("<u4")[:, 0]
-        super().__init__(bits, labels.tolist(), _class_names(dataset, int(labels.max())))
-
-    @staticmethod
-    def window(sensor_size: Sequence[int] | None, steps: int, bin_us: int, pool: int = 1, start_us: int | None = None) -> Window:
-        """All of a sensor of tonic's size (W, H, P)."""
-        sizes = tuple(sensor_size) if isinstance(sensor_size, Sequence) else ()
-        if len(sizes) != 3 or not all(isinstance(n, int) and n > 0 for n in sizes) or sizes[2] > 2:
-            raise ValueError(f"dataset: its sensor_size must be (W, H, P) with P = 1 or 2; got {sensor_size}; set it to the size")
-        width, height, channels = sizes
-        length = positive_int("steps", steps), positive_int("bin_us", bin_us)
-        return Window((width, height), *length, start_us, None, positive_int("pool", pool), channels)
-
-
-def tonic_dataset(name: str, root: str | Path, train: bool) -> Any:
-    """One of tonic's datasets, from the folder `root`; never downloaded, but where it is not there, an error says how to get it.
-
-    tonic counts files and looks for the archive that it unpacked. Without that archive, what is there is taken as it is.
-    """
-    choice("dataset", name, tuple(TONIC))
-    try:
-        from tonic import datasets
-    except ImportError:
-        raise ValueError(f"dataset: tonic must be installed to read {name}; got none; run `pip install 'bisnn[tonic]'`") from None
-    missing = []
-
-    def download(self: Any) -> None:  # instead of tonic's own, which it calls where it does not find all
-        place = Path(self.location_on_system, getattr(self, "data_filename", self.folder_name))
-        there = place.is_file() or (place.is_dir() and any(file.is_file() for file in place.rglob("*")))
-        if self._is_file_present() or not there:
-            missing.append(place)
-            raise FileNotFoundError(place)
-
-    kind = getattr(datasets, name)
-    try:
-        dataset = type(name, (kind,), {"download": download, "__module__": kind.__module__})(str(root), train=train)
-    except Exception as error:  # whatever a damaged file makes tonic say
-        if missing:
-            get = f"from tonic.datasets import {name} as D; [D({str(root)!r}, train=t) for t in (True, False)]"
-            raise ValueError(
-                f"root: tonic looks for {name} in {missing[0]}, where it is not, or not whole; bisnn downloads nothing: get it "
-                f'with: python -c "{get}"'
-            ) from None
-        raise ValueError(f"root: tonic cannot read {name} in {root} ({error}); download it again") from error
-    order = sorted(range(len(dataset.data)), key=dataset.data.__getitem__)  # by name: tonic may have them in the disk's own order
-    dataset.data, dataset.targets = ([some[i] for i in order] for some in (dataset.data, dataset.targets))
-    return dataset
-
-
-def _files_behind(dataset: Any) -> list[Path]:
-    """The files that a dataset of tonic's reads: one a recording in `data`, or one for all of them; none where it does not say."""
-    data = getattr(dataset, "data", None)
-    data = list(data) if isinstance(data, (list, tuple)) else []
-    if not data and hasattr(dataset, "data_filename"):  # SHD, SSC
-        data = [Path(dataset.location_on_system, dataset.data_filename)]
-    named = all(isinstance(item, (str, os.PathLike)) for item in data)
-    files = [Path(item).absolute() for item in data] if named else []
-    return files if all(file.is_file() for file in files) else []
-
-
-def _about(dataset: Any, files: Sequence[Path]) -> dict[str, Any]:
-    """All that is known of a dataset, but for its files."""
-    kind = type(dataset)
-    about: dict[str, Any] = {"class": kind.__qualname__, "length": len(dataset)}
-    about["version"] = getattr(sys.modules.get(kind.__module__.partition(".")[0]), "__version__", "")
-    about["labels"] = hashlib.blake2b(repr(list(getattr(dataset, "targets", ()))).encode(), digest_size=16).hexdigest()
-    for name, value in vars(dataset).items():
-        if isinstance(value, (bool, int, float, str)) and name != "location_on_system":  # a folder may move
-            about[f".{name}"] = value
-        elif isinstance(value, (list, tuple, range, np.ndarray)) and name not in ("data", "targets"):  # e.g. a subset's indices
-            about[f".{name}"] = hashlib.blake2b(repr(np.asarray(value).tolist()).encode(), digest_size=16).hexdigest()
-        elif name == "dataset" and hasattr(value, "__len__"):  # that a subset is of
-            behind = _files_behind(value)
-            stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in behind]
-            about[".dataset"] = [_about(value, behind), hashlib.blake2b(repr(stamps).encode(), digest_size=16).hexdigest()]
-        elif "transform" in name and value is not None:
-            about[f".{name}"] = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-    if not files:
-        digest = hashlib.blake2b(digest_size=16)
-        for found, label in (dataset[0], dataset[len(dataset) - 1]):
-            digest.update(f"{label} {getattr(found, 'dtype', '')}".encode() + np.asarray(found).tobytes())
-        about["recordings"] = digest.hexdigest()
-    return about
-
-
-def _class_number(place: object, label: Any) -> int:
-    try:
-        number = operator.index(label)
-    except TypeError:
-        number = -1
-    if not 0 <= number < MOST_CLASSES:
-        raise ValueError(
-            f"dataset: labels must be numbers of classes, from 0 on; got {label!r} in {place}; give it a target_transform"
-        )
-    return number
-
-
-def _class_names(dataset: Any, last: int) -> list[str]:
-    """Names of the classes 0 to `last`, or more: the dataset's own, where it has a list of them."""
-    given = getattr(dataset, "classes", None)
-    if not isinstance(given, (list, tuple, np.ndarray)) or not len(given):
-        return [str(i) for i in range(last + 1)]
-    if len(given) <= last:
-        raise ValueError(f"dataset: must have a name in `classes` for each label; got {len(given)} and label {last}; correct it")
-    return [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in given]
 
 
 def _check_classes(classes: Sequence[int]) -> None:

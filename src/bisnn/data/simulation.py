@@ -11,10 +11,10 @@ import gzip
 import json
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bisnn.checks import choice, positive_int
 from bisnn.data import cache, events
-from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, Motion, binned, record
+from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, Camera, Motion, Window, binned, record
 from bisnn.data.recordings import MNISTDVS, Recordings
 from bisnn.display import bars
 from bisnn.files import write_atomic
@@ -160,6 +160,54 @@ def _sign(path: Path, settings: dict[str, Any]) -> None:
         )
 
 
+class Scene(NamedTuple):
+    """How pictures are shown to a camera, and which of its pixels count."""
+
+    camera: Camera
+    motion: Motion
+    window: Window
+
+
+def looked_at(
+    name: str,
+    pictures: Callable[[], Tensor],
+    samples: Sequence[int],
+    scene: Scene,
+    *,
+    bin_us: int,
+    seed: int,
+    device: str,
+    source: str,
+    show: bool,
+) -> cache.Bits:
+    """Recordings of pictures, binned, from the cache or made now, with a progress bar.
+
+    Args:
+        name: of the cache file and of the bar.
+        pictures: gives them, (N, h, w) in [0, 1]; called only if the cache lacks their recordings.
+        samples: N numbers, which key the camera's noise.
+        source: a digest of where the pictures come from.
+    """
+    camera, motion, window = scene
+    about = {"format": FORMAT, "camera": asdict(camera), "motion": asdict(motion), "window": window, "samples": list(samples)}
+    about |= {"seed": seed, "device": device, "bin_us": bin_us, "source": source}
+    path = cache.folder() / f"{name}-{cache.key(about, [], Path())}.bits"
+    together = TOGETHER if device == "cpu" else TOGETHER_ON_GPU
+    read = functools.cache(pictures)
+
+    @functools.lru_cache(1)
+    def some(first: int) -> np.ndarray:  # (T, B, 2, height, width)
+        part = slice(first, first + together)
+        seen = read()[part].to(device)
+        return binned(seen, camera, motion, bin_us=bin_us, seed=seed, samples=samples[part], window=window).cpu().numpy()
+
+    with bars(show=show and not path.exists()) as progress:
+        bar = progress.add_task(f"{name}: looking at them", total=len(samples))
+        one = lambda i: some(i - i % together)[:, i % together]  # noqa: E731
+        shape = (-(-motion.duration_us // bin_us), 2, window[3], window[2])
+        return cache.build(path, shape, len(samples), one, lambda n: progress.advance(bar, n))
+
+
 class Digits(Recordings):
     """Digits in front of the simulated camera, cropped and binned, straight into the cache.
 
@@ -200,22 +248,11 @@ class Digits(Recordings):
         if not part:
             ids = f"1 to {MNISTDVS.TRAINING_IDS}" if train else f"{MNISTDVS.TRAINING_IDS + 1} to 1000"
             raise ValueError(f"images: {folder} has no digits number {ids} of their class; give MNIST's own files, all of them")
-        about = {"format": FORMAT, "camera": asdict(MNIST_DVS), "motion": asdict(motion), "seed": seed, "device": device}
-        about |= {"train": train, "steps": steps, "bin_us": bin_us, "crop": crop}
         files = [] if own else [_found(folder, name) for name in NAMES]
-        path = cache.folder() / f"digits-{cache.key(about, files, folder)}.bits"
-        window, together = (low, low, crop, crop), TOGETHER if device == "cpu" else TOGETHER_ON_GPU
-        pictures = functools.cache(lambda: sklearn_digits()[0] if own else mnist(folder)[0])  # read if the cache lacks them
-
-        def some(first: int) -> np.ndarray:
-            index = part[first : first + together]
-            seen = pictures()[index].to(device)
-            return binned(seen, MNIST_DVS, motion, bin_us=bin_us, seed=seed, samples=index, window=window).cpu().numpy()
-
-        with bars(show=show and not path.exists()) as progress:
-            bar = progress.add_task("digits: looking at them", total=len(part))
-            one = _one_by_one(some, together)
-            bits = cache.build(path, (steps, 2, crop, crop), len(part), one, lambda n: progress.advance(bar, n))
+        source = cache.key({"images": "digits" if own else "mnist"}, files, folder)
+        pictures = lambda: (sklearn_digits() if own else mnist(folder))[0][part]  # noqa: E731
+        scene = Scene(MNIST_DVS, motion, (low, low, crop, crop))
+        bits = looked_at("digits", pictures, part, scene, bin_us=bin_us, seed=seed, device=device, source=source, show=show)
         super().__init__(bits, [int(labels[i]) for i in part], [str(digit) for digit in range(10)])
 
 
@@ -236,17 +273,3 @@ def _part(labels: np.ndarray, train: bool, own: bool) -> list[int]:
         return list(range(Digits.TRAINING)) if train else list(range(Digits.TRAINING, len(labels)))
     numbered = [pair for digit in range(10) for pair in _numbered(np.flatnonzero(labels == digit), 1000, own)]
     return [i for i, number in numbered if (number <= MNISTDVS.TRAINING_IDS) == train]
-
-
-def _one_by_one(some: Callable[[int], np.ndarray], together: int) -> Callable[[int], np.ndarray]:
-    """Records one at a time from a function that makes `together` of them, (T, B, ...), from a multiple of that on."""
-    made: dict[int, Any] = {}
-
-    def one(i: int) -> np.ndarray:
-        first = i - i % together
-        if first not in made:
-            made.clear()
-            made[first] = some(first)
-        return made[first][:, i - first]
-
-    return one
