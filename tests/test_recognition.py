@@ -89,7 +89,7 @@ def test_the_table(tmp_path, monkeypatch):
     assert difference["nll"]["value"] == pytest.approx(means["ensemble of 10"] - means["sign"])
     assert difference["nll"]["low"] <= difference["nll"]["value"] <= difference["nll"]["high"]
     assert [(d["a"], d["b"]) for d in table["differences"]] == list(recognition.PAIRS)
-    assert "synops" in [str(column.header) for column in reproduction.table(table).columns]
+    assert "synaptic\nops" in [str(column.header) for column in reproduction.table(table).columns]
     assert set(recognition.COMPARED) <= set(metrics.METRICS)
 
 

@@ -43,7 +43,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 GRID = 50  # points a side of the confidence map over the unit square
-HEADERS = {"training_seconds": "s", "memory_bytes": "bytes", "synaptic_operations": "synops", "accuracy": "acc."}  # 80 columns
+HEADERS = {
+    "training_seconds": "seconds",
+    "memory_bytes": "weight\nbytes",
+    "synaptic_operations": "synaptic\nops",
+    "nll": "NLL",
+    "ece": "ECE",
+}
 FAR = 0.1  # share of the square, farthest from all training points, that "far from the data" means
 
 
