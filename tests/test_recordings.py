@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import math
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bisnn
-from bisnn import training
+from bisnn import encode, training
 from bisnn.config import Augment, parse
 from bisnn.data import cache, camera, dataset, events, recordings, simulation, tonic_sets
 from bisnn.data.recordings import MNISTDVS, NMNIST, Clips, Window, augmented
@@ -188,7 +189,7 @@ def test_two_processes_build_one_file(tmp_path):
 
 def test_augmentation_is_keyed_by_the_sample():
     x = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (12, 5, 2, 9, 9), dtype=np.uint8))
-    how = Augment(shift=2, drop=0.3, jitter=1)
+    how = Augment(rotate=30, zoom=0.2, shift=2, drop=0.3, jitter=1)
     whole = augmented(x, how, 3, 7, torch.arange(5))
     part = augmented(x[:, [4, 1]], how, 3, 7, torch.tensor([4, 1]))
     assert torch.equal(part, whole[:, [4, 1]])
@@ -203,7 +204,7 @@ def test_augmentation_and_unpacking_on_a_gpu_give_the_same_bits(tmp_path):
     seen_by, index = recordings.Recordings(bits, [0] * 7, ["0"]), torch.tensor([6, 0, 3])
     seen = seen_by.batch(index, "cuda")
     assert torch.equal(seen.cpu(), seen_by.batch(index))
-    how = Augment(shift=2, drop=0.3, jitter=1)
+    how = Augment(rotate=30, zoom=0.2, shift=2, drop=0.3, jitter=1)
     assert torch.equal(augmented(seen, how, 3, 7, index).cpu(), augmented(seen_by.batch(index), how, 3, 7, index))
 
 
@@ -221,10 +222,26 @@ def test_augmentation_moves_and_thins():
     assert abs(float(kept) - 0.7) < 0.005
 
 
+def test_augmentation_turns_and_grows_about_the_middle():
+    """Against a loop over pixels: each shows what lay, before, at its place turned back and shrunk back."""
+    x = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (2, 40, 1, 9, 7), dtype=np.uint8))
+    samples = torch.arange(40) + 10
+    turned = augmented(x, Augment(rotate=50, zoom=0.4), 3, 7, samples)
+    draws = encode.keyed_uniform([5], 3, encode.AUGMENT, 7, samples)[:, 3:].double().numpy()
+    for b, (u, v) in enumerate(draws):
+        back = np.exp(-1j * math.radians(50 * (2 * u - 1))) / (1 + 0.4 * (2 * v - 1))
+        for row, column in np.ndindex(9, 7):
+            place = complex(row - 4, column - 3) * back + complex(4, 3)
+            h, w = round(place.real), round(place.imag)
+            seen = x[:, b, 0, h, w] if 0 <= h < 9 and 0 <= w < 7 else torch.zeros(2, dtype=torch.uint8)
+            assert torch.equal(turned[:, b, 0, row, column], seen)
+    assert len({float(u) for u in draws[:, 0]}) == 40  # each its own angle
+
+
 def test_one_row_of_sensors_is_not_moved_off_itself():
     x = torch.zeros(5, 50, 1, 1, 30, dtype=torch.uint8)
     x[2, :, 0, 0, 15] = 1
-    moved = augmented(x, Augment(shift=3), 0, 0, torch.arange(50)).nonzero()
+    moved = augmented(x, Augment(rotate=90, shift=3), 0, 0, torch.arange(50)).nonzero()
     assert len(moved) == 50
     assert set((moved[:, 4] - 15).tolist()) == set(range(-3, 4))
 

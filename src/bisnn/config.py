@@ -246,6 +246,8 @@ class Train(Section):
 class Augment(Section):
     """Changes of training recordings, drawn anew each epoch."""
 
+    rotate: Annotated[float, Field(ge=0, le=180)] = 0.0  # degrees, at most, either way
+    zoom: Share = 0.0  # larger or smaller by at most this share
     shift: Annotated[int, Field(ge=0)] = 0  # pixels, at most, along each axis
     drop: Share = 0.0  # of the spikes, left out
     jitter: Annotated[int, Field(ge=0)] = 0  # time steps, at most, that a recording begins earlier or later

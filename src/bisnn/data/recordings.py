@@ -178,21 +178,23 @@ class Clips:
 
 
 def augmented(x: Tensor, how: Augment, seed: int, epoch: int, samples: Tensor) -> Tensor:
-    """Recordings x, uint8 (T, B, C, H, W), each shifted, begun earlier or later, and thinned, by draws of (seed, epoch, sample).
+    """Recordings x, uint8 (T, B, C, H, W), each turned, grown or shrunk, shifted, begun earlier or later, and thinned.
 
-    Works on the spikes alone, which are few, on their device.
+    By draws of (seed, epoch, sample). All but the turning works on the spikes alone, which are few, on their device.
     """
     if how == Augment():
         return x
-    samples = samples.to(x.device)
     key = (seed, encode.AUGMENT, epoch)
+    if (how.rotate or how.zoom) and min(x.shape[3:]) > 1:
+        x = _turned(x, how, key, samples)
+    samples = samples.to(x.device)
     sides = [how.shift if side > 1 else 0 for side in x.shape[3:]]  # one row of sensors, as SHD's, cannot move off itself
     most = torch.tensor([how.jitter, *sides], device=x.device)
     moves = (encode.keyed_uniform([3], *key, samples) * (2 * most + 1)).long() - most  # (B, 3): along t, h, w
     t, b, c, h, w = x.nonzero(as_tuple=True)
     kept = torch.ones_like(t, dtype=torch.bool)
     if how.drop:
-        place = 3 + ((t * x.shape[2] + c) * x.shape[3] + h) * x.shape[4] + w  # behind the three of the moves
+        place = 5 + ((t * x.shape[2] + c) * x.shape[3] + h) * x.shape[4] + w  # behind those of the moves
         kept = encode.keyed_uniform_at(place, *key, samples[b]) >= how.drop
     t, h, w = (axis + by for axis, by in zip((t, h, w), moves[b].unbind(1), strict=True))
     for axis, n in ((t, x.shape[0]), (h, x.shape[3]), (w, x.shape[4])):
@@ -200,6 +202,24 @@ def augmented(x: Tensor, how: Augment, seed: int, epoch: int, samples: Tensor) -
     out = torch.zeros_like(x)
     out[tuple(axis[kept] for axis in (t, b, c, h, w))] = 1
     return out
+
+
+def _turned(x: Tensor, how: Augment, key: tuple[int, int, int], samples: Tensor) -> Tensor:
+    """Recordings, each turned and grown about the middle of its pixels: every pixel sees what its nearest one saw before.
+
+    Where to look is worked out on the CPU, so that every device sees the same bits.
+    """
+    height, width = x.shape[3:]
+    draws = 2 * encode.keyed_uniform_at(torch.tensor([3, 4]), *key, samples.cpu()[:, None]).double() - 1  # (B, 2)
+    angle, size = torch.deg2rad(how.rotate * draws[:, 0]), 1 + how.zoom * draws[:, 1]
+    cos, sin = (part[:, None, None] for part in (angle.cos() / size, angle.sin() / size))  # (B, 1, 1)
+    h, w = (torch.arange(side).double() - (side - 1) / 2 for side in (height, width))
+    rows = (cos * h[:, None] + sin * w + (height - 1) / 2).round().long()  # (B, H, W)
+    columns = (cos * w - sin * h[:, None] + (width - 1) / 2).round().long()
+    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+    source = torch.where(inside, rows * width + columns, height * width).flatten(1).to(x.device)  # (B, H W); the last sees nothing
+    seen = torch.nn.functional.pad(x.flatten(3), (0, 1))
+    return seen.gather(3, source[None, :, None].expand(*x.shape[:3], -1)).reshape(x.shape)
 
 
 def _files(root: Path, pattern: str, layout: str) -> list[Path]:
