@@ -178,48 +178,58 @@ class Clips:
 
 
 def augmented(x: Tensor, how: Augment, seed: int, epoch: int, samples: Tensor) -> Tensor:
-    """Recordings x, uint8 (T, B, C, H, W), each turned, grown or shrunk, shifted, begun earlier or later, and thinned.
+    """Recordings x, uint8 (T, B, C, H, W), each turned, resized, shifted, begun earlier or later, and thinned.
 
-    By draws of (seed, epoch, sample). All but the turning works on the spikes alone, which are few, on their device.
+    By draws of (seed, epoch, sample). What to look at is worked out on the CPU, so that every device sees the same bits.
     """
     if how == Augment():
         return x
     key = (seed, encode.AUGMENT, epoch)
-    if (how.rotate or how.zoom) and min(x.shape[3:]) > 1:
-        x = _turned(x, how, key, samples)
-    samples = samples.to(x.device)
-    sides = [how.shift if side > 1 else 0 for side in x.shape[3:]]  # one row of sensors, as SHD's, cannot move off itself
-    most = torch.tensor([how.jitter, *sides], device=x.device)
-    moves = (encode.keyed_uniform([3], *key, samples) * (2 * most + 1)).long() - most  # (B, 3): along t, h, w
-    t, b, c, h, w = x.nonzero(as_tuple=True)
-    kept = torch.ones_like(t, dtype=torch.bool)
-    if how.drop:
-        place = 5 + ((t * x.shape[2] + c) * x.shape[3] + h) * x.shape[4] + w  # behind those of the moves
-        kept = encode.keyed_uniform_at(place, *key, samples[b]) >= how.drop
-    t, h, w = (axis + by for axis, by in zip((t, h, w), moves[b].unbind(1), strict=True))
-    for axis, n in ((t, x.shape[0]), (h, x.shape[3]), (w, x.shape[4])):
-        kept &= (axis >= 0) & (axis < n)
-    out = torch.zeros_like(x)
-    out[tuple(axis[kept] for axis in (t, b, c, h, w))] = 1
-    return out
+    draws = encode.keyed_uniform([5], *key, samples.cpu())  # (B, 5)
+    if how.rotate or how.zoom or how.shift:
+        x = _moved(x, how, draws)
+    if how.jitter:
+        t = torch.arange(len(x))[:, None] - _steps(draws[:, 0], how.jitter)  # (T, B)
+        seen = ((t >= 0) & (t < len(x))).to(x.device)[..., None, None, None]
+        x = x.gather(0, t.clamp(0, len(x) - 1).to(x.device)[..., None, None, None].expand(x.shape)) * seen
+    return _thinned(x, how.drop, key, samples.to(x.device), draws.shape[1]) if how.drop else x
 
 
-def _turned(x: Tensor, how: Augment, key: tuple[int, int, int], samples: Tensor) -> Tensor:
-    """Recordings, each turned and grown about the middle of its pixels: every pixel sees what its nearest one saw before.
+def _steps(u: Tensor, most: int) -> Tensor:
+    """Whole numbers from -most to most, from draws in [0, 1)."""
+    return (u * (2 * most + 1)).long() - most
 
-    Where to look is worked out on the CPU, so that every device sees the same bits.
+
+def _moved(x: Tensor, how: Augment, draws: Tensor) -> Tensor:
+    """Turned and resized about the middle of the pixels, then shifted: every pixel sees what the nearest to its source saw.
+
+    One row of sensors, as SHD's, is not turned, and does not move off itself.
     """
     height, width = x.shape[3:]
-    draws = 2 * encode.keyed_uniform_at(torch.tensor([3, 4]), *key, samples.cpu()[:, None]).double() - 1  # (B, 2)
-    angle, size = torch.deg2rad(how.rotate * draws[:, 0]), 1 + how.zoom * draws[:, 1]
-    cos, sin = (part[:, None, None] for part in (angle.cos() / size, angle.sin() / size))  # (B, 1, 1)
-    h, w = (torch.arange(side).double() - (side - 1) / 2 for side in (height, width))
-    rows = (cos * h[:, None] + sin * w + (height - 1) / 2).round().long()  # (B, H, W)
-    columns = (cos * w - sin * h[:, None] + (width - 1) / 2).round().long()
+    of_a_plane = min(height, width) > 1
+    turn = torch.deg2rad(of_a_plane * how.rotate * (2 * draws[:, 3].double() - 1))
+    size = 1 + of_a_plane * how.zoom * (2 * draws[:, 4].double() - 1)
+    cos, sin = ((part / size)[:, None, None] for part in (turn.cos(), turn.sin()))  # (B, 1, 1)
+    middle = torch.tensor([height - 1, width - 1]) / 2
+    h, w = (
+        torch.arange(side) - centre - _steps(u, how.shift if side > 1 else 0)[:, None]  # (B, side)
+        for side, centre, u in zip((height, width), middle.double(), draws[:, 1:3].T, strict=True)
+    )
+    rows = (cos * h[:, :, None] + sin * w[:, None] + middle[0]).round().long()  # (B, H, W)
+    columns = (cos * w[:, None] - sin * h[:, :, None] + middle[1]).round().long()
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
     source = torch.where(inside, rows * width + columns, height * width).flatten(1).to(x.device)  # (B, H W); the last sees nothing
     seen = torch.nn.functional.pad(x.flatten(3), (0, 1))
     return seen.gather(3, source[None, :, None].expand(*x.shape[:3], -1)).reshape(x.shape)
+
+
+def _thinned(x: Tensor, share: float, key: tuple[int, int, int], samples: Tensor, first: int) -> Tensor:
+    """Without this share of the spikes. Draws, from the `first` on, are made for the spikes alone, which are few."""
+    t, b, c, h, w = spikes = x.nonzero(as_tuple=True)
+    place = first + ((t * x.shape[2] + c) * x.shape[3] + h) * x.shape[4] + w
+    out = torch.zeros_like(x)
+    out[spikes] = (encode.keyed_uniform_at(place, *key, samples[b]) >= share).to(x.dtype)
+    return out
 
 
 def _files(root: Path, pattern: str, layout: str) -> list[Path]:
