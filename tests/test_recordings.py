@@ -184,6 +184,16 @@ def test_two_processes_build_one_file(tmp_path):
     assert said[0][-1] == said[1][-1] == "9"
 
 
+def test_recordings_are_the_same_wherever_they_lie(tmp_path):
+    """The fingerprint is of their bits: not of files, folders or times of change."""
+    x = np.random.default_rng(0).integers(0, 2, (4, 5, 2, 3, 3), dtype=np.uint8)
+    here, there = (cache.build(tmp_path / name, (5, 2, 3, 3), 4, lambda i: x[i]) for name in ("a.bits", "b.bits"))
+    other = cache.build(tmp_path / "c.bits", (5, 2, 3, 3), 4, lambda i: x[i] ^ (i == 2))
+    assert here.digest([2, 0]) == there.digest([2, 0])
+    assert here.digest([0, 1, 3]) == other.digest([0, 1, 3])
+    assert len({here.digest([2, 0]), here.digest([0, 2]), here.digest([0]), other.digest([2, 0])}) == 4
+
+
 # Augmentation
 
 

@@ -91,6 +91,10 @@ class Bits:
                 raise BadCache(f"{self.path}: recording {i} is damaged; delete the file, and it will be made again")
         return rows
 
+    def digest(self, index: Sequence[int] | np.ndarray) -> bytes:
+        """A fingerprint of some records, of their check sums: the same for the same bits, on whatever machine they were made."""
+        return hashlib.blake2b(repr(self.shape).encode() + self._sums[index].tobytes(), digest_size=16).digest()
+
 
 def _mapped(path: Path, count: int, size: int, mode: Any) -> tuple[np.ndarray, np.ndarray]:
     sums = np.memmap(path, "<u4", mode, LENGTH, (count,))

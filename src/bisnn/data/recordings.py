@@ -174,7 +174,7 @@ class Clips:
 
     def digest(self) -> bytes:
         assert isinstance(self.recordings, Recordings)  # loose ones are in no dataset
-        return self.recordings.bits.path.name.encode() + self.index.numpy().tobytes()
+        return self.recordings.bits.digest(self.index.numpy())
 
 
 def augmented(x: Tensor, how: Augment, seed: int, epoch: int, samples: Tensor) -> Tensor:
