@@ -185,7 +185,7 @@ def augmented(x: Tensor, how: Augment, seed: int, epoch: int, samples: Tensor) -
     if how == Augment():
         return x
     key = (seed, encode.AUGMENT, epoch)
-    draws = encode.keyed_uniform([5], *key, samples.cpu())  # (B, 5)
+    draws = encode.keyed_uniform([5], *key, samples.cpu())  # (B, 5): for t, rows, columns, angle, size
     if how.rotate or how.zoom or how.shift:
         x = _moved(x, how, draws)
     if how.jitter:
