@@ -1,4 +1,4 @@
-"""What augmentation, dropout, the schedule and the neurons' time constants change on scikit-learn's digits through the camera.
+"""What augmentation, dropout, the schedule, time constants and Adam's memory change on scikit-learn's digits through the camera.
 
     python benchmarks/recording_options.py
 

@@ -80,14 +80,16 @@ def table1(results: dict[str, Any], path: Path) -> None:
             values = [r[metric] for r in results["rows"] if (r["method"], r["predictor"]) == name]
             axis.plot(values, [y] * len(values), "o", color=BLUE, markersize=4, alpha=0.6)
             axis.plot([row[metric]["mean"]], [y], "|", color=ORANGE, markersize=18, markeredgewidth=2)
-            axis.annotate(f"{row[metric]['mean']:.3f}", (row[metric]["mean"], y), (0, 10), textcoords="offset points", fontsize=8)
+            place = {"xytext": (0, 10), "textcoords": "offset points", "ha": "center"}
+            axis.annotate(f"{row[metric]['mean']:.3f}", (row[metric]["mean"], y), **place, fontsize=8)
         axis.set_title("NLL, in nats" if metric == "nll" else metric.upper() if metric == "ece" else metric, fontsize=10)
         axis.grid(axis="x", alpha=0.3)
         axis.margins(0.15, 0.2)
     axis.set_yticks(range(len(names)), [f"{method}, {predictor}" for method, predictor in names], fontsize=9)
     axis.invert_yaxis()
-    seeds = results["seeds"]
-    figure.suptitle(f"recipe {results['recipe']}; dots: seeds {', '.join(map(str, seeds))}; bars: their mean", fontsize=9)
+    seeds = ", ".join(map(str, results["seeds"]))
+    drawn = f"dots: seeds {seeds}; bars: their mean" if len(results["seeds"]) > 1 else f"seed {seeds}"
+    figure.suptitle(f"recipe {results['recipe']}; {drawn}", fontsize=9)
     _save(figure, path)
 
 
