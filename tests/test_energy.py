@@ -40,8 +40,8 @@ def synapses(layer) -> list[tuple[int, int]]:
     return found
 
 
-def counted(net: Network, x: torch.Tensor, realised: list[torch.Tensor]) -> list[int]:
-    """Synaptic operations of each layer and of the last readout over all recordings, one by one."""
+def counted(net: Network, x: torch.Tensor, realised: list[torch.Tensor], readouts: int = 1) -> list[int]:
+    """Synaptic operations of each layer and of the last readouts over all recordings, one by one."""
     out, totals = net(x, weights=realised), []
     for layer, s, u in zip(net.layers, (x, *out.spikes), out.potentials, strict=False):
         s = s.flatten(2)
@@ -49,9 +49,20 @@ def counted(net: Network, x: torch.Tensor, realised: list[torch.Tensor]) -> list
             s = torch.cat([s, (u > layer.neuron.threshold).to(s)], -1)
         sources = [j for j, _ in synapses(layer)]
         totals.append(sum(row[j] == 1 for row in s.flatten(0, 1).tolist() for j in sources))
-    V = net.readouts[-1].V
-    last = out.spikes[-1].flatten(2).flatten(0, 1).tolist()
-    return [*totals, sum(row[j] == 1 for row in last for _, j in product(range(V.shape[0]), range(V.shape[1])))]
+    for readout, s in zip(net.readouts[-readouts:], out.spikes[-readouts:], strict=True):
+        rows, (classes, n) = s.flatten(2).flatten(0, 1).tolist(), readout.V.shape
+        totals.append(sum(row[j] == 1 for row in rows for _, j in product(range(classes), range(n))))
+    return totals
+
+
+def test_readouts_that_speak_count():
+    net = build("deep")
+    x, realised = spikes(net), [weights.sign(p.detach()) for p in net.parameters()]
+    lines = ledger(net, x, {"MAP": None}, readouts=2)["rows"]["MAP"]["layers"]
+    depth = len(net.layers)
+    assert [line["layer"] for line in lines[depth:]] == [f"readout {depth - 1}", "readout"]
+    assert [line["synaptic_operations"] for line in lines] == [count / B for count in counted(net, x, realised, 2)]
+    assert [line["weight_bits"] for line in lines[depth:]] == [readout.V.numel() for readout in net.readouts[-2:]]
 
 
 @pytest.mark.parametrize("kind", KINDS)

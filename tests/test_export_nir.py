@@ -45,19 +45,27 @@ def read_back(network: file.Network, path: Path, check: bool = True, **options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dt", [1e-4, 1.0])
-def test_the_file_gives_the_bits_of_the_network(kind, dt, tmp_path):
+@pytest.mark.parametrize(("dt", "alone"), [(1e-4, True), (1.0, True), (1e-4, False)])
+def test_the_file_gives_the_bits_of_the_network(kind, dt, alone, tmp_path):
     net = build(kind)
-    x = spikes(40, 4, *net.input_shape, seed=3)
+    x, readouts = spikes(40, 4, *net.input_shape, seed=3), 1 if alone else len(net.layers)
     out = net(x, weights=signs(net))
-    got, logits = nir_graph.simulate(read_back(describe(net), tmp_path / "net.nir", SQUARE.get(kind, True), dt=dt), x.numpy())
+    network = describe(net, readouts=readouts)
+    got, logits = nir_graph.simulate(read_back(network, tmp_path / "net.nir", SQUARE.get(kind, True), dt=dt), x.numpy())
     assert list(got) == [f"spikes_{i}" for i in range(len(net.layers))]
     for i, layer in enumerate(net.layers):
         s = (out.potentials[i] > layer.constants[3]).numpy()
         assert 0.01 < s.mean() < 0.5, "a test needs spikes"
         assert np.array_equal(got[f"spikes_{i}"], s)
     assert logits.dtype == np.float32
-    assert np.array_equal(logits, out.readouts[-1].detach().numpy())
+    assert np.array_equal(logits, out.logits(readouts).detach().numpy())
+
+
+def test_the_lossy_profile_adds_up_the_readouts_that_speak():
+    network, x = describe(build("deep"), readouts=2), spikes(30, 3, 6).numpy()
+    got, logits = nir_graph.simulate(nir_graph.cuba_lif(network), x)
+    said = [got[f"spikes_{i}"] @ np.where(readout.V, readout.scale, -readout.scale).T for i, _, readout in network.speaking]
+    np.testing.assert_allclose(logits, sum(said) / 2, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["deep", "conv", "masked"])
@@ -177,7 +185,7 @@ def test_disagreement_is_a_count(kind):
     assert 0 < measured.spikes < 1
     assert measured.rate == sum(s.sum() for s in ours) / size
     assert measured.rate_cuba_lif == sum(s.sum() for s in theirs) / size
-    readout = network.readout
+    readout = network.layers[-1].readout
     logits = lossy[-1] @ np.where(readout.V, readout.scale, -readout.scale).T
     classes = [torch.as_tensor(y).softmax(-1).mean(0).argmax(-1) for y in (out.readouts[-1].detach(), logits)]
     assert measured.predictions == (classes[0] != classes[1]).double().mean().item()

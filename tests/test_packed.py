@@ -21,6 +21,7 @@ import bisnn
 from bisnn import SRM, Conv2d, Linear, Network, Recurrent, packing, training, weights
 from bisnn.config import Events
 from bisnn.config import load as load_config
+from bisnn.layers import Readout
 from bisnn.packed import BadFile, Engine, bits, file
 from bisnn.packed import load as load_packed
 from conftest import seeded, spikes
@@ -35,10 +36,15 @@ def drawn(net: Network, K: int, seed: int = 0) -> list[list[torch.Tensor]]:
     return weights.draw_members([layer.weight.detach() for layer in net.layers], K, seeded(seed))
 
 
+def spoken(net: Network) -> int:
+    """Readouts there are, all to speak; 1 stands for none."""
+    return max(1, sum(isinstance(readout, Readout) for readout in net.readouts))
+
+
 def assert_same_bits(net: Network, x: torch.Tensor, K: int = 1, threads: int = 1) -> Engine:
     """Spikes of every layer, all logits, and the state afterwards, for K members."""
     members = drawn(net, K)
-    engine = Engine(packing.describe(net, members, readouts="every"), threads)
+    engine = Engine(packing.describe(net, members, readouts=spoken(net)), threads)
     ours = engine.run(x.numpy(), engine.start(x.shape[1]), spikes=True)
     assert all(np.array_equal(a, b) for a, b in zip(engine.run(x.numpy(), spikes=True).spikes, ours.spikes, strict=True))
     for k, member in enumerate(members):
@@ -48,6 +54,7 @@ def assert_same_bits(net: Network, x: torch.Tensor, K: int = 1, threads: int = 1
             assert np.array_equal(a[k], b.numpy())
         for a, b in zip(ours.readouts, theirs.readouts, strict=True):
             assert (a is None and b is None) or np.array_equal(a[k], b.numpy())
+        assert ours.logits is None or np.array_equal(ours.logits[k], theirs.logits(spoken(net)).numpy())
         for (P, _, R), state, layer in zip(ours.state, theirs.state, net.layers, strict=True):
             for a, b in ((P, state.P), (R, state.R)):
                 by_pixel = b if len(layer.current_shape) == 1 else b.movedim(1, -1)
@@ -211,7 +218,7 @@ def test_every_trained_config(name, tmp_path, monkeypatch):
         assert len(result.logits) == len(members)
         for k, member in enumerate(members):
             output = model.net(s, weights=[2 * up.float() - 1 for up in member])
-            assert np.array_equal(result.logits[k], output.readouts[-1].detach().numpy())
+            assert np.array_equal(result.logits[k], output.logits(model.config.predict.readouts).detach().numpy())
             for a, b in zip(result.spikes, output.spikes, strict=True):
                 assert np.array_equal(a[k], b.detach().numpy())
         assert engine.network.classes == model.classes
@@ -354,7 +361,7 @@ def assert_equal(a: file.Network, b: file.Network) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_come_back_as_they_were(kind, posterior, tmp_path):
     net = build(kind, dtype=torch.float32)
-    described = packing.describe(net, None if posterior else drawn(net, 3), readouts="every", posterior=posterior)
+    described = packing.describe(net, None if posterior else drawn(net, 3), readouts=spoken(net), posterior=posterior)
     described = replace(described, classes=("a", "b", "ü"), burn_in=3, source="x" * 32, seed=2**62)
     file.write(described, tmp_path / "n")
     assert_equal(file.read(tmp_path / "n"), described)
@@ -457,6 +464,25 @@ def test_hostile_files(name, data):
 )
 def test_files_of_nothing(content):
     assert not survives(content)
+
+
+def test_which_readouts_speak():
+    about, tensors = json.loads(json.loads(file._metadata(BASE["mixed"]))["network"]), load_tensors(BASE["mixed"])
+    for readouts in (2, len(about["layers"]) + 1, 0, "1", None):
+        with pytest.raises(BadFile, match="speak"):
+            file.parse(sealed(json.dumps({**about, "readouts": readouts}), tensors), "f")
+
+
+def test_files_of_the_first_format():
+    """They say nothing about readouts: the last layer alone speaks."""
+    body, tensors = json.loads(json.loads(file._metadata(BASE["mixed"]))["network"]), load_tensors(BASE["mixed"])
+    del body["readouts"]
+    text = json.dumps(body)
+    for version, good in ((1, True), (0, False), (3, False)):
+        header = {"kind": "packed", "version": version, "network": text, "digest": file._digest(text, tensors)}
+        assert survives(save_tensors(tensors, {"bisnn": json.dumps(header)})) == good
+        if good:
+            assert file.parse(save_tensors(tensors, {"bisnn": json.dumps(header)}), "f").readouts == 1
 
 
 def test_claims_take_no_memory(tmp_path):

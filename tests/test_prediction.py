@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -142,6 +143,32 @@ def test_over_time():
         for t in range(7):
             torch.testing.assert_close(running[t, b], each[: min(t + 1, length - 3), b].mean(0))
         torch.testing.assert_close(whole[b], each[: length - 3, b].mean(0))
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["binary", "real"])
+def test_the_layers_that_speak(real):
+    """The mean of the last readouts: the sum of the layers' logits, times 1/n."""
+    net = Network(Linear(6, 8), Linear(8, 7), Linear(7, 5), readout=3, neuron=NEURON, weights="real" if real else "binary")
+    x = spikes(12, 4, 6, seed=1)
+    for readouts in (1, 2, 3):
+        with map_weights(net) if not real else contextlib.nullcontext():
+            output = net(x)
+        total = torch.zeros(12, 4, 3)
+        for layer in range(3 - readouts, 3):
+            total += output.readouts[layer].detach()
+        torch.testing.assert_close(output.logits(readouts).detach(), total / readouts)
+        got = predict(net, x, readouts=readouts, over_time="step").mean
+        torch.testing.assert_close(got, (total / readouts).softmax(-1))
+    assert not torch.equal(predict(net, x).mean, predict(net, x, readouts=2).mean)
+    assert torch.equal(predict(net, x).mean, predict(net, x, readouts=1).mean)
+
+
+def test_no_more_layers_speak_than_have_a_readout():
+    net = Network(Linear(6, 8), Linear(8, 7), readout=3, readout_after="last", gradient="bptt")
+    with pytest.raises(ValueError, match="readouts: the network has 1; got 2; give fewer"):
+        predict(net, spikes(5, 2, 6), readouts=2)
+    with pytest.raises(ValueError, match="readouts: must be a positive whole number; got 0"):
+        predict(net, spikes(5, 2, 6), readouts=0)
 
 
 def test_running_before_the_first_step_that_counts_is_no_prediction():

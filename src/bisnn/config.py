@@ -256,6 +256,7 @@ class Augment(Section):
 class Predict(Section):
     samples: Count = 10  # members of the ensemble, Bayes-BiSNN only
     burn_in: Annotated[int, Field(ge=0)] | None = None  # first time steps that predictions leave out; by default train.burn_in
+    readouts: Count = 1  # how many of the last layers speak: predictions come from the mean of their readouts; the paper's is 1
 
 
 class Config(Section):
@@ -313,7 +314,11 @@ class Config(Section):
             raise ValueError(f'train.samples: rule "{self.rule.name}" has one realisation of its weights; got {self.train.samples}')
         if self.train.chunk and self.train.activity:
             raise ValueError("train.activity looks at whole recordings, train.chunk never sees one: leave one of the two at 0")
-        local = self.network.gradient == "local" and len(self.network.conv) + len(self.network.layers) > 1
+        depth = len(self.network.conv) + len(self.network.layers)
+        readouts = depth if self.network.readout_after == "every" else 1
+        if self.predict.readouts > readouts:
+            raise ValueError(f"predict.readouts must be at most {readouts}, the readouts there are; got {self.predict.readouts}")
+        local = self.network.gradient == "local" and depth > 1
         if local and self.network.readout_after == "last":
             raise ValueError('network.readout_after must be "every" with local gradients, or layers below the last never learn')
         return self

@@ -4,7 +4,7 @@ All counts are for one recording of T time steps, mean over the batch. The rules
 
 - A *synaptic operation* is a spike times a synapse that it reaches: one accumulate and no multiplication, for binary and for real
   weights alike, since a spike is 0 or 1. What a convolution's padding would reach is none. Spikes of the last time step count like
-  all others. The last readout is part of the inference; readouts of the layers below serve learning alone and are left out.
+  all others. Readouts that speak are part of the inference; those that serve learning alone are left out.
 - A *neuron update* is one neuron at one time step, whether it fires or not: u = kappa (P - Q) - R, u > theta, P' = a_m (P + I),
   Q' = a_s (Q + I), R' = a_r (R + s). That is 4 multiplications and 6 additions (the comparison is one), in 32-bit floats.
 - *Memory traffic*: every synaptic operation reads its weight, 1 or 32 bits, from an access that is filled; every update reads and
@@ -77,7 +77,7 @@ class Costs:
 
 
 class Work(NamedTuple):
-    """What a layer, or the last readout, does for one recording, whatever its numbers are made of."""
+    """What a layer, or a readout, does for one recording, whatever its numbers are made of."""
 
     layer: str
     parameters: int  # weights
@@ -107,8 +107,8 @@ def _windows(n: int, windows: int, kernel: int, stride: int, padding: int) -> Te
 
 
 @torch.no_grad()
-def work(net: Network, x: Tensor, realised: Sequence[Tensor]) -> list[Work]:
-    """The work of each layer, and of the last readout, on input spikes x, (T, B, *input_shape), with these weights."""
+def work(net: Network, x: Tensor, realised: Sequence[Tensor], readouts: int = 1) -> list[Work]:
+    """The work of each layer, and of the last readouts, on input spikes x, (T, B, *input_shape), with these weights."""
     x = net.checked(x)
     if not weights.is_spikes(x):
         raise ValueError("x: must be spikes, 0 or 1, or there is nothing to count; got other values; encode them first")
@@ -121,11 +121,12 @@ def work(net: Network, x: Tensor, realised: Sequence[Tensor]) -> list[Work]:
         name, neurons = f"{i} {type(layer).__name__}", math.prod(layer.current_shape)
         parameters, synapses = layer.weight.numel(), int(reached.sum())
         counts.append(Work(name, parameters, synapses, _fired(s, reached), neurons, len(reached) + outputs, steps))
-    readout = net.readouts[-1]
-    if isinstance(readout, Readout):
-        classes, n = readout.V.shape
-        operations = _fired(output.spikes[-1].flatten(2), torch.full((n,), classes))
-        counts.append(Work("readout", classes * n, classes * n, operations, 0, n, steps))
+    for i, (readout, s) in list(enumerate(zip(net.readouts, output.spikes, strict=True), 1))[-readouts:]:
+        if isinstance(readout, Readout):
+            classes, n = readout.V.shape
+            operations = _fired(s.flatten(2), torch.full((n,), classes))
+            name = "readout" if i == len(net.readouts) else f"readout {i}"
+            counts.append(Work(name, classes * n, classes * n, operations, 0, n, steps))
     return counts
 
 
@@ -141,6 +142,7 @@ def ledger(
     predictors: Mapping[str, int | None],
     costs: Costs | None = None,
     generator: int | torch.Generator = 0,
+    readouts: int = 1,
 ) -> dict[str, Any]:
     """What one inference takes: a row for each predictor, for full precision at the same spikes, and for the ANN.
 
@@ -150,6 +152,7 @@ def ledger(
         predictors: by name, None for the MAP weights (or a full-precision network's own), or K for an ensemble.
         costs: of the operations; by default those of `SOURCE`.
         generator: seed or torch.Generator of the members; the seed of `bisnn.predict` gives its members.
+        readouts: how many of the last layers speak, as in `bisnn.predict`.
 
     A row has the sums over its layers, their ratio to the ANN's energy and the layers themselves. Real weights on a binary
     network's MAP spikes are hypothetical: trained so, the network would fire otherwise.
@@ -162,15 +165,17 @@ def ledger(
     >>> rows["MAP"]["layers"][0]["synaptic_operations"]  # 10 time steps, 20 spikes, 64 neurons
     12800.0
     """
+    net.check_readouts(readouts)
     costs, x = costs or Costs(), net.checked(x)
     latents = [layer.weight.detach() for layer in net.layers]
     real = net.weights == "real"
     if real and any(members is not None for members in predictors.values()):
         raise ValueError(f"predictors: a full-precision network has no posterior to draw from; got {dict(predictors)}; give None")
-    single = work(net, x, latents if real else [weights.hard(weights.sign(w_r)) for w_r in latents])
+    single = work(net, x, latents if real else [weights.hard(weights.sign(w_r)) for w_r in latents], readouts)
     rows = {} if real else {HYPOTHETICAL: _spiking([single], True, costs)}
     for name, members in predictors.items():
-        counts = [single] if members is None else _drawn(net, x, latents, members, as_generator(generator, x.device))
+        seeded = as_generator(generator, x.device)
+        counts = [single] if members is None else _drawn(net, x, latents, members, readouts, seeded)
         rows[name] = _spiking(counts, real, costs)
     rows[ANN] = _one_pass(single, costs)
     for row in rows.values():
@@ -178,12 +183,15 @@ def ledger(
     return {"recordings": x.shape[1], "steps": len(x), "costs": asdict(costs), "source": SOURCE, "rows": rows}
 
 
-def _drawn(net: Network, x: Tensor, latents: list[Tensor], members: int, generator: torch.Generator) -> list[list[Work]]:
+def _drawn(
+    net: Network, x: Tensor, latents: list[Tensor], members: int, readouts: int, generator: torch.Generator
+) -> list[list[Work]]:
     """The work of each member of an ensemble; the input is read with the first and there for the others."""
     p = [weights.probability(w_r) for w_r in latents]
     counts = []
     for k in range(positive_int("predictors", members)):
-        first, *others = work(net, x, [weights.hard(2 * weights.draw(p_layer, generator).to(x.dtype) - 1) for p_layer in p])
+        realised = [weights.hard(2 * weights.draw(p_layer, generator).to(x.dtype) - 1) for p_layer in p]
+        first, *others = work(net, x, realised, readouts)
         counts.append([first._replace(values=first.values - math.prod(net.input_shape)) if k else first, *others])
     return counts
 

@@ -168,7 +168,7 @@ def _test_spikes(model: Model, x: Tensor | Clips, points: Tensor) -> Tensor:
 def _energy(model: Model, x: Tensor | Clips, costs: Costs | None) -> dict[str, Any]:
     """The energy ledger of every predictor, with the ensemble's own members, on a few of the test points x."""
     s = _test_spikes(model, x, _evenly(len(x), COUNTED))
-    return ledger(model.net, s, predictors(model), costs, model.config.seed)
+    return ledger(model.net, s, predictors(model), costs, model.config.seed, model.config.predict.readouts)
 
 
 @torch.no_grad()

@@ -124,7 +124,7 @@ def describe_model(trained: model.Model, predictor: str = "map", members: int | 
     drawn, count = None, positive_int("members", trained.members if members is None else members) if predictor != "map" else 0
     if predictor == "members":
         drawn = weights.draw_members([layer.weight.detach() for layer in net.layers], count, as_generator(config.seed))
-    bits = describe(net, drawn, posterior=predictor == "posterior")
+    bits = describe(net, drawn, readouts=config.predict.readouts, posterior=predictor == "posterior")
     code = config.encode
     scale = {"low": trained.low.tolist(), "high": trained.high.tolist()}
     encoding: dict[str, Any] = {"code": code.code, "steps": code.steps, "neurons": code.neurons, "width": code.width}

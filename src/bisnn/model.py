@@ -169,8 +169,9 @@ class Model:
         device = next(self.net.parameters()).device
         for index in torch.arange(len(x)).split(self.batch):
             s = spikes(self.config, x[index], purpose, 0, index, device)
-            options: dict[str, Any] = {"burn_in": self.config.burn_in, "generator": self.config.seed}
-            parts.append(predict(self.net, s, samples, task=self.config.task, over_time=over_time, **options))
+            options: dict[str, Any] = {"burn_in": self.config.burn_in, "readouts": self.config.predict.readouts}
+            options |= {"task": self.config.task, "generator": self.config.seed}
+            parts.append(predict(self.net, s, samples, over_time=over_time, **options))
             advance(len(index))
         return _joined(parts, axis=0 if over_time == "mean" else 1)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,11 @@ class Output(NamedTuple):
     potentials: tuple[Tensor, ...]  # u of each layer's neurons, before pooling, (T, B, ...)
     readouts: tuple[Tensor | None, ...]  # linear readouts, (T, B, outputs); None where a layer has none
     state: NetworkState | None  # for the next chunk of time, if one was passed in
+
+    def logits(self, readouts: int = 1) -> Tensor:
+        """The mean of the last so many readouts, (T, B, outputs): their sum, from the lowest layer on, times 1 / readouts."""
+        total = functools.reduce(torch.add, cast("tuple[Tensor, ...]", self.readouts[-readouts:]))
+        return total if readouts == 1 else total * torch.tensor(1 / readouts, dtype=total.dtype)
 
 
 class Network(nn.Module):
@@ -150,6 +156,13 @@ class Network(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.layers[0].kappa.dtype
+
+    def check_readouts(self, readouts: int) -> None:
+        """A ValueError if more of the last layers are to speak than have a readout."""
+        positive_int("readouts", readouts)
+        there = sum(isinstance(readout, Readout) for readout in self.readouts)
+        if readouts > max(1, there):
+            raise ValueError(f"readouts: the network has {there}; got {readouts}; give fewer")
 
     def checked(self, x: Tensor, state: NetworkState | None = None) -> Tensor:
         """The input in the network's dtype, or a ValueError that says what is wrong with it."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from bisnn import weights
-from bisnn.checks import choice
 from bisnn.layers import Conv2d, Readout, Recurrent
 from bisnn.layers import Layer as TorchLayer
 from bisnn.network import Network as TorchNetwork
@@ -17,17 +16,16 @@ from bisnn.packed import file
 
 
 def describe(
-    net: TorchNetwork, members: Sequence[Sequence[Tensor]] | None = None, *, readouts: str = "last", posterior: bool = False
+    net: TorchNetwork, members: Sequence[Sequence[Tensor]] | None = None, *, readouts: int = 1, posterior: bool = False
 ) -> file.Network:
     """A network of binary weights as its bits.
 
     Args:
         net: float32, binary weights.
         members: for each member one bool tensor a layer, True where the weight is +1; None for the MAP weights sign(w^r).
-        readouts: "last", all that a prediction needs, or "every".
+        readouts: how many of the last layers speak, as in `bisnn.predict`; other readouts serve learning and stay out.
         posterior: put the posterior itself in, at 8 bits a weight; its MAP weights are those of the network.
     """
-    choice("readouts", readouts, ("last", "every"))
     if net.weights != "binary":
         raise ValueError(
             "net: must have binary weights, or it has no bits to pack; got a full-precision network; train another rule"
@@ -37,13 +35,14 @@ def describe(
         raise ValueError(f"net: must be float32, as all kernels that ship are; got {net.dtype}; {way}")
     if any(weights.is_realised(p) for p in net.parameters()):
         raise RuntimeError("describe(): the parameters hold a realisation w and not the latents w^r; call it outside the block")
+    net.check_readouts(readouts)
     if members is None:
         members = [[layer.weight.detach() >= 0 for layer in net.layers]]
     layers = []
     for i, (layer, readout) in enumerate(zip(net.layers, net.readouts, strict=True)):
-        kept = isinstance(readout, Readout) and (readouts == "every" or i == len(net.layers) - 1)
+        kept = isinstance(readout, Readout) and i >= len(net.layers) - readouts
         layers.append(_layer(layer, [member[i] for member in members], readout if kept else None, posterior))  # type: ignore[arg-type]
-    return file.Network(tuple(layers))
+    return file.Network(tuple(layers), readouts=readouts)
 
 
 def _layer(layer: TorchLayer, up: list[Tensor], readout: Readout | None, posterior: bool) -> file.Layer:

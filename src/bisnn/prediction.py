@@ -45,6 +45,7 @@ def predict(
     task: str = "classification",
     over_time: str = "mean",
     burn_in: int = 0,
+    readouts: int = 1,
     mask: Tensor | None = None,
     generator: int | torch.Generator = 0,
 ) -> Classification | Regression:
@@ -58,6 +59,7 @@ def predict(
         task: "classification" (softmax of the readout) or "regression" (the readout itself).
         over_time: "mean" over the time steps that count; "running", that mean up to each time step; "step", each by itself.
         burn_in: number of first time steps that do not count ("running" and "step" then return the T - burn_in others).
+        readouts: how many of the last layers speak: predictions come from the mean of their readouts. The paper's is 1.
         mask: (T, B), True where a recording is real; see `bisnn.pad`.
         generator: seed or torch.Generator of the draws.
 
@@ -72,6 +74,7 @@ def predict(
     choice("over_time", over_time, ("mean", "running", "step"))
     if not isinstance(net.readouts[-1], Readout):
         raise ValueError("net: predict needs a readout after the last layer; got readout=None; give the network one")
+    net.check_readouts(readouts)
     if samples is not None:
         positive_int("samples", samples)
         if net.weights == "real":
@@ -80,7 +83,7 @@ def predict(
         raise RuntimeError("predict(): the parameters hold a realisation w and not the latents w^r; call it outside the block")
     x = net.checked(x)
     finite("x", x)
-    y = _readouts(net, x, samples, as_generator(generator, x.device))  # (K, T, B, C)
+    y = _readouts(net, x, samples, readouts, as_generator(generator, x.device))  # (K, T, B, C)
     if task == "classification":
         y = y.movedim(-1, 0).contiguous().softmax(0).movedim(0, -1)  # several times faster so, for few classes
     members = _over_time(y, over_time, burn_in, mask)
@@ -91,25 +94,26 @@ def predict(
     return Classification(mean, members, entropy, expected, (entropy - expected).clamp(min=0))
 
 
-def _readouts(net: Network, x: Tensor, samples: int | None, generator: torch.Generator) -> Tensor:
-    """The last readout of each member, (K, T, B, C)."""
+def _readouts(net: Network, x: Tensor, samples: int | None, readouts: int, generator: torch.Generator) -> Tensor:
+    """What each member says, (K, T, B, C)."""
     latents = [layer.weight.detach() for layer in net.layers]
     if net.weights == "real":
-        return net(x, weights=latents).readouts[-1][None]
+        return net(x, weights=latents).logits(readouts)[None]
     most_probable = [w_r >= 0 for w_r in latents]  # where weights are +1
     members = [most_probable] if samples is None else weights.draw_members(latents, samples, generator)
     if kernels.name_for(x.device, x.dtype) == "cpu" and weights.is_spikes(x):
-        return _packed_readouts(net, x, members)
+        return _packed_readouts(net, x, members, readouts)
     run = lambda member: net(x, weights=[weights.hard(2 * up.to(x.dtype) - 1) for up in member])  # noqa: E731
-    return torch.stack([run(member).readouts[-1] for member in members])
+    return torch.stack([run(member).logits(readouts) for member in members])
 
 
-def _packed_readouts(net: Network, x: Tensor, members: list[list[Tensor]]) -> Tensor:
+def _packed_readouts(net: Network, x: Tensor, members: list[list[Tensor]], readouts: int) -> Tensor:
     """All members on packed bits: the network's own bits, without its potentials. Members share what is done with the input."""
     from bisnn import packing  # numba takes a while to load
     from bisnn.packed.engine import Engine
 
-    engine = Engine(packing.describe(net, members), torch.get_num_threads(), sparse=False)  # for one run a table does not pay
+    described = packing.describe(net, members, readouts=readouts)
+    engine = Engine(described, torch.get_num_threads(), sparse=False)  # for one run a table does not pay
     logits = engine.run(x.numpy()).logits
     assert logits is not None
     return torch.from_numpy(logits)

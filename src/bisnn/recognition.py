@@ -74,7 +74,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
         row = evaluation.row_of(judged, name)
         row |= {metric: value["value"] for metric, value in values.items()}
         ledger = judged["energy"]["rows"][name]
-        layers = [layer for layer in ledger["layers"] if layer["layer"] != "readout"]
+        layers = [layer for layer in ledger["layers"] if layer["neuron_updates"]]  # no readouts
         row["memory_bytes"] = sum(layer["weight_bits"] for layer in layers) // 8
         row["synaptic_operations"] = ledger["synaptic_operations"]
         result.append(row)

@@ -292,12 +292,12 @@ class Training:
         return list(((drawn >= p).to(self.net.dtype) / (1 - p)).split(sizes, 1))
 
     def _backward(self, x: Tensor, y: Tensor, factor: float, seen: list[Tensor] | None) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Gradients of one realisation; returns its loss, each layer's rate and the last readout (T, B, outputs)."""
+        """Gradients of one realisation; returns its loss, each layer's rate and the logits (T, B, outputs)."""
         train, spikes, readouts = self.config.train, [], []
 
         def note(output: Output) -> None:
             spikes.append([s.detach().mean() * len(s) for s in output.spikes])
-            readouts.append(output.readouts[-1].detach())  # type: ignore[union-attr]
+            readouts.append(output.logits(self.config.predict.readouts).detach())
 
         settings: dict[str, Any] = {"loss": self.config.loss, "over_time": train.over_time, "burn_in": train.burn_in}
         if train.chunk:

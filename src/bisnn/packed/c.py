@@ -28,7 +28,7 @@ def write(network: file.Network, folder: str | Path, x: np.ndarray, *, name: str
     """Write NAME.h and NAME.c, and NAME_golden.h and NAME_test.c: a program that runs the recording and compares every bit.
 
     Args:
-        network: its last readout gives the logits; others are left out.
+        network: the readouts that speak give the logits; others are left out.
         folder: made if it is not there.
         x: a recording for the test, 0 and 1, (T, *input_shape).
         name: of the files, and in front of all that the header declares.
@@ -156,7 +156,7 @@ class _Source:
             "LAYERS": len(network.layers),
             "INPUTS": math.prod(network.input_shape),
             "INPUT_WORDS": _n_words(network.input_shape),
-            "OUTPUTS": 0 if network.readout is None else len(network.readout.V),
+            "OUTPUTS": network.outputs,
             "FLASH_BYTES": self.sizes["flash"],
             "RAM_BYTES": self.sizes["ram"],
         }
@@ -250,15 +250,19 @@ class _Source:
         ]
 
     def _interface(self) -> list[str]:
-        name, final, last = self.name, self.network.readout, self.network.layers[-1]
+        name, outputs, speaking = self.name, self.network.outputs, self.network.speaking
         steps = [f"layer_{i}(state{', x' if i == 0 else ''});" for i in range(len(self.network.layers))]
-        if final is None:
+        if not speaking:
             steps.append("(void)logits;")
         else:
-            s, outputs = f"state->s{len(steps) - 1}[k]", len(final.V)
-            V = self._add("V", _blocks(final.V[:, _order(last.output_shape)]))
-            call = f"readout(logits + k * {outputs}, {outputs}, {s}, {math.prod(last.output_shape)}, {V}, {_float(final.scale)});"
-            steps = ["size_t k;", *steps, "if (logits == NULL)", "    return;", *self._members([call])]
+            calls: list[str] = []
+            for i, layer, readout in speaking:
+                V = self._add(f"V_{i}", _blocks(readout.V[:, _order(layer.output_shape)]))
+                of = f"state->s{i}[k], {math.prod(layer.output_shape)}, {V}, {_float(readout.scale)}"
+                calls.append(f"readout(logits + k * {outputs}, {outputs}, {of}, {1 if calls else 0});")
+            if len(speaking) > 1:
+                calls.append(f"multiply(logits + k * {outputs}, {outputs}, {_float(np.float32(1 / len(speaking)))});")
+            steps = ["size_t k;", *steps, "if (logits == NULL)", "    return;", *self._members(calls)]
         return [
             _function(f"void {name}_reset({name}_state *state)", ["memset(state, 0, sizeof *state);"]),
             _function(f"void {name}_step({name}_state *state, const uint32_t *x, float *logits)", steps),
@@ -293,7 +297,7 @@ def _golden(name: str, x: np.ndarray, spikes: tuple[np.ndarray, ...], logits: np
 def _test(network: file.Network, name: str, steps: int) -> str:
     upper = name.upper()
     compared = [(f"state.s{i}", f"golden_s{i}", f"WORDS_{i}", f"spikes of layer {i}") for i in range(len(network.layers))]
-    if network.readout is not None:
+    if network.outputs:
         compared.append(("logits", "golden_logits", "OUTPUTS", "logits"))
     checks = []
     for got, wanted, per_member, what in compared:

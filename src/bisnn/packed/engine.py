@@ -9,11 +9,12 @@ Axes: K members, T time, B recordings, H W image; words last. A dense layer is a
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from llvmlite import ir
@@ -39,13 +40,9 @@ class Result:
     """What a run gives."""
 
     readouts: tuple[np.ndarray | None, ...]  # of each layer, (K, T, B, outputs) float32; None where the file has none
+    logits: np.ndarray | None  # what predictions come from: the mean of the readouts that speak
     spikes: tuple[np.ndarray, ...]  # if asked for: what leaves each layer, uint8 (K, T, B, ...)
     state: State | None  # after the last time step, if one was passed in
-
-    @property
-    def logits(self) -> np.ndarray | None:
-        """The last layer's readout: what predictions come from."""
-        return self.readouts[-1]
 
 
 @dataclass(frozen=True)
@@ -287,7 +284,13 @@ class Engine:
             readouts.append(None if V is None else self._read(words, V, of.readout.scale))  # type: ignore[union-attr]
             if spikes:
                 kept.append(_unpacked(words, of.output_shape))
-        return Result(tuple(readouts), tuple(kept), None if state is None else after)
+        return Result(tuple(readouts), self._said(readouts), tuple(kept), None if state is None else after)
+
+    def _said(self, readouts: list[np.ndarray | None]) -> np.ndarray | None:
+        count = self.network.readouts
+        if count == 1:
+            return readouts[-1]
+        return functools.reduce(np.add, cast("list[np.ndarray]", readouts[-count:])) * np.float32(1 / count)
 
     def predict(self, x: np.ndarray) -> Prediction:
         """Predict from whole recordings x, (T, B, *input_shape): the mean over time, after the burn-in, and over the members."""

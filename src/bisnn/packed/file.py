@@ -20,7 +20,8 @@ from safetensors.numpy import load, save
 
 from bisnn.files import write_atomic
 
-VERSION = 1
+VERSION = 2
+READS = (1, VERSION)  # in the first format the last layer alone speaks
 KINDS = ("dense", "conv", "recurrent")
 MOST_NEURONS = 1 << 26  # of a layer: a header of a few bytes cannot ask for more memory than that
 GENERATOR = "philox-16"  # named in the file: how members are drawn from a posterior
@@ -99,6 +100,7 @@ class Network:
     task: str = "classification"  # or "regression"
     classes: tuple[str, ...] = ()  # names
     burn_in: int = 0  # first time steps that a prediction leaves out
+    readouts: int = 1  # how many of the last layers speak: a prediction comes from the mean of their readouts
     encoding: dict[str, Any] = field(default_factory=dict)  # from features to spikes; empty where spikes come in
     source: str = ""  # digest of the model file it was made from
     members: int = 0  # that the file suggests to draw from its posterior
@@ -114,9 +116,16 @@ class Network:
         return len(self.layers[0].weights)
 
     @property
-    def readout(self) -> Readout | None:
-        """The last layer's: what predictions come from."""
-        return self.layers[-1].readout
+    def outputs(self) -> int:
+        """Of its readouts; 0 where there are none, and the last spikes are the output."""
+        last = self.layers[-1].readout
+        return 0 if last is None else len(last.V)
+
+    @property
+    def speaking(self) -> list[tuple[int, Layer, Readout]]:
+        """The layers that speak, from the lowest on, with their numbers and readouts."""
+        last = list(enumerate(self.layers))[-self.readouts :]
+        return [(i, layer, layer.readout) for i, layer in last if layer.readout is not None]
 
 
 def write(network: Network, path: str | Path) -> int:
@@ -141,7 +150,8 @@ def write(network: Network, path: str | Path) -> int:
             tensors[f"{i}.readout"] = _bits(layer.readout.V)
             tensors[f"{i}.scale"] = np.array([layer.readout.scale], np.float32)
         layers.append({name: value for name, value in about.items() if value is not None})
-    about = {name: getattr(network, name) for name in ("task", "classes", "burn_in", "encoding", "source", "members", "seed")}
+    names = ("task", "classes", "burn_in", "readouts", "encoding", "source", "members", "seed")
+    about = {name: getattr(network, name) for name in names}
     about |= {"layers": layers, "count": 0 if network.layers[0].posterior is not None else network.count, "generator": GENERATOR}
     body = json.dumps(about, separators=(",", ":"))
     header = {"kind": "packed", "version": VERSION, "network": body, "digest": _digest(body, tensors)}
@@ -179,8 +189,8 @@ def parse(content: bytes, name: str, members: int | Literal["map"] | None = None
         raise BadFile(f"{name}: is damaged or no safetensors file ({_short(error)})") from None
     if not isinstance(header, dict) or header.get("kind") != "packed":
         raise BadFile(f"{name}: holds no packed network; `bisnn export RUN --to packed` makes such a file")
-    if header.get("version") != VERSION:
-        raise BadFile(f"{name}: was written in format {header.get('version')!r}, and this version reads {VERSION}; export it again")
+    if header.get("version") not in READS:
+        raise BadFile(f"{name}: was written in format {header.get('version')!r}, and this version reads {READS}; export it again")
     body = header.get("network")
     if not isinstance(body, str) or header.get("digest") != _digest(body, tensors):
         raise BadFile(f"{name}: is damaged: its content does not match its digest; export it again")
@@ -283,18 +293,22 @@ def _network(about: Any, tensors: dict[str, np.ndarray], members: int | str | No
     classes = about.get("classes")
     _require(about.get("task") in ("classification", "regression"), f"its task is {about.get('task')!r:.50}")
     _require(isinstance(classes, list), "its classes are no list")
-    last = layers[-1].readout
-    _require(not classes or (last is not None and len(last.V) == len(classes)), f"it names {len(classes)} classes")
-    return Network(
+    network = Network(
         layers=tuple(layers),
         task=about["task"],
         classes=tuple(_text(name, "the name of a class") for name in classes),
         burn_in=_whole(about.get("burn_in"), 0, "the burn-in"),
+        readouts=_whole(about.get("readouts", 1), 1, "the number of layers that speak"),
         encoding=_encoding(about.get("encoding"), layers[0].input_shape),
         source=_text(about.get("source"), "the source"),
         members=suggested,
         seed=seed,
     )
+    _require(not classes or network.outputs == len(classes), f"it names {len(classes)} classes")
+    sizes = [len(readout.V) for _, _, readout in network.speaking]
+    fit = network.readouts == 1 or sizes == [network.outputs] * network.readouts
+    _require(fit, f"{network.readouts} layers are to speak, and the outputs of the last readouts are {sizes}")
+    return network
 
 
 _NONE = np.zeros((0, 0, 0), bool)

@@ -53,7 +53,7 @@ def graph(network: file.Network, member: int | None = None, dt: float = DT) -> A
     """The network as a `nir.NIRGraph` that means the same: the exact profile, see above.
 
     Args:
-        network: without pooling. Of its readouts, the last layer's goes in; without one the last spikes are the output.
+        network: without pooling. The readouts that speak go in; without any the last spikes are the output.
         member: which one, from 0; may be left out where there is only one.
         dt: seconds of a time step.
     """
@@ -94,7 +94,7 @@ def _assemble(network: file.Network, member: int | None, dt: float, profile: str
     def flat(name: str, shape: tuple[int, ...], after: str) -> str:
         return after if len(shape) == 1 else add(name, nir.Flatten({"input": np.array(shape)}, 0, -1), after)
 
-    last = "input"
+    last, ends = "input", []
     for i, layer in enumerate(network.layers):
         W = _signs(layer.weights[k], layer.mask)  # (neurons, inputs)
         if profile == "cubalif":  # one threshold for all, or importers refuse: what differs between neurons goes into their weights
@@ -111,15 +111,21 @@ def _assemble(network: file.Network, member: int | None, dt: float, profile: str
             edges.append((add(f"recurrent_{i}", nir.Linear(W[:, n:]), last), inlet))
         if layer.outputs is not None:
             last = add(f"outputs_{i}", nir.Linear(np.eye(layer.neurons, dtype=np.float32)[list(layer.outputs)]), last)
-    shape = network.layers[-1].output_shape
-    if network.readout is not None:
-        V, scale = _signs(network.readout.V, None), np.float32(network.readout.scale)
-        last, shape = flat("flatten", shape, last), (len(V),)
+        ends.append(last)
+    shape, share, said = network.layers[-1].output_shape, np.float32(1 / network.readouts), []
+    for i, layer, readout in network.speaking:
+        V, scale, tag = _signs(readout.V, None), np.float32(readout.scale), "" if layer is network.layers[-1] else f"_{i}"
+        flattened, shape = flat(f"flatten{tag and '_of' + tag}", layer.output_shape, ends[i]), (len(V),)
         if profile == "exact":
-            last = add("scale", nir.Scale(np.full(shape, scale)), add("readout", nir.Linear(V), last))
+            said.append(add(f"scale{tag}", nir.Scale(np.full(shape, scale)), add(f"readout{tag}", nir.Linear(V), flattened)))
         else:  # importers know no Scale
-            last = add("readout", nir.Linear(V * scale), last)
-    add("output", nir.Output(np.array(shape)), last)
+            said.append(add(f"readout{tag}", nir.Linear(V * scale * share), flattened))
+    if len(said) > 1 and profile == "exact":  # what arrives at a node is added up
+        nodes["mean"] = nir.Scale(np.full(shape, share))
+        edges += [(one, "mean") for one in said]
+        said = ["mean"]
+    nodes["output"] = nir.Output(np.array(shape))
+    edges += [(one, "output") for one in said or [last]]
     return nir.NIRGraph(nodes, edges, {"made_by": "bisnn", "profile": profile, "dt": dt})
 
 
@@ -376,7 +382,7 @@ def disagreement(network: file.Network, x: np.ndarray, member: int | None = None
     size = sum(s.size for s in ours)
     differ = sum(np.count_nonzero(a != b) for a, b in zip(ours, theirs, strict=True))
     predictions = None
-    if network.readout is not None and network.task == "classification":
+    if network.outputs and network.task == "classification":
         a, b = (_predicted(y[network.burn_in :]) for y in (logits, logits_lossy))
         predictions = float(np.mean(a != b))
     rate, rate_cuba_lif = (float(sum(s.sum() for s in spikes)) / size for spikes in (ours, theirs))
