@@ -14,6 +14,7 @@ import json
 import shlex
 import statistics
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,13 @@ JUDGED = ("accuracy", "nll", "ece")
 
 def further(images: Path, most: int, run: Run) -> tuple[Clips, Tensor]:
     """The first `most` digits of each class that the protocol leaves alone, in front of the runs' camera."""
-    pictures, labels = simulation.mnist(images)
+    try:
+        pictures, labels = simulation.mnist(images)
+    except ValueError as error:
+        raise ValueError(f"--images: {error}") from None
     numbers = [int(i) for digit in range(10) for i in np.flatnonzero(labels == digit)[USED : USED + most]]
+    if not numbers:
+        raise ValueError(f"--images: must have more than {USED} of a digit; got {images}; give MNIST's own files, all of them")
     (clips,) = simulated("further", Pictures(pictures[numbers], numbers), run.data, "cpu")
     return clips, torch.from_numpy(labels[numbers])
 
@@ -97,13 +103,13 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return entries
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of trained runs")
     parser.add_argument("--images", type=Path, required=True, help="folder of MNIST's idx files")
     parser.add_argument("--most", type=int, default=200, help="further digits of each class")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     try:
         positive_int("--most", args.most)
         if not args.out.parent.is_dir():
@@ -111,9 +117,12 @@ def main() -> None:
         runs = load_runs(args.runs)
         if not isinstance(runs[0].data, Digits) or not runs[0].data.root:
             raise ValueError(f"RUN: must be trained on MNIST in front of the camera; got {args.runs[0]}; give others")
+        for run in runs:
+            if run.model.config.network.readout_after == "last" or run.model.config.train.dtype != "float32":
+                raise ValueError(f"RUN: must have a readout after every layer, and float32; got {run.path}; leave it out")
         own, (clips, labels) = own_recordings(runs, "cpu"), further(args.images, args.most, runs[0])
     except ValueError as error:
-        sys.exit(f"readouts.py: {error}")
+        raise SystemExit(f"readouts: {error}") from None
     rows = []
     with bars(show=True) as progress:
         passes = sum(sum(k or 1 for k in predictors(run.model).values()) for run in runs)

@@ -1,4 +1,4 @@
-"""What augmentation, dropout, the schedule, time constants and Adam's memory change on scikit-learn's digits through the camera.
+"""What augmentation, dropout, the schedule, time constants, gradients through time and more change on scikit-learn's digits.
 
     python benchmarks/recording_options.py
 
@@ -29,9 +29,16 @@ from bisnn.files import write_atomic
 PLAIN = {"augment.rotate": 0.0, "augment.zoom": 0.0, "augment.shift": 0}
 TURNED = {"augment.rotate": 5.0, "augment.zoom": 0.05}
 USUAL = {"rule.betas": [0.9, 0.999]}
+BPTT, BOTH = {"network.gradient": "bptt"}, {"predict.readouts": 2}
 UNCHANGED: dict[str, Any] = {}
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of each method, by name
-    "full": {"as it is": UNCHANGED, "no augmentation": PLAIN, "shifted, not turned": PLAIN | {"augment.shift": 1}},
+    "full": {
+        "as it is": UNCHANGED,
+        "no augmentation": PLAIN,
+        "shifted, not turned": PLAIN | {"augment.shift": 1},
+        "gradients through layers and time": BPTT,
+        "both layers speak": BOTH,
+    },
     "st": {
         "as it is": UNCHANGED,
         "no augmentation": PLAIN,
@@ -41,12 +48,16 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of each method, by name
         "constant learning rate": {"train.schedule": "constant"},
         "tau 10, 6, 2 as in the paper": {"neuron.tau_mem": 10.0, "neuron.tau_syn": 6.0, "neuron.tau_ref": 2.0},
         "Adam's usual betas": USUAL,
+        "gradients through layers and time": BPTT,
+        "both layers speak": BOTH,
     },
     "bayes": {
         "as it is": UNCHANGED,
         "no augmentation": PLAIN,
         "relaxed samples, tau 0.5": {"rule.straight_through": False, "rule.tau": 0.5},
         "Adam's usual betas": USUAL,
+        "gradients through layers and time": BPTT,
+        "both layers speak": BOTH,
     },
 }
 FOLDS = 5

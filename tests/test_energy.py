@@ -63,6 +63,9 @@ def test_readouts_that_speak_count():
     assert [line["layer"] for line in lines[depth:]] == [f"readout {depth - 1}", "readout"]
     assert [line["synaptic_operations"] for line in lines] == [count / B for count in counted(net, x, realised, 2)]
     assert [line["weight_bits"] for line in lines[depth:]] == [readout.V.numel() for readout in net.readouts[-2:]]
+    ensemble = ledger(net, x, {"two": 2}, readouts=2)["rows"]["two"]["layers"]
+    assert [line["layer"] for line in ensemble] == [line["layer"] for line in lines]
+    assert [line["weight_bits"] for line in ensemble] == [2 * line["weight_bits"] for line in lines]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -61,11 +61,11 @@ def test_the_file_gives_the_bits_of_the_network(kind, dt, alone, tmp_path):
     assert np.array_equal(logits, out.logits(readouts).detach().numpy())
 
 
-def test_the_lossy_profile_adds_up_the_readouts_that_speak():
-    network, x = describe(build("deep"), readouts=2), spikes(30, 3, 6).numpy()
-    got, logits = nir_graph.simulate(nir_graph.cuba_lif(network), x)
-    said = [got[f"spikes_{i}"] @ np.where(readout.V, readout.scale, -readout.scale).T for i, _, readout in network.speaking]
-    np.testing.assert_allclose(logits, sum(said) / 2, rtol=1e-5, atol=1e-6)
+def test_the_lossy_profile_speaks_by_its_last_layer_alone(tmp_path):
+    network = describe(build("deep"), readouts=2)
+    with pytest.raises(ValueError, match="network: must speak by its last layer alone"):
+        nir_graph.write(network, tmp_path / "net.nir", profile="cubalif")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("kind", ["deep", "conv", "masked"])

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -226,6 +227,30 @@ def test_every_trained_config(name, tmp_path, monkeypatch):
         assert engine.network.source == bisnn.files.file_digest(run / "model.safetensors")
 
 
+def test_layers_that_speak_from_training_to_every_export(tmp_path):
+    """`predict.readouts` of a config: in training, the model, the packed file and the ledger; and it makes a difference."""
+    config = load_config("two_moons_bayes").updated(
+        **{"network.layers": [12, 11, 10], "predict.readouts": 3, "predict.samples": 3, "train.epochs": 2, "train.device": "cpu"}
+    )
+    run = training.train(config, tmp_path / "run", show=False)
+    model = bisnn.load(run)
+    points = np.random.default_rng(0).random((9, 2))
+    alone = replace(model, config=config.updated(**{"predict.readouts": 1}))
+    for predictor, samples in (("map", None), ("members", "usual")):
+        engine = load_packed(bisnn.export(run, out=tmp_path / f"{predictor}.safetensors", predictor=predictor)["path"])
+        assert engine.network.readouts == 3
+        expected = model.predict(points, samples).mean.numpy()
+        np.testing.assert_allclose(engine.predict_features(points).mean, expected, atol=2e-3)  # an encoded spike may differ
+        assert np.abs(alone.predict(points, samples).mean.numpy() - expected).max() > 0.01
+    lines = bisnn.evaluate(run, show=False)["energy"]["rows"]["MAP"]["layers"]
+    assert [line["layer"] for line in lines[3:]] == ["readout 1", "readout 2", "readout"]
+    one = training.train(alone.config, tmp_path / "alone", show=False)
+    accuracies = [
+        [json.loads(line)["accuracy"] for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in (run, one)
+    ]
+    assert accuracies[0] != accuracies[1], "training shows the accuracy of what predicts"
+
+
 def test_predictions_are_those_of_predict():
     net = build("deep", dtype=torch.float32)
     x = spikes(30, 8, 6)
@@ -308,6 +333,7 @@ def test_quantising_keeps_the_sign(w):
 
 ALONE = """
 import sys
+
 class Only:
     def find_spec(self, name, path=None, target=None):
         first = name.partition(".")[0]
@@ -376,6 +402,8 @@ def base(tmp_path_factory):
     for kind in ("mixed", "masked", "pooled"):
         net = build(kind, dtype=torch.float32)
         BASE[kind] = contents(replace(packing.describe(net, drawn(net, 2)), classes=("a", "b", "c")), folder / kind)
+        if kind == "mixed":
+            BASE["all speak"] = contents(packing.describe(net, drawn(net, 2), readouts=spoken(net)), folder / kind)
         BASE[f"{kind}, posterior"] = contents(replace(packing.describe(net, posterior=True), members=2), folder / kind)
     code = {"code": "population", "steps": 5, "neurons": 3, "width": 1.0, "low": [0.0, 0.0], "high": [1.0, 2.0], "seed": 0}
     BASE["encoding"] = contents(replace(packing.describe(build("dense", dtype=torch.float32)), encoding=code), folder / "code")
@@ -466,11 +494,18 @@ def test_files_of_nothing(content):
     assert not survives(content)
 
 
-def test_which_readouts_speak():
+def test_which_readouts_speak(tmp_path):
     about, tensors = json.loads(json.loads(file._metadata(BASE["mixed"]))["network"]), load_tensors(BASE["mixed"])
     for readouts in (2, len(about["layers"]) + 1, 0, "1", None):
         with pytest.raises(BadFile, match="speak"):
             file.parse(sealed(json.dumps({**about, "readouts": readouts}), tensors), "f")
+    net = build("mixed", dtype=torch.float32)
+    described = packing.describe(net, readouts=2)
+    lower = described.layers[-2]
+    fewer = replace(lower, readout=file.Readout(lower.readout.V[:2], lower.readout.scale))
+    broken = replace(described, layers=(*described.layers[:-2], fewer, described.layers[-1]))
+    with pytest.raises(BadFile, match=r"2 layers are to speak, and the outputs of the last readouts are \[2, 3\]"):
+        file.parse(contents(broken, tmp_path / "n"), "f")
 
 
 def test_files_of_the_first_format():
@@ -495,6 +530,12 @@ def test_claims_take_no_memory(tmp_path):
     about["count"] = 2**26
     with pytest.raises(BadFile, match="weights is uint8"):
         file.parse(sealed(json.dumps(about), load_tensors(BASE["mixed"])), "f")
+    about |= {"count": 2, "readouts": 2**26}
+    tracemalloc.start()
+    with pytest.raises(BadFile, match="layers are to speak"):
+        file.parse(sealed(json.dumps(about), load_tensors(BASE["mixed"])), "f")
+    assert tracemalloc.get_traced_memory()[1] < 10 * 2**20
+    tracemalloc.stop()
 
 
 def test_clear_messages(tmp_path):

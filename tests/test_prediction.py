@@ -165,10 +165,19 @@ def test_the_layers_that_speak(real):
 
 def test_no_more_layers_speak_than_have_a_readout():
     net = Network(Linear(6, 8), Linear(8, 7), readout=3, readout_after="last", gradient="bptt")
-    with pytest.raises(ValueError, match="readouts: the network has 1; got 2; give fewer"):
+    with pytest.raises(ValueError, match="readouts: must be at most 1, the readouts there are; got 2; lower it"):
         predict(net, spikes(5, 2, 6), readouts=2)
     with pytest.raises(ValueError, match="readouts: must be a positive whole number; got 0"):
         predict(net, spikes(5, 2, 6), readouts=0)
+
+
+def test_logits_of_readouts_that_are_not_there():
+    output = Network(Linear(6, 8), Linear(8, 7), readout=3, weights="real")(spikes(5, 2, 6))
+    for readouts in (0, -1, 3):
+        with pytest.raises(ValueError, match="readouts: must be 1 to 2, which there are; got"):
+            output.logits(readouts)
+    with pytest.raises(ValueError, match="readouts: must be 1 to 0"):
+        Network(Linear(6, 8), readout=None, weights="real")(spikes(5, 2, 6)).logits()
 
 
 def test_running_before_the_first_step_that_counts_is_no_prediction():

@@ -195,7 +195,7 @@ def _show_ledger(ledger: dict[str, Any]) -> None:
     console.print(f"Picojoules an operation, or an access of 64 bits: {costs}. Usual: {ledger['source']}.")
     where = ", ".join(f"{name} in {row['memory']}" for name, row in ledger["rows"].items())
     console.print(f"The smallest memory that holds weights and state: {where}.")
-    console.print("Every synaptic operation is one accumulate; the last readout is included, pooling and softmax are not.")
+    console.print("Every synaptic operation is one accumulate; readouts that speak are included, pooling and softmax are not.")
     if HYPOTHETICAL in ledger["rows"]:
         console.print(f"{HYPOTHETICAL}: 32-bit weights at the same spikes.")
     console.print(f"{ANN}: the same layers in one pass of 32-bit multiply-accumulates, not one for every time step.")

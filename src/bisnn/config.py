@@ -317,7 +317,9 @@ class Config(Section):
         depth = len(self.network.conv) + len(self.network.layers)
         readouts = depth if self.network.readout_after == "every" else 1
         if self.predict.readouts > readouts:
-            raise ValueError(f"predict.readouts must be at most {readouts}, the readouts there are; got {self.predict.readouts}")
+            raise ValueError(
+                f"predict.readouts must be at most {readouts}, the readouts there are; got {self.predict.readouts}: lower it"
+            )
         local = self.network.gradient == "local" and depth > 1
         if local and self.network.readout_after == "last":
             raise ValueError('network.readout_after must be "every" with local gradients, or layers below the last never learn')

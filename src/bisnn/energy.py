@@ -109,6 +109,7 @@ def _windows(n: int, windows: int, kernel: int, stride: int, padding: int) -> Te
 @torch.no_grad()
 def work(net: Network, x: Tensor, realised: Sequence[Tensor], readouts: int = 1) -> list[Work]:
     """The work of each layer, and of the last readouts, on input spikes x, (T, B, *input_shape), with these weights."""
+    net.check_readouts(readouts)
     x = net.checked(x)
     if not weights.is_spikes(x):
         raise ValueError("x: must be spikes, 0 or 1, or there is nothing to count; got other values; encode them first")
@@ -165,7 +166,6 @@ def ledger(
     >>> rows["MAP"]["layers"][0]["synaptic_operations"]  # 10 time steps, 20 spikes, 64 neurons
     12800.0
     """
-    net.check_readouts(readouts)
     costs, x = costs or Costs(), net.checked(x)
     latents = [layer.weight.detach() for layer in net.layers]
     real = net.weights == "real"

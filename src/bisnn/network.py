@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,12 @@ class Output(NamedTuple):
 
     def logits(self, readouts: int = 1) -> Tensor:
         """The mean of the last so many readouts, (T, B, outputs): their sum, from the lowest layer on, times 1 / readouts."""
-        total = functools.reduce(torch.add, cast("tuple[Tensor, ...]", self.readouts[-readouts:]))
-        return total if readouts == 1 else total * torch.tensor(1 / readouts, dtype=total.dtype)
+        said = [y for y in self.readouts[-readouts:] if y is not None]
+        if readouts < 1 or len(said) != readouts:
+            there = sum(y is not None for y in self.readouts)
+            raise ValueError(f"readouts: must be 1 to {there}, which there are; got {readouts}; give another number")
+        total = functools.reduce(torch.add, said)
+        return total if readouts == 1 else total * (1 / readouts)
 
 
 class Network(nn.Module):
@@ -162,7 +166,7 @@ class Network(nn.Module):
         positive_int("readouts", readouts)
         there = sum(isinstance(readout, Readout) for readout in self.readouts)
         if readouts > max(1, there):
-            raise ValueError(f"readouts: the network has {there}; got {readouts}; give fewer")
+            raise ValueError(f"readouts: must be at most {max(1, there)}, the readouts there are; got {readouts}; lower it")
 
     def checked(self, x: Tensor, state: NetworkState | None = None) -> Tensor:
         """The input in the network's dtype, or a ValueError that says what is wrong with it."""

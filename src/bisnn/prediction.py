@@ -1,6 +1,7 @@
 """Predictors: the MAP weights, or an ensemble of members drawn from the posterior, and how sure they are.
 
-The predicted distribution is the mean, over time after the burn-in and over the members, of the softmax of the last readout.
+The predicted distribution is the mean, over time after the burn-in and over the members, of the softmax of the last readout,
+or of the mean of the last ones.
 """
 
 from __future__ import annotations

@@ -185,6 +185,8 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("test points", f"{judged['points']:,}"),
         ("seed", str(config.seed)),
     ]
+    if config.predict.readouts > 1:
+        facts.append(("readouts", f"mean of the last {config.predict.readouts}"))
     return [*facts, ("classes", ", ".join(judged["classes"]))] if judged["classes"] else facts
 
 

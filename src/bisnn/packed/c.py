@@ -172,6 +172,7 @@ class _Source:
             about="\n".join(f" *   layer {i}: {_described(layer)}" for i, layer in enumerate(network.layers)),
             constants="\n".join(f"#define {name}_{key} {value}" for key, value in constants.items()),
             state="\n".join(state),
+            speaking="the readouts of " + (", ".join(f"layer {i}" for i, *_ in network.speaking) or "none"),
             **self.sizes,
         )
 

@@ -190,7 +190,9 @@ def parse(content: bytes, name: str, members: int | Literal["map"] | None = None
     if not isinstance(header, dict) or header.get("kind") != "packed":
         raise BadFile(f"{name}: holds no packed network; `bisnn export RUN --to packed` makes such a file")
     if header.get("version") not in READS:
-        raise BadFile(f"{name}: was written in format {header.get('version')!r}, and this version reads {READS}; export it again")
+        raise BadFile(
+            f"{name}: was written in format {header.get('version')!r}, and this version reads 1 and {VERSION}; export it again"
+        )
     body = header.get("network")
     if not isinstance(body, str) or header.get("digest") != _digest(body, tensors):
         raise BadFile(f"{name}: is damaged: its content does not match its digest; export it again")
@@ -306,7 +308,7 @@ def _network(about: Any, tensors: dict[str, np.ndarray], members: int | str | No
     )
     _require(not classes or network.outputs == len(classes), f"it names {len(classes)} classes")
     sizes = [len(readout.V) for _, _, readout in network.speaking]
-    fit = network.readouts == 1 or sizes == [network.outputs] * network.readouts
+    fit = network.readouts == 1 or (len(sizes) == network.readouts and set(sizes) == {network.outputs})
     _require(fit, f"{network.readouts} layers are to speak, and the outputs of the last readouts are {sizes}")
     return network
 

@@ -61,7 +61,7 @@ def graph(network: file.Network, member: int | None = None, dt: float = DT) -> A
 
 
 def cuba_lif(network: file.Network, member: int | None = None, dt: float = DT) -> Any:
-    """The network on `nir.CubaLIF` neurons, with other spikes: the lossy profile, see above. Arguments as `graph`."""
+    """The network on `nir.CubaLIF` neurons, with other spikes: the lossy profile, see above. Arguments as `graph`; one readout."""
     return _assemble(network, member, dt, "cubalif")
 
 
@@ -83,6 +83,11 @@ def write(network: file.Network, path: str | Path, profile: str = "exact", membe
 
 def _assemble(network: file.Network, member: int | None, dt: float, profile: str) -> Any:
     k = _checked(network, member, dt)
+    if profile == "cubalif" and network.readouts > 1:
+        raise ValueError(
+            f"network: must speak by its last layer alone, or importers of CubaLIF take one readout for another; got "
+            f'readouts={network.readouts}; export with profile "exact", or set predict.readouts = 1'
+        )
     nodes: dict[str, Any] = {"input": nir.Input(np.array(network.input_shape))}
     edges: list[tuple[str, str]] = []
 
@@ -112,16 +117,16 @@ def _assemble(network: file.Network, member: int | None, dt: float, profile: str
         if layer.outputs is not None:
             last = add(f"outputs_{i}", nir.Linear(np.eye(layer.neurons, dtype=np.float32)[list(layer.outputs)]), last)
         ends.append(last)
-    shape, share, said = network.layers[-1].output_shape, np.float32(1 / network.readouts), []
+    shape, said = network.layers[-1].output_shape, []
     for i, layer, readout in network.speaking:
         V, scale, tag = _signs(readout.V, None), np.float32(readout.scale), "" if layer is network.layers[-1] else f"_{i}"
         flattened, shape = flat(f"flatten{tag and '_of' + tag}", layer.output_shape, ends[i]), (len(V),)
         if profile == "exact":
             said.append(add(f"scale{tag}", nir.Scale(np.full(shape, scale)), add(f"readout{tag}", nir.Linear(V), flattened)))
         else:  # importers know no Scale
-            said.append(add(f"readout{tag}", nir.Linear(V * scale * share), flattened))
-    if len(said) > 1 and profile == "exact":  # what arrives at a node is added up
-        nodes["mean"] = nir.Scale(np.full(shape, share))
+            said.append(add(f"readout{tag}", nir.Linear(V * scale), flattened))
+    if len(said) > 1:  # what arrives at a node is added up
+        nodes["mean"] = nir.Scale(np.full(shape, np.float32(1 / len(said))))
         edges += [(one, "mean") for one in said]
         said = ["mean"]
     nodes["output"] = nir.Output(np.array(shape))
