@@ -267,18 +267,19 @@ class Training:
         factor = 0.5 * (1 + math.cos(math.pi * self.step / (config.train.epochs * self.steps_per_epoch)))
         for group in self.rule.param_groups:
             group["lr"] = config.rule.lr * (factor if config.train.schedule == "cosine" else 1.0)
-        sums = torch.zeros_like(self.sums)
+        parts = []
         for _ in range(config.train.samples):
             realisation: AbstractContextManager = self.rule.sampled() if isinstance(self.rule, Rule) else nullcontext()
             with realisation:
                 loss, rates, readout = self._backward(x, y, share, seen)
-            points = len(mine) if share else 0
-            score = self._score(readout, y)
-            sums += points * torch.stack([torch.ones_like(loss), loss, score, *rates]).double().cpu()
+            parts.append(torch.stack([torch.ones_like(loss), loss, self._score(readout, y), *rates]).double())
         self.rule.step()
         if not isinstance(self.rule, Rule):
             self.rule.zero_grad()
         self.step += 1
+        sums = torch.zeros_like(self.sums)
+        for part in parts:  # read after all of the step has been handed to the device, not to wait in its midst
+            sums += (len(mine) if share else 0) * part.cpu()
         return self.processes.total(sums)
 
     def _seen(self, epoch: int, samples: Tensor) -> list[Tensor] | None:
