@@ -1,6 +1,6 @@
 """How many of a network's layers should speak (`predict.readouts`): its predictions from the last readout, the last two, and so on.
 
-    python benchmarks/readouts.py RUN... --images mnist --out results.json
+    python benchmarks/readouts.py RUN... --images mnist
 
 RUN... are trained on MNIST in front of the simulated camera, by the protocol of MNIST-DVS: several seeds and rules, on the same
 data. Judged are their own test recordings, and further digits: MNIST's images that come after the 1,000 of each digit which train
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import statistics
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from report import machine, table
 from torch import Tensor
-from uncertainty import Pictures, Run, load_runs, own_recordings, simulated
+from uncertainty import Pictures, Run, load_runs, over_seeds, own_recordings, simulated
 
 from bisnn import encode, metrics, packing, weights
 from bisnn.checks import as_generator, positive_int
@@ -93,13 +92,8 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         groups.setdefault((row["method"], row["predictor"], row["readouts"]), []).append(row)
     entries = []
     for (method, predictor, readouts), group in groups.items():
-        entry: dict[str, Any] = {"method": method, "predictor": predictor, "readouts": readouts, "seeds": len(group)}
-        for of in (OWN, FURTHER):
-            values = {m: [row[of][m] for row in group] for m in JUDGED}
-            entry[of] = {
-                m: {"mean": statistics.fmean(v), "std": statistics.stdev(v) if len(v) > 1 else None} for m, v in values.items()
-            }
-        entries.append(entry)
+        values = {of: over_seeds([row[of] for row in group]) for of in (OWN, FURTHER)}
+        entries.append({"method": method, "predictor": predictor, "readouts": readouts, **values})
     return entries
 
 
@@ -108,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of trained runs")
     parser.add_argument("--images", type=Path, required=True, help="folder of MNIST's idx files")
     parser.add_argument("--most", type=int, default=200, help="further digits of each class")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--out", type=Path, default=Path("results.json"), help="where the JSON goes (default: results.json)")
     args = parser.parse_args(arguments)
     try:
         positive_int("--most", args.most)

@@ -281,15 +281,15 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         groups.setdefault((row["method"], row["predictor"]), []).append(row)
     numbers = ("accuracy", "entropy", "auroc", MISTAKES)
     return [
-        {"method": method, "predictor": predictor, **{name: _over_seeds([row[name] for row in group]) for name in numbers}}
+        {"method": method, "predictor": predictor, **{name: over_seeds([row[name] for row in group]) for name in numbers}}
         for (method, predictor), group in groups.items()
     ]
 
 
-def _over_seeds(values: Sequence[Any]) -> Any:
+def over_seeds(values: Sequence[Any]) -> Any:
     """Of numbers, or of each entry of dicts. None is left out; the deviation of one number is None."""
     if isinstance(values[0], dict):
-        return {key: _over_seeds([value[key] for value in values]) for key in values[0]}
+        return {key: over_seeds([value[key] for value in values]) for key in values[0]}
     known = [value for value in values if value is not None]
     spread = statistics.stdev(known) if len(known) > 1 else None
     return {"mean": statistics.fmean(known) if known else None, "std": spread, "seeds": len(known)}

@@ -1,4 +1,4 @@
-"""The packed engine against the network it came from, bit for bit; and the file against everything that a file can be."""
+"""The packed engine against the network it came from, bit for bit; without PyTorch, and from the run folder on."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import math
 import subprocess
 import sys
-import tracemalloc
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
 
 import bisnn
 from bisnn import SRM, Conv2d, Linear, Network, Recurrent, packing, training, weights
@@ -360,182 +357,7 @@ def test_it_runs_without_pytorch(tmp_path):
     assert np.array_equal(np.load(tmp_path / "y.npy"), load_packed(path).run(x).logits)
 
 
-# Files
-
-
-def contents(network: file.Network, path) -> bytes:
-    file.write(network, path)
-    return path.read_bytes()
-
-
-def assert_equal(a: file.Network, b: file.Network) -> None:
-    for mine, theirs in zip(a.layers, b.layers, strict=True):
-        for name in (f.name for f in fields(file.Layer)):
-            x, y = getattr(mine, name), getattr(theirs, name)
-            if isinstance(x, np.ndarray):
-                assert x.dtype == y.dtype
-                assert np.array_equal(x, y)
-            elif name == "readout" and x is not None:
-                assert np.array_equal(x.V, y.V)
-                assert x.scale == y.scale
-            else:
-                assert x == y
-    assert replace(a, layers=()) == replace(b, layers=())
-
-
-@pytest.mark.parametrize("posterior", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_files_come_back_as_they_were(kind, posterior, tmp_path):
-    net = build(kind, dtype=torch.float32)
-    described = packing.describe(net, None if posterior else drawn(net, 3), readouts=spoken(net), posterior=posterior)
-    described = replace(described, classes=("a", "b", "ü"), burn_in=3, source="x" * 32, seed=2**62)
-    file.write(described, tmp_path / "n")
-    assert_equal(file.read(tmp_path / "n"), described)
-
-
-BASE: dict[str, bytes] = {}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def base(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("files")
-    for kind in ("mixed", "masked", "pooled"):
-        net = build(kind, dtype=torch.float32)
-        BASE[kind] = contents(replace(packing.describe(net, drawn(net, 2)), classes=("a", "b", "c")), folder / kind)
-        if kind == "mixed":
-            BASE["all speak"] = contents(packing.describe(net, drawn(net, 2), readouts=spoken(net)), folder / kind)
-        BASE[f"{kind}, posterior"] = contents(replace(packing.describe(net, posterior=True), members=2), folder / kind)
-    code = {"code": "population", "steps": 5, "neurons": 3, "width": 1.0, "low": [0.0, 0.0], "high": [1.0, 2.0], "seed": 0}
-    BASE["encoding"] = contents(replace(packing.describe(build("dense", dtype=torch.float32)), encoding=code), folder / "code")
-
-
-def survives(content: bytes) -> bool:
-    """A file is refused with `BadFile`, or it is a network that runs. Returns which."""
-    try:
-        network = file.parse(content, "hostile")
-    except BadFile as error:
-        message = str(error)
-        good = message.startswith("hostile: ") and len(message) < 500
-        if not good:
-            raise
-        return False
-    result = Engine(network, threads=1).run(np.ones((3, 1, *network.input_shape), np.uint8), spikes=True)
-    assert len(result.spikes) == len(network.layers)
-    return True
-
-
-BASES = ["mixed", "masked", "pooled", "mixed, posterior", "masked, posterior", "pooled, posterior", "encoding"]
-
-
-@given(name=st.sampled_from(BASES), at=st.integers(0, 5000), byte=st.integers(0, 255), cut=st.integers(0, 5000))
-def test_damaged_files(name, at, byte, cut):
-    whole = BASE[name]
-    assert survives(whole)
-    assert not survives(whole[: cut % len(whole)])
-    changed = bytearray(whole)
-    changed[at % len(whole)] ^= byte or 1
-    assert not survives(bytes(changed)), "a digest is over all of it"
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 70) | st.integers() | st.floats() | st.text(max_size=3) | st.just(2**30),
-    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.sampled_from(["kind", "mask", "x"]), children, max_size=2),
-    max_leaves=6,
-)
-
-
-def sealed(body: str, tensors: dict[str, np.ndarray]) -> bytes:
-    """A file of anybody's making whose digest is right."""
-    header = {"kind": "packed", "version": file.VERSION, "network": body, "digest": file._digest(body, tensors)}
-    return save_tensors(tensors, {"bisnn": json.dumps(header)})
-
-
-def places(node, path=()):
-    """Every place in a tree of JSON."""
-    yield path
-    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    for key, value in items:
-        yield from places(value, (*path, key))
-
-
-@given(name=st.sampled_from(BASES), data=st.data())
-def test_hostile_files(name, data):
-    """Headers and tensors of another's making, with a digest to match: refused, or a network that runs."""
-    tensors = load_tensors(BASE[name])
-    about = json.loads(json.loads(file._metadata(BASE[name]))["network"])
-    assert survives(sealed(json.dumps(about), tensors))
-    for _ in range(data.draw(st.integers(1, 2))):
-        if data.draw(st.booleans()):
-            *path, key = data.draw(st.sampled_from([p for p in places(about) if p]))
-            node = about
-            for step in path:
-                node = node[step]
-            node[key] = data.draw(JSON)
-        else:
-            key = data.draw(st.sampled_from(sorted(tensors)))
-            old = tensors.pop(key)
-            change = data.draw(st.sampled_from(["gone", "longer", "type", "values", "name"]))
-            if change == "longer":
-                tensors[key] = np.concatenate([old, old])
-            elif change == "type":
-                tensors[key] = old.astype(data.draw(st.sampled_from([np.float16, np.int8, np.float64])))
-            elif change == "values":
-                value = data.draw(st.sampled_from([0, 1, 255, np.inf, -1]))
-                tensors[key] = ~old if old.dtype == np.uint8 else np.full_like(old, value)
-            elif change == "name":
-                tensors[data.draw(st.sampled_from(["0.weights", "9.mask", "0.scale", "x"]))] = old
-    survives(sealed(json.dumps(about), tensors))
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\x00" * 7, b"\xff" * 64, b"\x02" + b"\x00" * 7 + b"{}", b"[" * 100_000, b"\x10" + b"\x00" * 7 + b"[" * 16]
-)
-def test_files_of_nothing(content):
-    assert not survives(content)
-
-
-def test_which_readouts_speak(tmp_path):
-    about, tensors = json.loads(json.loads(file._metadata(BASE["mixed"]))["network"]), load_tensors(BASE["mixed"])
-    for readouts in (2, len(about["layers"]) + 1, 0, "1", None):
-        with pytest.raises(BadFile, match="speak"):
-            file.parse(sealed(json.dumps({**about, "readouts": readouts}), tensors), "f")
-    net = build("mixed", dtype=torch.float32)
-    described = packing.describe(net, readouts=2)
-    lower = described.layers[-2]
-    fewer = replace(lower, readout=file.Readout(lower.readout.V[:2], lower.readout.scale))
-    broken = replace(described, layers=(*described.layers[:-2], fewer, described.layers[-1]))
-    with pytest.raises(BadFile, match=r"2 layers are to speak, and the outputs of the last readouts are \[2, 3\]"):
-        file.parse(contents(broken, tmp_path / "n"), "f")
-
-
-def test_files_of_the_first_format():
-    """They say nothing about readouts: the last layer alone speaks."""
-    body, tensors = json.loads(json.loads(file._metadata(BASE["mixed"]))["network"]), load_tensors(BASE["mixed"])
-    del body["readouts"]
-    text = json.dumps(body)
-    for version, good in ((1, True), (0, False), (3, False)):
-        header = {"kind": "packed", "version": version, "network": text, "digest": file._digest(text, tensors)}
-        assert survives(save_tensors(tensors, {"bisnn": json.dumps(header)})) == good
-        if good:
-            assert file.parse(save_tensors(tensors, {"bisnn": json.dumps(header)}), "f").readouts == 1
-
-
-def test_claims_take_no_memory(tmp_path):
-    """A file of a kilobyte that claims gigabytes is refused by its claims."""
-    about = json.loads(json.loads(file._metadata(BASE["pooled"]))["network"])
-    about["layers"][0]["input_shape"] = [2, 2**20, 2**20]
-    with pytest.raises(BadFile, match="cannot have"):
-        file.parse(sealed(json.dumps(about), load_tensors(BASE["pooled"])), "f")
-    about = json.loads(json.loads(file._metadata(BASE["mixed"]))["network"])
-    about["count"] = 2**26
-    with pytest.raises(BadFile, match="weights is uint8"):
-        file.parse(sealed(json.dumps(about), load_tensors(BASE["mixed"])), "f")
-    about |= {"count": 2, "readouts": 2**26}
-    tracemalloc.start()
-    with pytest.raises(BadFile, match="layers are to speak"):
-        file.parse(sealed(json.dumps(about), load_tensors(BASE["mixed"])), "f")
-    assert tracemalloc.get_traced_memory()[1] < 10 * 2**20
-    tracemalloc.stop()
+# What has no meaning
 
 
 def test_clear_messages(tmp_path):

@@ -120,7 +120,8 @@ def _assemble(network: file.Network, member: int | None, dt: float, profile: str
     shape, said = network.layers[-1].output_shape, []
     for i, layer, readout in network.speaking:
         V, scale, tag = _signs(readout.V, None), np.float32(readout.scale), "" if layer is network.layers[-1] else f"_{i}"
-        flattened, shape = flat(f"flatten{tag and '_of' + tag}", layer.output_shape, ends[i]), (len(V),)
+        name = f"flatten_of{tag}" if tag else "flatten"  # flatten_<i> is what flattens the input of layer i
+        flattened, shape = flat(name, layer.output_shape, ends[i]), (len(V),)
         if profile == "exact":
             said.append(add(f"scale{tag}", nir.Scale(np.full(shape, scale)), add(f"readout{tag}", nir.Linear(V), flattened)))
         else:  # importers know no Scale
