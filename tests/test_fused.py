@@ -575,26 +575,41 @@ def test_a_layer_uses_its_memory_again_and_never_that_of_another(no_memory):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("hard", [True, False])
-@pytest.mark.parametrize(("channels", "pool"), [(2, 2), (64, 1), (48, 3)])
-def test_half_precision_where_tf32_is_allowed(hard, channels, pool, monkeypatch):
-    """Weight gradients of convolutions on a GPU: close to float64, at any size of the error."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    x, c = spikes(6, 5, 9, 9, channels, density=0.2), SRM(threshold=0.05).constants
-    w = torch.randn(40, channels, 3, 3, generator=seeded(1))
+@pytest.mark.parametrize("through_time", [False, True])
+@pytest.mark.parametrize(
+    ("n_in", "kernel", "stride", "padding", "pool"),
+    [
+        ((9, 9, 2), (3, 3), [1, 1], [1, 1], 2),
+        ((9, 9, 64), (3, 3), [1, 1], [1, 1], 1),
+        ((9, 9, 48), (3, 3), [1, 1], [1, 1], 3),
+        ((9, 8, 20), (3, 2), [1, 1], [0, 1], 1),
+        ((9, 9, 8), (3, 3), [2, 1], [1, 1], 1),
+        ((6, 6, 8), (2, 2), [1, 1], [2, 2], 1),  # more padding than the kernel reaches
+        ((50,), (), [], [], 1),
+    ],
+)
+def test_half_precision_where_tf32_is_allowed(hard, through_time, n_in, kernel, stride, padding, pool):
+    """Gradients of weights, and through layers and time of inputs, on a GPU: close to float64, at any size of the error."""
+    x, c = spikes(6, 5, *n_in, density=0.2), SRM(threshold=0.05).constants
+    w = torch.randn(40, n_in[-1], *kernel, generator=seeded(1))
     w = sign(w) if hard else torch.tanh(w).half().float()  # already rounded: another spike would be another gradient
     for size in (1.0, 1e-12, 1e12):
         grads = []
         for device, dtype in (("cuda", torch.float32), ("cpu", torch.float64)):
             weight = w.to(device, dtype).requires_grad_()
-            zero = torch.zeros(5, 9, 9, 40, device=device, dtype=dtype)
+            x_d, constants = x.to(device, dtype).requires_grad_(through_time), c(dtype).to(device)
+            zero = torch.zeros(kernels.reference.current_shape(x, w, stride, padding)[1:], device=device, dtype=dtype)
             kappa = torch.tensor(w[0].numel() ** -0.5, device=device, dtype=dtype)
-            settings = ([1, 1], [1, 1], pool, hard, True, "sigmoid", 2.0, False)
-            x_d, constants = x.to(device, dtype), c(dtype).to(device)
-            s = srm_layer(x_d, weight, zero, zero, zero, kappa, constants, None, None, *settings)[1]
+            settings = (stride, padding, pool, hard, True, "sigmoid", 2.0, through_time)
+            with kernels.precision("mixed"):
+                s = srm_layer(x_d, weight, zero, zero, zero, kappa, constants, None, None, *settings)[1]
             e = torch.randn(s.shape, generator=seeded(2), dtype=torch.float64)
-            (s * (size * e).to(device, dtype)).sum().backward()
-            grads.append(weight.grad.double().cpu())
-        assert (grads[0] - grads[1]).norm() < 1e-3 * grads[1].norm()
+            with kernels.precision("mixed"):
+                (s * (size * e).to(device, dtype)).sum().backward()
+            grads.append([g.double().cpu() for g in (weight.grad, x_d.grad) if g is not None])
+        assert len(grads[0]) == 1 + through_time
+        for on_gpu, exact in zip(*grads, strict=True):
+            assert (on_gpu - exact).norm() < 1e-3 * exact.norm()
 
 
 @pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="needs a CPU with bfloat16")

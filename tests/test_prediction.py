@@ -12,7 +12,7 @@ import torch
 
 from bisnn import Classification, Conv2d, Linear, Network, Recurrent, Regression, map_weights, predict, sample_weights
 from bisnn.packed.engine import Engine
-from bisnn.weights import sample
+from bisnn.weights import draw_members, sample
 from conftest import seeded, spikes
 from networks import KINDS, NEURON, build
 
@@ -206,6 +206,29 @@ def test_samples_follow_the_latents():
     assert torch.equal(again[0], again[1])
     assert not torch.equal(again[0], again[2])
     assert sample(torch.zeros(1000), seeded(0)).mean().abs() < 0.2
+
+
+def test_members_may_be_drawn_before():
+    net, x = build("deep", init=0.1, dtype=torch.float32), spikes(15, 3, 6)
+    drawn = draw_members([layer.weight.detach() for layer in net.layers], 3, 1)
+    assert torch.equal(predict(net, x, drawn).members, predict(net, x, 3, generator=1).members)
+    for bad in ([], drawn[0], [drawn[0][:1]], [[up.float() for up in drawn[0]]], "ten"):
+        with pytest.raises(
+            ValueError, match=r"samples: members need a bool tensor for every layer, \(\d+, 6\).* number 0 has others"
+        ):
+            predict(net, x, bad)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_seed_draws_the_same_members_on_cuda():
+    net, x = build("deep", init=0.1, dtype=torch.float32), spikes(15, 3, 6)
+    on_cpu = predict(net, x, 4, generator=7).members
+    net.to("cuda")
+    torch.testing.assert_close(predict(net, x.to("cuda"), 4, generator=7).members.cpu(), on_cpu)
+    own = torch.Generator("cuda").manual_seed(7)
+    assert not torch.allclose(predict(net, x.to("cuda"), 4, generator=own).members.cpu(), on_cpu)
+    with pytest.raises(ValueError, match="generator: must live where its draws are used"):
+        predict(net, x.to("cuda"), 4, generator=torch.Generator())
 
 
 X = spikes(10, 2, 6, dtype=torch.float64)

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from bisnn import weights
-from bisnn.checks import as_generator, choice, number, positive_int
+from bisnn.checks import choice, number, positive_int
 from bisnn.layers import Conv2d, Layer, Linear, Readout, Recurrent
 from bisnn.network import Network
 
@@ -174,8 +174,7 @@ def ledger(
     single = work(net, x, latents if real else [weights.hard(weights.sign(w_r)) for w_r in latents], readouts)
     rows = {} if real else {HYPOTHETICAL: _spiking([single], True, costs)}
     for name, members in predictors.items():
-        seeded = as_generator(generator, x.device)
-        counts = [single] if members is None else _drawn(net, x, latents, members, readouts, seeded)
+        counts = [single] if members is None else _drawn(net, x, latents, members, readouts, generator)
         rows[name] = _spiking(counts, real, costs)
     rows[ANN] = _one_pass(single, costs)
     for row in rows.values():
@@ -184,13 +183,12 @@ def ledger(
 
 
 def _drawn(
-    net: Network, x: Tensor, latents: list[Tensor], members: int, readouts: int, generator: torch.Generator
+    net: Network, x: Tensor, latents: list[Tensor], members: int, readouts: int, generator: int | torch.Generator
 ) -> list[list[Work]]:
     """The work of each member of an ensemble; the input is read with the first and there for the others."""
-    p = [weights.probability(w_r) for w_r in latents]
     counts = []
-    for k in range(positive_int("predictors", members)):
-        realised = [weights.hard(2 * weights.draw(p_layer, generator).to(x.dtype) - 1) for p_layer in p]
+    for k, member in enumerate(weights.draw_members(latents, positive_int("predictors", members), generator)):
+        realised = [weights.hard(2 * up.to(x.dtype) - 1) for up in member]
         first, *others = work(net, x, realised, readouts)
         counts.append([first._replace(values=first.values - math.prod(net.input_shape)) if k else first, *others])
     return counts

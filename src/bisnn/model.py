@@ -24,6 +24,7 @@ from bisnn.layers import Conv2d, Layer, Linear
 from bisnn.network import Network
 from bisnn.neuron import SRM
 from bisnn.prediction import Classification, Regression, predict
+from bisnn.weights import draw_members
 
 BATCH = 250  # points predicted at a time, at most
 VALUES, VALUES_ON_GPU = 1 << 25, 1 << 29  # of input and neurons, over all time steps, in a batch of predictions
@@ -167,11 +168,12 @@ class Model:
         """Predict points x (N, d) in the units of the encoding, or recordings: all by the same members, on the same spikes."""
         parts = []
         device = next(self.net.parameters()).device
+        latents = [layer.weight.detach() for layer in self.net.layers]
+        members = None if samples is None else draw_members(latents, samples, self.config.seed)
         for index in torch.arange(len(x)).split(self.batch):
             s = spikes(self.config, x[index], purpose, 0, index, device)
             options: dict[str, Any] = {"burn_in": self.config.burn_in, "readouts": self.config.predict.readouts}
-            options |= {"task": self.config.task, "generator": self.config.seed}
-            parts.append(predict(self.net, s, samples, over_time=over_time, **options))
+            parts.append(predict(self.net, s, members, task=self.config.task, over_time=over_time, **options))
             advance(len(index))
         return _joined(parts, axis=0 if over_time == "mean" else 1)
 

@@ -6,6 +6,7 @@ or of the mean of the last ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,8 @@ from bisnn import kernels, weights
 from bisnn.checks import as_generator, choice, finite, positive_int
 from bisnn.losses import time_weights
 from bisnn.network import Network, Readout
+
+Members = Sequence[Sequence[Tensor]]  # for each member one bool tensor a layer, True where the weight is +1
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Regression:
 def predict(
     net: Network,
     x: Tensor,
-    samples: int | None = None,
+    samples: int | Members | None = None,
     *,
     task: str = "classification",
     over_time: str = "mean",
@@ -55,14 +58,14 @@ def predict(
     Args:
         net: a network with a readout after its last layer. Its parameters are left as they are.
         x: input, finite.
-        samples: None for one prediction with the MAP weights sign(w^r) (or a full-precision network's own), else K members
-            drawn from Bern(sigma(2 w^r)).
+        samples: None for one prediction with the MAP weights sign(w^r) (or a full-precision network's own), K for so many members
+            drawn from Bern(sigma(2 w^r)), or the members, as `weights.draw_members` gives them: to draw once for many calls.
         task: "classification" (softmax of the readout) or "regression" (the readout itself).
         over_time: "mean" over the time steps that count; "running", that mean up to each time step; "step", each by itself.
         burn_in: number of first time steps that do not count ("running" and "step" then return the T - burn_in others).
         readouts: how many of the last layers speak: predictions come from the mean of their readouts. The paper's is 1.
         mask: (T, B), True where a recording is real; see `bisnn.pad`.
-        generator: seed or torch.Generator of the draws.
+        generator: seed of the draws, the same on every device, or a torch.Generator on that of the network.
 
     >>> import bisnn
     >>> net = bisnn.Network(bisnn.Linear(20, 64), readout=2)
@@ -77,38 +80,55 @@ def predict(
         raise ValueError("net: predict needs a readout after the last layer; got readout=None; give the network one")
     net.check_readouts(readouts)
     if samples is not None:
-        positive_int("samples", samples)
+        if isinstance(samples, Sequence):
+            _check_members(net, samples)
+        else:
+            positive_int("samples", samples)
         if net.weights == "real":
-            raise ValueError(f"samples: a full-precision network has no posterior to draw from; got {samples}; leave it out")
+            raise ValueError(f"samples: a full-precision network has no posterior to draw from; got {samples!r}; leave it out")
     if any(weights.is_realised(p) for p in net.parameters()):
         raise RuntimeError("predict(): the parameters hold a realisation w and not the latents w^r; call it outside the block")
     x = net.checked(x)
     finite("x", x)
-    y = _readouts(net, x, samples, readouts, as_generator(generator, x.device))  # (K, T, B, C)
+    as_generator(generator, x.device)  # says what is wrong with it, used or not
+    latents = [layer.weight.detach() for layer in net.layers]
+    if samples is None:
+        members: Members = [[w_r >= 0 for w_r in latents]]  # where the most probable weights are +1
+    else:
+        members = samples if isinstance(samples, Sequence) else weights.draw_members(latents, samples, generator)
+    y = _readouts(net, x, members, readouts)  # (K, T, B, C)
     if task == "classification":
         y = y.movedim(-1, 0).contiguous().softmax(0).movedim(0, -1)  # several times faster so, for few classes
-    members = _over_time(y, over_time, burn_in, mask)
-    mean = members.mean(0)
+    each = _over_time(y, over_time, burn_in, mask)
+    mean = each.mean(0)
     if task == "regression":
-        return Regression(mean, members, members.std(0, correction=0))
-    entropy, expected = _entropy(mean), _entropy(members).mean(0)
-    return Classification(mean, members, entropy, expected, (entropy - expected).clamp(min=0))
+        return Regression(mean, each, each.std(0, correction=0))
+    entropy, expected = _entropy(mean), _entropy(each).mean(0)
+    return Classification(mean, each, entropy, expected, (entropy - expected).clamp(min=0))
 
 
-def _readouts(net: Network, x: Tensor, samples: int | None, readouts: int, generator: torch.Generator) -> Tensor:
+def _check_members(net: Network, members: Members) -> None:
+    shapes = [layer.weight.shape for layer in net.layers]
+    for k, member in enumerate(members or [()]):
+        got = [w.shape for w in member if isinstance(w, Tensor) and w.dtype == torch.bool]
+        if got != shapes:
+            raise ValueError(
+                f"samples: members need a bool tensor for every layer, {', '.join(str(tuple(n)) for n in shapes)}; number {k} has "
+                "others; take them from weights.draw_members, or say how many"
+            )
+
+
+def _readouts(net: Network, x: Tensor, members: Members, readouts: int) -> Tensor:
     """What each member says, (K, T, B, C)."""
-    latents = [layer.weight.detach() for layer in net.layers]
     if net.weights == "real":
-        return net(x, weights=latents).logits(readouts)[None]
-    most_probable = [w_r >= 0 for w_r in latents]  # where weights are +1
-    members = [most_probable] if samples is None else weights.draw_members(latents, samples, generator)
+        return net(x, weights=[layer.weight.detach() for layer in net.layers]).logits(readouts)[None]
     if kernels.name_for(x.device, x.dtype) == "cpu" and weights.is_spikes(x):
         return _packed_readouts(net, x, members, readouts)
     run = lambda member: net(x, weights=[weights.hard(2 * up.to(x.dtype) - 1) for up in member])  # noqa: E731
     return torch.stack([run(member).logits(readouts) for member in members])
 
 
-def _packed_readouts(net: Network, x: Tensor, members: list[list[Tensor]], readouts: int) -> Tensor:
+def _packed_readouts(net: Network, x: Tensor, members: Members, readouts: int) -> Tensor:
     """All members on packed bits: the network's own bits, without its potentials. Members share what is done with the input."""
     from bisnn import packing  # numba takes a while to load
     from bisnn.packed.engine import Engine

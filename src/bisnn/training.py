@@ -16,6 +16,7 @@ import signal
 import threading
 import time
 import tomllib
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -150,11 +151,11 @@ class Processes:
             dist.destroy_process_group()
 
     def total(self, values: Tensor) -> Tensor:
-        """Sum over the processes."""
+        """Sum over the processes, on their device where there are several."""
         if dist.is_initialized():
             values = values.to(self.device)
             dist.all_reduce(values)
-        return values.cpu()
+        return values
 
     def first(self, function: Callable[[], Any]) -> Any:
         """What the function returns, or raises, on the first process, on all of them."""
@@ -196,6 +197,19 @@ PROGRESS = ("step", "rows", "seconds", "sums", "before", "best", "since_best", "
 def _write(net: torch.nn.Module, weights: list[Tensor]) -> None:
     for p, value in zip(net.parameters(), weights, strict=True):
         p.copy_(value)
+
+
+class _Arriving:
+    """Numbers on their way from a device to the CPU."""
+
+    def __init__(self, values: Tensor):
+        self._values = values.to("cpu", non_blocking=True)
+        self._arrived = torch.cuda.current_stream().record_event() if values.is_cuda else None
+
+    def values(self) -> Tensor:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._values
 
 
 class Training:
@@ -252,7 +266,7 @@ class Training:
     # One step
 
     def update(self) -> Tensor:
-        """One update of the weights; returns what it adds to the epoch's sums, over all processes."""
+        """One update of the weights; returns what it adds to the epoch's sums, over all processes, still on their device."""
         config, data = self.config, self.data.train
         epoch, position = divmod(self.step, self.steps_per_epoch)
         order = torch.from_numpy(encode.keyed_rng(config.seed, encode.SHUFFLE, epoch).permutation(len(data.x)))
@@ -267,19 +281,17 @@ class Training:
         factor = 0.5 * (1 + math.cos(math.pi * self.step / (config.train.epochs * self.steps_per_epoch)))
         for group in self.rule.param_groups:
             group["lr"] = config.rule.lr * (factor if config.train.schedule == "cosine" else 1.0)
-        parts = []
+        sums = torch.zeros_like(self.sums, device=self.processes.device)
         for _ in range(config.train.samples):
             realisation: AbstractContextManager = self.rule.sampled() if isinstance(self.rule, Rule) else nullcontext()
             with realisation:
                 loss, rates, readout = self._backward(x, y, share, seen)
-            parts.append(torch.stack([torch.ones_like(loss), loss, self._score(readout, y), *rates]).double())
+            means = torch.stack([torch.ones_like(loss), loss, self._score(readout, y), *rates])
+            sums += (len(mine) if share else 0) * means.double()
         self.rule.step()
         if not isinstance(self.rule, Rule):
             self.rule.zero_grad()
         self.step += 1
-        sums = torch.zeros_like(self.sums)
-        for part in parts:  # read after all of the step has been handed to the device, not to wait in its midst
-            sums += (len(mine) if share else 0) * part.cpu()
         return self.processes.total(sums)
 
     def _seen(self, epoch: int, samples: Tensor) -> list[Tensor] | None:
@@ -327,16 +339,24 @@ class Training:
         first = self.processes.first  # only the first process writes; all learn of its errors
         tensorboard = _tensorboard(folder, self.epochs_done) if self.processes.rank == 0 else None
         began, saved, stop = time.monotonic() - self.seconds, time.monotonic(), False
+        under_way: deque[_Arriving] = deque()
         with signals() as caught:
             while not self.finished and not stop:
-                added = self.update()
-                self.sums += added
-                if not bool(torch.isfinite(added).all()):
-                    raise Stopped(_NOT_FINITE.format(epoch=self._epoch, folder=folder))
+                under_way.append(_Arriving(self.update()))
+                due = time.monotonic() - saved >= self.config.train.checkpoint_seconds
+                flags = self.processes.total(torch.tensor([float(due and self.processes.rank == 0), float(caught[0])]))
+                save, stop = flags.bool().tolist()
+                epoch_ends = self.step % self.steps_per_epoch == 0
+                ahead = 0 if save or stop or epoch_ends or self.processes.device.type == "cpu" else 1
+                while len(under_way) > ahead:  # a GPU begins the next step before this one's sums are read
+                    added = under_way.popleft().values()
+                    self.sums += added
+                    if not bool(torch.isfinite(added).all()):
+                        raise Stopped(_NOT_FINITE.format(epoch=self._epoch, folder=folder))
                 self.seconds = time.monotonic() - began
-                if display.show:
+                if display.show and self.sums[0]:
                     display.step(self.step / self.steps_per_epoch, self._running())
-                if self.step % self.steps_per_epoch == 0:
+                if epoch_ends:
                     row = self._end_epoch()
                     first(functools.partial(folder.append_metrics, row))
                     self.rows += 1
@@ -344,10 +364,7 @@ class Training:
                     if tensorboard:
                         _log(tensorboard, row)
                     self._check_rates(row, folder)
-                due = time.monotonic() - saved >= self.config.train.checkpoint_seconds
-                flags = self.processes.total(torch.tensor([float(due and self.processes.rank == 0), float(caught[0])]))
-                stop = bool(flags[1])
-                if flags[0] or stop or self.finished:
+                if save or stop or self.finished:
                     saved = time.monotonic()
                     if not all(bool(torch.isfinite(p).all()) for p in self.net.parameters()):
                         raise Stopped(_NOT_FINITE.format(epoch=self._epoch, folder=folder))

@@ -6,7 +6,7 @@ spike a step, the pooling included. Products are implicit: no matrix of windows 
 What is exact: hard weights and spikes are multiplied as 8-bit integers and summed as 32-bit ones: currents are exact at any size.
 What is rounded: where PyTorch is allowed TF32 (`torch.backends`), relaxed weights and the gradients of currents enter products in
 half precision, which has TF32's 10 bits of mantissa; sums are float32. Gradients are scaled by a power of two from a bound on their
-size, so that none overflows. Where it is not allowed, and for BPTT, those products are PyTorch's own.
+size, or from the largest of them, so that none overflows. Where it is not allowed those products are PyTorch's own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -206,7 +207,8 @@ def adjoint(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `reference.adjoint`, to float32 accuracy.
 
-    With `scale` (1,), which is written, the currents' gradient comes in half precision and times that: for g_s alone, local mode.
+    With `scale` (1,), which is written, the currents' gradient comes in half precision and times that: for g_s alone, where nothing
+    goes back through the reset.
     """
     u = u.contiguous()
     before = [torch.empty_like(u[0]) for _ in range(3)]
@@ -377,18 +379,21 @@ def product(x: Tensor, kept: Tensor | None, weight: Tensor, stride: list[int], p
     """As `reference.product`: exact, as integers of 16 or 32 bits, for hard weights and spikes."""
     if kept is None or not (hard or _rounds(weight)):
         return reference.product(x, kept, weight, stride, padding, hard)
-    operand, SUM = (torch.int8, tl.int32) if hard else (torch.float16, tl.float32)
-    shape, places = _places_of(kept, weight, stride)
-    result = torch.float32 if not hard else torch.int16 if places["K"] < 1 << 15 else torch.int32
-    I = torch.empty(shape, dtype=result, device=x.device)
+    result = torch.float32 if not hard else torch.int16 if weight[0].numel() < 1 << 15 else torch.int32
+    return _convolved(kept if hard else _as_half(kept), weight, stride, result)
+
+
+def _convolved(x: Tensor, weight: Tensor, stride: list[int], result: torch.dtype) -> Tensor:
+    """Padded images x, as bytes or in half precision, convolved with the weights in the same precision."""
+    shape, places = _places_of(x, weight, stride)
+    out = torch.empty(shape, dtype=result, device=x.device)
     M, n = math.prod(shape[:-1]), min(128, max(16, triton.next_power_of_2(len(weight))))
     blocks = {"BLOCK_M": 128, "BLOCK_N": n, **_columns(places), "num_warps": 4, "num_stages": 3}
+    blocks["SUM"] = tl.int32 if x.dtype == torch.int8 else tl.float32
     grid = (triton.cdiv(M, 128), triton.cdiv(len(weight), n))
     with torch.cuda.device(x.device):
-        _convolution[grid](
-            kept if hard else _as_half(kept), _taps(weight).to(operand), I, M, len(weight), **places, SUM=SUM, **blocks
-        )
-    return I
+        _convolution[grid](x, _taps(weight).to(x.dtype), out, M, len(weight), **places, **blocks)
+    return out
 
 
 def _weight_gradient(g: Tensor, scale: Tensor, kept: Tensor, weight: Tensor, stride: list[int]) -> Tensor:
@@ -409,6 +414,24 @@ def _weight_gradient(g: Tensor, scale: Tensor, kept: Tensor, weight: Tensor, str
     return taps if weight.ndim == 2 else taps.movedim(-1, 1).contiguous()
 
 
+def _halved(g: Tensor) -> tuple[Tensor, Tensor]:
+    """g in half precision, times a power of two that brings the largest to at most 2^15; and that number."""
+    peak = torch.linalg.vector_norm(g, torch.inf).clamp(min=1e-30)
+    scale = torch.exp2(torch.floor(15 - torch.log2(peak)))
+    return (g * scale).half(), scale
+
+
+def _input_gradient(g: Tensor, scale: Tensor, shape: list[int], layer: LayerConstants) -> Tensor:
+    """The gradient of the inputs, of this shape, from g in half precision, times `scale`; float32 sums."""
+    weight, (kernel, padding) = layer.weight, (layer.weight.shape[2:], layer.padding)
+    margin = [k - 1 - p for k, p in zip(kernel, padding, strict=True)]
+    if any(d > 1 for d in layer.stride) or any(m < 0 for m in margin):
+        return reference.input_gradient(g.float(), shape, weight, layer.stride, padding) / scale
+    if weight.ndim == 4:  # a convolution again: of the padded errors with the weights turned round
+        g, weight = F.pad(g, (0, 0, margin[1], margin[1], margin[0], margin[0])), weight.flip(2, 3)
+    return _convolved(g, weight.transpose(0, 1), [1, 1], torch.float32) / scale
+
+
 def gradients(
     errors: Errors,
     u: Tensor,
@@ -421,11 +444,16 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `reference.gradients`."""
     weight, padding = layer.weight, layer.padding
-    local = not (needs_x or layer.refractory or any(g is not None for g in (errors.u, *errors.state)))
-    if local and spikes and needs_weight and layer.kappa.numel() == 1 and _rounds(weight):
-        g_s, scale = reference.spike_error(errors.s, errors.y, layer.V, u, layer.pool), torch.empty(1, device=u.device)
-        g_I, *before = adjoint(g_s, None, errors.state, u, *layer.neuron, layer.pool, scale)
-        return (u.new_empty(0), _weight_gradient(g_I, scale, x, weight, layer.stride), *before)  # type: ignore[return-value]
-    if spikes and weight.ndim == 4:  # it came with its padding
-        x = x[:, :, padding[0] : x.shape[2] - padding[0], padding[1] : x.shape[3] - padding[1]]
-    return reference.gradients(errors, u, x, x_shape, spikes, layer, needs_x, needs_weight, adjoint=adjoint)
+    if not (spikes and _rounds(weight)):
+        if spikes and weight.ndim == 4:  # it came with its padding
+            x = x[:, :, padding[0] : x.shape[2] - padding[0], padding[1] : x.shape[3] - padding[1]]
+        return reference.gradients(errors, u, x, x_shape, spikes, layer, needs_x, needs_weight, adjoint=adjoint)
+    g_s = reference.spike_error(errors.s, errors.y, layer.V, u, layer.pool)
+    bounded = not (layer.refractory or any(g is not None for g in (errors.u, *errors.state))) and layer.kappa.numel() == 1
+    scale = torch.empty(1, device=u.device) if bounded else None
+    g_I, *before = adjoint(g_s, errors.u, errors.state, u, *layer.neuron, layer.pool, scale)
+    if scale is None:
+        g_I, scale = _halved(g_I)
+    g_x = _input_gradient(g_I, scale, x_shape, layer) if needs_x else u.new_empty(0)
+    g_w = _weight_gradient(g_I, scale, x, weight, layer.stride) if needs_weight else u.new_empty(0)
+    return (g_x, g_w, *before)  # type: ignore[return-value]
