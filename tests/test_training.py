@@ -271,6 +271,44 @@ def signals_as_usual():
     signal.signal(signal.SIGINT, before)
 
 
+SELDOM = {"data.validation": 0.25, "train.checkpoint_seconds": 1e6}
+
+
+@pytest.mark.parametrize("signal_at", [None, 4, 5])  # epochs have three steps: none, in the midst of the second, its last
+@pytest.mark.usefixtures("signals_as_usual")
+def test_sums_that_are_read_late_are_the_same(tmp_path, monkeypatch, signal_at):
+    """As on a GPU: each step begins before the sums of the one before it are read."""
+    expected = files(training.train(small(**SELDOM), tmp_path / "whole", show=False))
+    monkeypatch.setitem(training.AHEAD, "cpu", 1)
+    update, folder = training.Training.update, tmp_path / "run"
+
+    def interrupted(self):
+        if self.step == signal_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(self)
+
+    monkeypatch.setattr(training.Training, "update", interrupted)
+    try:
+        training.train(small(**SELDOM), folder, show=False)
+    except Interrupted:
+        assert RunFolder(folder).load_state()[0]["sums"][0] == {4: 24, 5: 0}[signal_at]  # points of the epoch under way
+        signal_at = None
+        training.resume(folder, show=False)
+    assert files(folder) == expected
+
+
+@pytest.mark.parametrize("step", [4, 5])
+def test_a_nan_that_is_read_late_stops_the_run_too(tmp_path, monkeypatch, step):
+    monkeypatch.setitem(training.AHEAD, "cpu", 1)
+    update = training.Training.update
+    spoilt = lambda self: update(self) * (math.nan if self.step == step + 1 else 1)  # noqa: E731
+    monkeypatch.setattr(training.Training, "update", spoilt)
+    with pytest.raises(Stopped, match="NaN or infinite in epoch 2"):
+        training.train(small(**SELDOM), tmp_path / "run", show=False)
+    assert len(RunFolder(tmp_path / "run").read_metrics()) == 1
+    assert RunFolder(tmp_path / "run").load_state()[0] is None
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.usefixtures("signals_as_usual")
 def test_signals_save_and_say_how_to_resume(tmp_path, monkeypatch, uninterrupted, number):

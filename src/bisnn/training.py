@@ -40,6 +40,7 @@ from bisnn.prediction import Classification
 from bisnn.rules import BayesBiSNN, Bop, Rule, STBiSNN
 from bisnn.weights import sign
 
+AHEAD = {"cpu": 0, "cuda": 1}  # steps that begin before a step's sums are read: a GPU is never made to wait for them
 SILENT, SATURATED = 1e-4, 0.9  # mean firing rates of a layer, in spikes per time step, beyond which it cannot learn
 
 
@@ -347,8 +348,8 @@ class Training:
                 flags = self.processes.total(torch.tensor([float(due and self.processes.rank == 0), float(caught[0])]))
                 save, stop = flags.bool().tolist()
                 epoch_ends = self.step % self.steps_per_epoch == 0
-                ahead = 0 if save or stop or epoch_ends or self.processes.device.type == "cpu" else 1
-                while len(under_way) > ahead:  # a GPU begins the next step before this one's sums are read
+                ahead = 0 if save or stop or epoch_ends else AHEAD[self.processes.device.type]
+                while len(under_way) > ahead:
                     added = under_way.popleft().values()
                     self.sums += added
                     if not bool(torch.isfinite(added).all()):
