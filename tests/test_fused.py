@@ -573,9 +573,17 @@ def test_a_layer_uses_its_memory_again_and_never_that_of_another(no_memory):
     assert all(torch.equal(a, b) for a, b in zip(kept, values, strict=True))
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("hard", [True, False])
-@pytest.mark.parametrize("through_time", [False, True])
+@pytest.mark.parametrize(
+    (
+        "needs_x",
+        "refractory",
+        "beside_s",
+    ),  # local learning; BPTT in the first layer, in another; a part of it; errors elsewhere too
+    [(False, False, False), (False, True, False), (True, True, False), (True, False, False), (True, True, True)],
+)
 @pytest.mark.parametrize(
     ("n_in", "kernel", "stride", "padding", "pool"),
     [
@@ -588,26 +596,30 @@ def test_a_layer_uses_its_memory_again_and_never_that_of_another(no_memory):
         ((50,), (), [], [], 1),
     ],
 )
-def test_half_precision_where_tf32_is_allowed(hard, through_time, n_in, kernel, stride, padding, pool):
+def test_half_precision_where_tf32_is_allowed(hard, needs_x, refractory, beside_s, n_in, kernel, stride, padding, pool):
     """Gradients of weights, and through layers and time of inputs, on a GPU: close to float64, at any size of the error."""
     x, c = spikes(6, 5, *n_in, density=0.2), SRM(threshold=0.05).constants
     w = torch.randn(40, n_in[-1], *kernel, generator=seeded(1))
     w = sign(w) if hard else torch.tanh(w).half().float()  # already rounded: another spike would be another gradient
+    shape = kernels.reference.current_shape(x, w, stride, padding)[1:]
     for size in (1.0, 1e-12, 1e12):
         grads = []
         for device, dtype in (("cuda", torch.float32), ("cpu", torch.float64)):
-            weight = w.to(device, dtype).requires_grad_()
-            x_d, constants = x.to(device, dtype).requires_grad_(through_time), c(dtype).to(device)
-            zero = torch.zeros(kernels.reference.current_shape(x, w, stride, padding)[1:], device=device, dtype=dtype)
+            weight, x_d = (t.to(device, dtype, copy=True) for t in (w, x))
+            weight.requires_grad_()
+            x_d.requires_grad_(needs_x)
+            constants = c(dtype).to(device)
+            zero = torch.zeros(shape, device=device, dtype=dtype)
             kappa = torch.tensor(w[0].numel() ** -0.5, device=device, dtype=dtype)
-            settings = (stride, padding, pool, hard, True, "sigmoid", 2.0, through_time)
+            settings = (stride, padding, pool, hard, True, "sigmoid", 2.0, refractory)
             with kernels.precision("mixed"):
-                s = srm_layer(x_d, weight, zero, zero, zero, kappa, constants, None, None, *settings)[1]
-            e = torch.randn(s.shape, generator=seeded(2), dtype=torch.float64)
-            with kernels.precision("mixed"):
-                (s * (size * e).to(device, dtype)).sum().backward()
+                _, s, u, P, *_ = srm_layer(x_d, weight, zero, zero, zero, kappa, constants, None, None, *settings)
+                errors = [
+                    (o, torch.randn(o.shape, generator=seeded(2), dtype=torch.float64)) for o in (s, u, P)[: 3 if beside_s else 1]
+                ]
+                sum((o * (size * e).to(device, dtype)).sum() for o, e in errors).backward()
             grads.append([g.double().cpu() for g in (weight.grad, x_d.grad) if g is not None])
-        assert len(grads[0]) == 1 + through_time
+        assert len(grads[0]) == 1 + needs_x
         for on_gpu, exact in zip(*grads, strict=True):
             assert (on_gpu - exact).norm() < 1e-3 * exact.norm()
 

@@ -62,6 +62,12 @@ def test_no_posterior_no_samples(runs):
         model.load(runs["st"]).predict(points(2), samples=5)
 
 
+@pytest.mark.parametrize("samples", [0, -1, 2.5, True, "ten"])
+def test_bad_samples(runs, samples):
+    with pytest.raises(ValueError, match="samples: must be a positive whole number; got"):
+        model.load(runs["bayes"]).predict(points(2), samples=samples)
+
+
 def test_own_data_with_names_and_units(tmp_path):
     rng = np.random.default_rng(1)
     rows = [(*(100 + 50 * rng.random(2) + 50 * k), ("low", "tall")[k]) for k in (0, 1) for _ in range(30)]

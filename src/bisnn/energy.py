@@ -174,7 +174,8 @@ def ledger(
     single = work(net, x, latents if real else [weights.hard(weights.sign(w_r)) for w_r in latents], readouts)
     rows = {} if real else {HYPOTHETICAL: _spiking([single], True, costs)}
     for name, members in predictors.items():
-        counts = [single] if members is None else _drawn(net, x, latents, members, readouts, generator)
+        seeded = weights.members_generator(generator, x.device)
+        counts = [single] if members is None else _drawn(net, x, latents, members, readouts, seeded)
         rows[name] = _spiking(counts, real, costs)
     rows[ANN] = _one_pass(single, costs)
     for row in rows.values():
@@ -183,7 +184,7 @@ def ledger(
 
 
 def _drawn(
-    net: Network, x: Tensor, latents: list[Tensor], members: int, readouts: int, generator: int | torch.Generator
+    net: Network, x: Tensor, latents: list[Tensor], members: int, readouts: int, generator: torch.Generator
 ) -> list[list[Work]]:
     """The work of each member of an ensemble; the input is read with the first and there for the others."""
     counts = []

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from bisnn import encode, model, weights
-from bisnn.checks import choice, positive_int
+from bisnn.checks import as_generator, choice, positive_int
 from bisnn.config import Events
 from bisnn.data.dataset import spikes
 from bisnn.files import file_digest
@@ -123,7 +123,7 @@ def describe_model(trained: model.Model, predictor: str = "map", members: int | 
         raise ValueError(f"members: are drawn from a posterior, and the map is one set of weights; got {members}; {way}")
     drawn, count = None, positive_int("members", trained.members if members is None else members) if predictor != "map" else 0
     if predictor == "members":
-        drawn = weights.draw_members([layer.weight.detach() for layer in net.layers], count, config.seed)
+        drawn = weights.draw_members([layer.weight.detach() for layer in net.layers], count, as_generator(config.seed))
     bits = describe(net, drawn, readouts=config.predict.readouts, posterior=predictor == "posterior")
     code = config.encode
     scale = {"low": trained.low.tolist(), "high": trained.high.tolist()}

@@ -16,6 +16,7 @@ from torch import Tensor
 from bisnn import config as config_module
 from bisnn import encode
 from bisnn.checkpoint import Damaged, RunFolder, load_tree, save_tree
+from bisnn.checks import as_generator, positive_int
 from bisnn.config import Config, Events, Tonic
 from bisnn.data.dataset import Dataset, input_shape, rescaled, spikes, window
 from bisnn.data.events import Recording
@@ -168,8 +169,10 @@ class Model:
         """Predict points x (N, d) in the units of the encoding, or recordings: all by the same members, on the same spikes."""
         parts = []
         device = next(self.net.parameters()).device
-        latents = [layer.weight.detach() for layer in self.net.layers]
-        members = None if samples is None else draw_members(latents, samples, self.config.seed)
+        members = None
+        if samples is not None:
+            latents = [layer.weight.detach() for layer in self.net.layers]
+            members = draw_members(latents, positive_int("samples", samples), as_generator(self.config.seed))
         for index in torch.arange(len(x)).split(self.batch):
             s = spikes(self.config, x[index], purpose, 0, index, device)
             options: dict[str, Any] = {"burn_in": self.config.burn_in, "readouts": self.config.predict.readouts}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bisnn import kernels, weights
-from bisnn.checks import as_generator, choice, finite, positive_int
+from bisnn.checks import choice, finite, positive_int
 from bisnn.losses import time_weights
 from bisnn.network import Network, Readout
 
@@ -80,23 +80,24 @@ def predict(
         raise ValueError("net: predict needs a readout after the last layer; got readout=None; give the network one")
     net.check_readouts(readouts)
     if samples is not None:
+        count = len(samples) if isinstance(samples, Sequence) else positive_int("samples", samples)
+        if net.weights == "real":
+            raise ValueError(f"samples: a full-precision network has no posterior to draw from; got {count} of them; leave it out")
         if isinstance(samples, Sequence):
             _check_members(net, samples)
-        else:
-            positive_int("samples", samples)
-        if net.weights == "real":
-            raise ValueError(f"samples: a full-precision network has no posterior to draw from; got {samples!r}; leave it out")
     if any(weights.is_realised(p) for p in net.parameters()):
         raise RuntimeError("predict(): the parameters hold a realisation w and not the latents w^r; call it outside the block")
     x = net.checked(x)
     finite("x", x)
-    as_generator(generator, x.device)  # says what is wrong with it, used or not
+    generator = weights.members_generator(generator, x.device)
     latents = [layer.weight.detach() for layer in net.layers]
-    if samples is None:
-        members: Members = [[w_r >= 0 for w_r in latents]]  # where the most probable weights are +1
+    if net.weights == "real":
+        y = net(x, weights=latents).logits(readouts)[None]
+    elif samples is None:
+        y = _readouts(net, x, [[w_r >= 0 for w_r in latents]], readouts)  # where the most probable weights are +1
     else:
         members = samples if isinstance(samples, Sequence) else weights.draw_members(latents, samples, generator)
-    y = _readouts(net, x, members, readouts)  # (K, T, B, C)
+        y = _readouts(net, x, members, readouts)  # (K, T, B, C)
     if task == "classification":
         y = y.movedim(-1, 0).contiguous().softmax(0).movedim(0, -1)  # several times faster so, for few classes
     each = _over_time(y, over_time, burn_in, mask)
@@ -110,8 +111,8 @@ def predict(
 def _check_members(net: Network, members: Members) -> None:
     shapes = [layer.weight.shape for layer in net.layers]
     for k, member in enumerate(members or [()]):
-        got = [w.shape for w in member if isinstance(w, Tensor) and w.dtype == torch.bool]
-        if got != shapes:
+        layers = member if isinstance(member, Sequence) else ()
+        if [w.shape for w in layers if isinstance(w, Tensor) and w.dtype == torch.bool] != shapes:
             raise ValueError(
                 f"samples: members need a bool tensor for every layer, {', '.join(str(tuple(n)) for n in shapes)}; number {k} has "
                 "others; take them from weights.draw_members, or say how many"
@@ -120,11 +121,9 @@ def _check_members(net: Network, members: Members) -> None:
 
 def _readouts(net: Network, x: Tensor, members: Members, readouts: int) -> Tensor:
     """What each member says, (K, T, B, C)."""
-    if net.weights == "real":
-        return net(x, weights=[layer.weight.detach() for layer in net.layers]).logits(readouts)[None]
     if kernels.name_for(x.device, x.dtype) == "cpu" and weights.is_spikes(x):
         return _packed_readouts(net, x, members, readouts)
-    run = lambda member: net(x, weights=[weights.hard(2 * up.to(x.dtype) - 1) for up in member])  # noqa: E731
+    run = lambda member: net(x, weights=[weights.hard(2 * up.to(x) - 1) for up in member])  # noqa: E731
     return torch.stack([run(member).logits(readouts) for member in members])
 
 

@@ -40,7 +40,7 @@ from bisnn.prediction import Classification
 from bisnn.rules import BayesBiSNN, Bop, Rule, STBiSNN
 from bisnn.weights import sign
 
-AHEAD = {"cpu": 0, "cuda": 1}  # steps that begin before a step's sums are read: a GPU is never made to wait for them
+AHEAD = {"cpu": 0, "cuda": 1}  # steps that are handed out before a step's sums are read
 SILENT, SATURATED = 1e-4, 0.9  # mean firing rates of a layer, in spikes per time step, beyond which it cannot learn
 
 
@@ -341,19 +341,20 @@ class Training:
         tensorboard = _tensorboard(folder, self.epochs_done) if self.processes.rank == 0 else None
         began, saved, stop = time.monotonic() - self.seconds, time.monotonic(), False
         under_way: deque[_Arriving] = deque()
+
+        def read(ahead: int) -> None:
+            """Count the steps under way, but for the last `ahead` of them."""
+            while len(under_way) > ahead:
+                added = under_way.popleft().values()
+                self.sums += added
+                if not bool(torch.isfinite(added).all()):
+                    raise Stopped(_NOT_FINITE.format(epoch=self._epoch, folder=folder))
+
         with signals() as caught:
             while not self.finished and not stop:
                 under_way.append(_Arriving(self.update()))
-                due = time.monotonic() - saved >= self.config.train.checkpoint_seconds
-                flags = self.processes.total(torch.tensor([float(due and self.processes.rank == 0), float(caught[0])]))
-                save, stop = flags.bool().tolist()
                 epoch_ends = self.step % self.steps_per_epoch == 0
-                ahead = 0 if save or stop or epoch_ends else AHEAD[self.processes.device.type]
-                while len(under_way) > ahead:
-                    added = under_way.popleft().values()
-                    self.sums += added
-                    if not bool(torch.isfinite(added).all()):
-                        raise Stopped(_NOT_FINITE.format(epoch=self._epoch, folder=folder))
+                read(0 if epoch_ends else AHEAD[self.processes.device.type])
                 self.seconds = time.monotonic() - began
                 if display.show and self.sums[0]:
                     display.step(self.step / self.steps_per_epoch, self._running())
@@ -365,7 +366,11 @@ class Training:
                     if tensorboard:
                         _log(tensorboard, row)
                     self._check_rates(row, folder)
+                due = time.monotonic() - saved >= self.config.train.checkpoint_seconds
+                flags = self.processes.total(torch.tensor([float(due and self.processes.rank == 0), float(caught[0])]))
+                save, stop = flags.bool().tolist()
                 if save or stop or self.finished:
+                    read(0)
                     saved = time.monotonic()
                     if not all(bool(torch.isfinite(p).all()) for p in self.net.parameters()):
                         raise Stopped(_NOT_FINITE.format(epoch=self._epoch, folder=folder))

@@ -50,16 +50,15 @@ def draw(p: Tensor, generator: torch.Generator) -> Tensor:
     return torch.rand_like(p, generator=generator) < p
 
 
-def draw_members(latents: Sequence[Tensor], count: int, generator: int | torch.Generator) -> list[list[Tensor]]:
-    """Members of an ensemble: for each one bool tensor a layer, True where the weight is +1.
+def draw_members(latents: Sequence[Tensor], count: int, generator: torch.Generator) -> list[list[Tensor]]:
+    """Members of an ensemble: for each one bool tensor a layer, True where the weight is +1; drawn where the generator lives."""
+    p = [probability(w_r.to(generator.device)) for w_r in latents]
+    return [[draw(p_layer, generator).to(w_r.device) for p_layer, w_r in zip(p, latents, strict=True)] for _ in range(count)]
 
-    A seed draws them on the CPU, wherever the latents are: it means the same members on every device.
-    """
-    device = latents[0].device
-    where = device if isinstance(generator, torch.Generator) else torch.device("cpu")
-    generator = as_generator(generator, where)
-    p = [probability(w_r.to(where)) for w_r in latents]
-    return [[draw(p_layer, generator).to(device) for p_layer in p] for _ in range(count)]
+
+def members_generator(generator: int | torch.Generator, device: torch.device) -> torch.Generator:
+    """For the members of a network on `device`: a seed's draws are the CPU's, so that it means the same members everywhere."""
+    return as_generator(generator, device if isinstance(generator, torch.Generator) else "cpu")
 
 
 def logistic_noise(w_r: Tensor, generator: torch.Generator) -> Tensor:

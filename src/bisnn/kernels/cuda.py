@@ -6,7 +6,8 @@ spike a step, the pooling included. Products are implicit: no matrix of windows 
 What is exact: hard weights and spikes are multiplied as 8-bit integers and summed as 32-bit ones: currents are exact at any size.
 What is rounded: where PyTorch is allowed TF32 (`torch.backends`), relaxed weights and the gradients of currents enter products in
 half precision, which has TF32's 10 bits of mantissa; sums are float32. Gradients are scaled by a power of two from a bound on their
-size, or from the largest of them, so that none overflows. Where it is not allowed those products are PyTorch's own.
+size, or from the largest of them, so that none overflows. Where it is not allowed those products are PyTorch's own, and so are the
+gradients of the inputs of a convolution with a stride.
 """
 
 from __future__ import annotations
@@ -415,10 +416,10 @@ def _weight_gradient(g: Tensor, scale: Tensor, kept: Tensor, weight: Tensor, str
 
 
 def _halved(g: Tensor) -> tuple[Tensor, Tensor]:
-    """g in half precision, times a power of two that brings the largest to at most 2^15; and that number."""
+    """g in half precision, times a power of two that brings the largest to at most 2^15; and that number. g is used up."""
     peak = torch.linalg.vector_norm(g, torch.inf).clamp(min=1e-30)
     scale = torch.exp2(torch.floor(15 - torch.log2(peak)))
-    return (g * scale).half(), scale
+    return g.mul_(scale).half(), scale
 
 
 def _input_gradient(g: Tensor, scale: Tensor, shape: list[int], layer: LayerConstants) -> Tensor:
