@@ -3,8 +3,8 @@
     python benchmarks/recording_options.py
 
 Each seed holds out another fifth of the training recordings, which other people wrote than the rest, and is judged on it: the test
-recordings stay unread. Each row is one of the configs `digits_*`, with half of its epochs, for time, and one thing changed; the first
-of a method has nothing else changed.
+recordings stay unread. A row is one of the configs `digits_*` with one thing changed; the first of a method has nothing changed, but
+for `START`: the configs as they were when most rows were measured, at half the epochs they have now.
 """
 
 from __future__ import annotations
@@ -32,11 +32,24 @@ TURNED = {"augment.rotate": 5.0, "augment.zoom": 0.05}
 USUAL = {"rule.betas": [0.9, 0.999]}
 BPTT, BOTH = {"network.gradient": "bptt"}, {"predict.readouts": 2}
 LONGER = {"train.epochs": 40}
+START: dict[str, dict[str, Any]] = {  # what all rows of a method have, unless they say otherwise
+    "full": {"train.epochs": 20},
+    "st": {"train.epochs": 20, "augment.rotate": 0.0, "augment.zoom": 0.0},
+    "bayes": {
+        "train.epochs": 20,
+        "augment.rotate": 0.0,
+        "augment.zoom": 0.0,
+        "rule.lr": 0.4,
+        "rule.tau": 1.0,
+        "rule.straight_through": True,
+    },
+}
+RELAXED = {"rule.straight_through": False, "rule.tau": 0.5}
 UNCHANGED: dict[str, Any] = {}
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of each method, by name
     "full": {
         "as it is": UNCHANGED,
-        "all 40 epochs": LONGER,
+        "40 epochs": LONGER,
         "no augmentation": PLAIN,
         "shifted, not turned": PLAIN | {"augment.shift": 1},
         "gradients through layers and time": BPTT,
@@ -44,7 +57,8 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of each method, by name
     },
     "st": {
         "as it is": UNCHANGED,
-        "all 40 epochs": LONGER,
+        "40 epochs": LONGER,
+        "40 epochs, turned and resized besides": LONGER | TURNED,
         "no augmentation": PLAIN,
         "turned and resized besides": TURNED,
         "drop 0.2 and jitter 1 besides": {"augment.drop": 0.2, "augment.jitter": 1},
@@ -57,9 +71,12 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of each method, by name
     },
     "bayes": {
         "as it is": UNCHANGED,
-        "all 40 epochs": LONGER,
+        "40 epochs": LONGER,
         "no augmentation": PLAIN,
-        "hard samples": {"rule.straight_through": True, "rule.tau": 1.0, "rule.lr": 0.4, "rule.betas": [0.9, 0.9]},
+        "relaxed samples, tau 0.5": RELAXED,
+        "40 epochs, relaxed samples": LONGER | RELAXED,
+        "40 epochs, relaxed samples, lr 0.2": LONGER | RELAXED | {"rule.lr": 0.2},
+        "40 epochs, relaxed samples, lr 0.2, turned and resized": LONGER | RELAXED | {"rule.lr": 0.2} | TURNED,
         "Adam's usual betas": USUAL,
         "gradients through layers and time": BPTT,
         "both layers speak": BOTH,
@@ -81,7 +98,7 @@ def held_out(settings: Config, show: bool = False) -> Dataset:
 def judged(method: str, option: str, seed: int) -> list[dict[str, Any]]:
     """A row for each predictor of one run, which is kept in memory alone."""
     torch.set_num_threads(1)
-    settings = config.load(f"digits_{method}").updated(seed=seed, **{"train.epochs": 20, **OPTIONS[method][option]})
+    settings = config.load(f"digits_{method}").updated(seed=seed, **START[method] | OPTIONS[method][option])
     training.load_dataset = held_out  # type: ignore[assignment]
     run = training.Training(settings, training.Processes(0, 1, torch.device("cpu")))
     validation, run.data = run.data.validation, dataclasses.replace(run.data, validation=None)  # judged once, at the end
@@ -101,10 +118,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=FOLDS)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", metavar="TEXT", default="", help="options whose name has this in it")
     parser.add_argument("--out", type=Path, default=Path("out/recording_options.json"))
     options = parser.parse_args()
     load_dataset(config.load("digits_st"))  # the cache, before several processes want it
-    tasks = [(method, name, seed) for method in OPTIONS for name in OPTIONS[method] for seed in range(options.seeds)]
+    chosen = [(method, name) for method in OPTIONS for name in OPTIONS[method] if options.only in name]
+    if not chosen:
+        parser.error(f"--only: no option has {options.only!r} in its name; the names are the keys of OPTIONS")
+    tasks = [(method, name, seed) for method, name in chosen for seed in range(options.seeds)]
     pool = ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn"))
     rows: list[dict[str, Any]] = []
     with pool, bars(show=True) as progress:
