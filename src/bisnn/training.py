@@ -356,7 +356,7 @@ class Training:
                 epoch_ends = self.step % self.steps_per_epoch == 0
                 read(0 if epoch_ends else AHEAD[self.processes.device.type])
                 self.seconds = time.monotonic() - began
-                if display.show and self.sums[0]:
+                if display.show and self.sums[0]:  # nothing to show before the first step is read
                     display.step(self.step / self.steps_per_epoch, self._running())
                 if epoch_ends:
                     row = self._end_epoch()

@@ -424,8 +424,8 @@ def _halved(g: Tensor) -> tuple[Tensor, Tensor]:
 
 def _input_gradient(g: Tensor, scale: Tensor, shape: list[int], layer: LayerConstants) -> Tensor:
     """The gradient of the inputs, of this shape, from g in half precision, times `scale`; float32 sums."""
-    weight, (kernel, padding) = layer.weight, (layer.weight.shape[2:], layer.padding)
-    margin = [k - 1 - p for k, p in zip(kernel, padding, strict=True)]
+    weight, padding = layer.weight, layer.padding
+    margin = [k - 1 - p for k, p in zip(weight.shape[2:], padding, strict=True)]
     if any(d > 1 for d in layer.stride) or any(m < 0 for m in margin):
         return reference.input_gradient(g.float(), shape, weight, layer.stride, padding) / scale
     if weight.ndim == 4:  # a convolution again: of the padded errors with the weights turned round
