@@ -25,7 +25,7 @@ from bisnn.data.recordings import MNISTDVS, NMNIST, Clips, Window, augmented
 from bisnn.data.tonic_sets import FromTonic, tonic_dataset
 from bisnn.errors import Stopped
 from bisnn.packed import load as load_packed
-from runs import RECORDED, made_up, made_up_nmnist, run_on_recordings
+from runs import RECORDED, RULES, made_up, made_up_nmnist, run_on_recordings
 
 
 @pytest.fixture(autouse=True)
@@ -329,6 +329,26 @@ def test_a_run_on_recordings(nmnist, tmp_path, monkeypatch):
     expected = model.predict_points(clips, None, 0).mean.numpy()
     np.testing.assert_allclose(engine.predict(x.numpy()).mean, expected, atol=1e-6)
     assert (run.parent / "run" / "packed.safetensors").exists()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("gradient", ["local", "bptt"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_step_on_a_gpu_waits_for_nothing(nmnist, rule, gradient):
+    """Reading, augmentation, dropout and update hand their work to the GPU: the next step begins before it is done."""
+    augment = {"rotate": 10.0, "zoom": 0.1, "shift": 1, "jitter": 1}
+    network = {**RECORDED["network"], "gradient": gradient, "dropout": 0.5}
+    config = parse({**RECORDED, "rule": RULES[rule], "augment": augment, "network": network}, "run")
+    config = config.updated(**{"data.root": str(nmnist), "train.device": "cuda"})
+    run = training.Training(config, training.Processes(0, 1, torch.device("cuda")), show=False)
+    for _ in range(2):
+        run.update()  # kernels are compiled, memory is taken
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        run.update()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from bisnn import encode, kernels, metrics
 from bisnn.checkpoint import RunFolder
 from bisnn.config import Bayes, BopRule, Config, Events, Full, Table, differences, parse
 from bisnn.data.dataset import input_shape, load_dataset, spikes
+from bisnn.data.recordings import sent
 from bisnn.display import RunDisplay
 from bisnn.errors import Interrupted, Stopped
 from bisnn.losses import activity_loss, chunked_backward, local_loss
@@ -277,7 +278,7 @@ class Training:
         if len(mine) == 0:
             mine = batch[:1]  # a last batch smaller than the number of processes: take part with weight 0
         x = spikes(config, data.x[mine], encode.TRAIN, epoch, mine, self.processes.device)
-        y = data.y[mine].to(self.processes.device)
+        y = sent(data.y[mine], self.processes.device)
         seen = self._seen(epoch, mine)
         factor = 0.5 * (1 + math.cos(math.pi * self.step / (config.train.epochs * self.steps_per_epoch)))
         for group in self.rule.param_groups:
@@ -302,7 +303,7 @@ class Training:
             return None
         sizes = [math.prod(layer.output_shape) for layer in self.net.layers]
         key = (self.config.seed, encode.DROPOUT, epoch)
-        drawn = encode.keyed_uniform([sum(sizes)], *key, samples.to(self.processes.device))
+        drawn = encode.keyed_uniform([sum(sizes)], *key, sent(samples, self.processes.device))
         return list(((drawn >= p).to(self.net.dtype) / (1 - p)).split(sizes, 1))
 
     def _backward(self, x: Tensor, y: Tensor, factor: float, seen: list[Tensor] | None) -> tuple[Tensor, list[Tensor], Tensor]:

@@ -186,7 +186,7 @@ def spikes(
     code = config.encode
     rates = encode.population_rates(x, code.neurons, code.width) if code.code == "population" else x.clamp(0, 1)
     drawn = encode.keyed_rate(rates, code.steps, config.seed, purpose, epoch, samples)
-    return drawn.to(device, getattr(torch, config.train.dtype))
+    return recordings.sent(drawn, device).to(getattr(torch, config.train.dtype))
 
 
 def input_shape(config: Config, features: int) -> tuple[int, ...]:

@@ -104,7 +104,7 @@ class Recordings:
         """Spikes of several recordings, uint8 (T, B, C, H, W). To a GPU go bits, which are unpacked there."""
         if torch.device(device).type == "cpu":
             return torch.from_numpy(self.bits.read(np.asarray(index))).movedim(0, 1)
-        packed = torch.from_numpy(self.bits.packed(np.asarray(index))).to(device)
+        packed = sent(torch.from_numpy(self.bits.packed(np.asarray(index))), device)
         bits = packed[..., None] >> torch.arange(8, dtype=torch.uint8, device=device) & 1
         return bits.flatten(1)[:, : math.prod(self.shape)].reshape(-1, *self.shape).movedim(0, 1)
 
@@ -177,6 +177,11 @@ class Clips:
         return self.recordings.bits.digest(self.index.numpy())
 
 
+def sent(x: Tensor, device: torch.device | str) -> Tensor:
+    """x on a device. To a GPU it goes by way of pinned memory, so that the CPU does not wait for what the GPU is at."""
+    return x.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" and not x.is_cuda else x.to(device)
+
+
 def augmented(x: Tensor, how: Augment, seed: int, epoch: int, samples: Tensor) -> Tensor:
     """Recordings x, uint8 (T, B, C, H, W), each turned, resized, shifted, begun earlier or later, and thinned.
 
@@ -190,9 +195,9 @@ def augmented(x: Tensor, how: Augment, seed: int, epoch: int, samples: Tensor) -
         x = _moved(x, how, draws)
     if how.jitter:
         t = torch.arange(len(x))[:, None] - _steps(draws[:, 0], how.jitter)  # (T, B)
-        seen = ((t >= 0) & (t < len(x))).to(x.device)[..., None, None, None]
-        x = x.gather(0, t.clamp(0, len(x) - 1).to(x.device)[..., None, None, None].expand(x.shape)) * seen
-    return _thinned(x, how.drop, key, samples.to(x.device), draws.shape[1]) if how.drop else x
+        t = sent(t, x.device)[..., None, None, None]
+        x = x.gather(0, t.clamp(0, len(x) - 1).expand(x.shape)) * ((t >= 0) & (t < len(x)))
+    return _thinned(x, how.drop, key, sent(samples, x.device), draws.shape[1]) if how.drop else x
 
 
 def _steps(u: Tensor, most: int) -> Tensor:
@@ -218,9 +223,9 @@ def _moved(x: Tensor, how: Augment, draws: Tensor) -> Tensor:
     rows = (cos * h[:, :, None] + sin * w[:, None] + middle[0]).round().long()  # (B, H, W)
     columns = (cos * w[:, None] - sin * h[:, :, None] + middle[1]).round().long()
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    source = torch.where(inside, rows * width + columns, height * width).flatten(1).to(x.device)  # (B, H W); the last sees nothing
+    source = torch.where(inside, rows * width + columns, height * width).flatten(1)  # (B, H W); the last sees nothing
     seen = torch.nn.functional.pad(x.flatten(3), (0, 1))
-    return seen.gather(3, source[None, :, None].expand(*x.shape[:3], -1)).reshape(x.shape)
+    return seen.gather(3, sent(source, x.device)[None, :, None].expand(*x.shape[:3], -1)).reshape(x.shape)
 
 
 def _thinned(x: Tensor, share: float, key: tuple[int, int, int], samples: Tensor, first: int) -> Tensor:
