@@ -3,7 +3,9 @@
     python benchmarks/loading.py --data N-MNIST [--device cuda]
 
 A batch is read from the cache on disk (its pages in memory after the first epoch, as in training), checked, unpacked on the device
-it is trained on, and augmented there as the config `nmnist_st` says. The step is that config's: the whole update, loading included.
+it is trained on, and augmented there as the config `nmnist_st` says. The step is that config's: the whole update, loading included,
+a mean over steps that follow each other as in training. Beside it the same on spikes that are there already, and, on a GPU, with
+kernels that are handed out one by one instead of as one CUDA graph.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from report import machine, table
@@ -43,12 +46,24 @@ def milliseconds(function: Callable[[], Any], repeats: int, wait: Callable[[], A
     return statistics.median(times)
 
 
+def per_step(update: Callable[[], Any], steps: int, wait: Callable[[], Any]) -> float:
+    """Mean wall time of updates in a row, after some that do not count: they compile kernels, and record graphs."""
+    for _ in range(3):
+        update()
+    wait()
+    began = time.perf_counter()
+    for _ in range(steps):
+        update()
+    wait()
+    return 1e3 * (time.perf_counter() - began) / steps
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of N-MNIST")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=3, help="training steps that are timed")
+    parser.add_argument("--steps", type=int, default=3, help="training steps that are timed, of each kind")
     parser.add_argument("--out", type=Path, default=Path("out/loading.json"))
     options = parser.parse_args()
     try:
@@ -77,14 +92,28 @@ def measure(settings: config.Config, processes: Processes, repeats: int, steps: 
     batch = torch.from_numpy(encode.keyed_rng(0, encode.SHUFFLE).permutation(len(data.x)))[: settings.train.batch_size]
     plain = settings.updated(augment=Augment().model_dump())
     with bars(show=True) as progress:
-        bar = progress.add_task("measuring", total=3)
+        bar = progress.add_task("measuring", total=4 + (device.type == "cuda"))
         ms = {}
         for name, how in (("reading and unpacking", plain), ("the same, augmented", settings)):
             load = functools.partial(spikes, how, data.x[batch], encode.TRAIN, 0, batch, device)
             ms[name] = milliseconds(load, repeats, wait)
             progress.advance(bar)
-        ms["training step"] = milliseconds(training.update, steps, wait)
-        progress.advance(bar)
+
+        def update() -> None:
+            training.step %= training.steps_per_epoch - 1  # the last mini-batch of an epoch may be smaller
+            training.update()
+
+        def step(name: str) -> None:
+            ms[name] = per_step(update, steps, wait)
+            progress.advance(bar)
+
+        step("training step")
+        if device.type == "cuda":
+            with mock.patch.object(training, "_graphs", None):
+                step("the same, kernel by kernel")
+        x = spikes(settings, data.x[batch], encode.TRAIN, 0, batch, device)
+        with mock.patch("bisnn.training.spikes", return_value=x):
+            step("the same, nothing to load")
     about = {"precision": settings.train.precision, "threads": torch.get_num_threads()}
     return {**about, "batch": len(batch), "shape": [settings.steps, *training.net.input_shape], "ms": ms}
 

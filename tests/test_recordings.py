@@ -336,14 +336,14 @@ def test_a_run_on_recordings(nmnist, tmp_path, monkeypatch):
 @pytest.mark.parametrize("gradient", ["local", "bptt"])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_step_on_a_gpu_waits_for_nothing(nmnist, rule, gradient):
-    """Reading, augmentation, dropout and update hand their work to the GPU: the next step begins before it is done."""
+    """Reading, augmentation (but `drop`), dropout and update hand their work to the GPU: the next step begins before it is done."""
     augment = {"rotate": 10.0, "zoom": 0.1, "shift": 1, "jitter": 1}
     network = {**RECORDED["network"], "gradient": gradient, "dropout": 0.5}
     config = parse({**RECORDED, "rule": RULES[rule], "augment": augment, "network": network}, "run")
     config = config.updated(**{"data.root": str(nmnist), "train.device": "cuda"})
     run = training.Training(config, training.Processes(0, 1, torch.device("cuda")), show=False)
-    for _ in range(2):
-        run.update()  # kernels are compiled, memory is taken
+    for _ in range(4):
+        run.update()  # kernels are compiled, and recorded for both sizes of mini-batches
     try:
         torch.cuda.set_sync_debug_mode("error")
         run.update()

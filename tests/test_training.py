@@ -101,7 +101,7 @@ def test_encoding_is_keyed_by_sample():
     ):
         assert not torch.equal(other, whole)
     rates = encode.population_rates(x, 10, 1.0)
-    many = torch.stack([spikes(config, x, encode.TRAIN, e, torch.arange(6)).mean(0) for e in range(300)]).mean(0)
+    many = torch.stack([spikes(config, x, encode.TRAIN, e, torch.arange(6)).float().mean(0) for e in range(300)]).mean(0)
     torch.testing.assert_close(many, rates, atol=0.03, rtol=0)  # 9000 draws each: five standard errors
 
 

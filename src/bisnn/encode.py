@@ -77,10 +77,10 @@ def _check_values(name: str, x: Tensor) -> None:
 
 
 def keyed_rate(rates: Tensor, T: int, seed: int, purpose: int, epoch: int, samples: Tensor) -> Tensor:
-    """`rate`, with draws keyed by the sample's number: (B, N) -> (T, B, N), on the CPU, as uint8."""
+    """`rate`, with draws keyed by the sample's number: (B, N) -> (T, B, N), on the CPU, as bool."""
     positive_int("T", T)
     draws = [keyed_rng(seed, purpose, epoch, int(i)).random((T, rates.shape[1]), dtype=np.float32) for i in samples]
-    return (torch.from_numpy(np.stack(draws, axis=1)) < rates.float()).to(torch.uint8)
+    return torch.from_numpy(np.stack(draws, axis=1)) < rates.float()
 
 
 def keyed_uniform(shape: Sequence[int], seed: int, purpose: int, epoch: int, samples: Tensor) -> Tensor:

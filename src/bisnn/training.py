@@ -17,7 +17,7 @@ import threading
 import time
 import tomllib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,9 @@ from bisnn import encode, kernels, metrics
 from bisnn.checkpoint import RunFolder
 from bisnn.config import Bayes, BopRule, Config, Events, Full, Table, differences, parse
 from bisnn.data.dataset import input_shape, load_dataset, spikes
-from bisnn.data.recordings import sent
 from bisnn.display import RunDisplay
 from bisnn.errors import Interrupted, Stopped
+from bisnn.gpu import Arriving, Graphs, sent
 from bisnn.losses import activity_loss, chunked_backward, local_loss
 from bisnn.model import Model, build_network
 from bisnn.network import Output
@@ -201,19 +201,6 @@ def _write(net: torch.nn.Module, weights: list[Tensor]) -> None:
         p.copy_(value)
 
 
-class _Arriving:
-    """Numbers on their way from a device to the CPU."""
-
-    def __init__(self, values: Tensor):
-        self._values = values.to("cpu", non_blocking=True)
-        self._arrived = torch.cuda.current_stream().record_event() if values.is_cuda else None
-
-    def values(self) -> Tensor:
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return self._values
-
-
 class Training:
     """A run in memory. `state()` is all that the next step depends on."""
 
@@ -227,6 +214,8 @@ class Training:
         self.net = build_network(config, input_shape(config, len(self.data.low)), self.data.outputs).to(processes.device)
         self.rule = build_rule(config, self.net, self.steps_per_epoch)
         self.model = DistributedDataParallel(self.net) if dist.is_initialized() else self.net
+        recorded = processes.device.type == "cuda" and not dist.is_initialized() and not config.train.chunk  # and so `share` is 1
+        self._graphs = Graphs(list(self.net.parameters())) if recorded else None
         self.step = 0  # updates so far
         self.rows = 0  # of metrics.jsonl
         self.seconds = 0.0  # of training, over all its pieces
@@ -284,30 +273,30 @@ class Training:
         for group in self.rule.param_groups:
             group["lr"] = config.rule.lr * (factor if config.train.schedule == "cosine" else 1.0)
         sums = torch.zeros_like(self.sums, device=self.processes.device)
+        backward = functools.partial(self._backward, share)
         for _ in range(config.train.samples):
             realisation: AbstractContextManager = self.rule.sampled() if isinstance(self.rule, Rule) else nullcontext()
             with realisation:
-                loss, rates, readout = self._backward(x, y, share, seen)
-            means = torch.stack([torch.ones_like(loss), loss, self._score(readout, y), *rates])
-            sums += (len(mine) if share else 0) * means.double()
+                means = self._graphs.run(backward, x, y, *seen) if self._graphs else backward(x, y, *seen)
+            sums += (len(mine) if share else 0) * means
         self.rule.step()
         if not isinstance(self.rule, Rule):
             self.rule.zero_grad()
         self.step += 1
         return self.processes.total(sums)
 
-    def _seen(self, epoch: int, samples: Tensor) -> list[Tensor] | None:
-        """Factors (B, n) of the spikes that each readout sees: 0, or 1/(1 - dropout)."""
+    def _seen(self, epoch: int, samples: Tensor) -> Sequence[Tensor]:
+        """Factors (B, n) of the spikes that each readout sees: 0, or 1/(1 - dropout); none where all are seen."""
         p = self.config.network.dropout
         if not p:
-            return None
+            return ()
         sizes = [math.prod(layer.output_shape) for layer in self.net.layers]
         key = (self.config.seed, encode.DROPOUT, epoch)
         drawn = encode.keyed_uniform([sum(sizes)], *key, sent(samples, self.processes.device))
-        return list(((drawn >= p).to(self.net.dtype) / (1 - p)).split(sizes, 1))
+        return ((drawn >= p).to(self.net.dtype) / (1 - p)).split(sizes, 1)
 
-    def _backward(self, x: Tensor, y: Tensor, factor: float, seen: list[Tensor] | None) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Gradients of one realisation; returns its loss, each layer's rate and the logits (T, B, outputs)."""
+    def _backward(self, share: float, x: Tensor, y: Tensor, *seen: Tensor) -> Tensor:
+        """Gradients of one realisation, times `share`; returns 1, its loss, its score and each layer's rate, float64."""
         train, spikes, readouts = self.config.train, [], []
 
         def note(output: Output) -> None:
@@ -316,16 +305,17 @@ class Training:
 
         settings: dict[str, Any] = {"loss": self.config.loss, "over_time": train.over_time, "burn_in": train.burn_in}
         if train.chunk:
-            loss = chunked_backward(self.model, x, y, train.chunk, **settings, factor=factor, seen=seen, each=note)
+            loss = chunked_backward(self.model, x, y, train.chunk, **settings, factor=share, seen=seen or None, each=note)
         else:
-            output = self.model(x, seen=seen)
+            output = self.model(x, seen=seen or None)
             loss = local_loss(output, y, **settings)
             if train.activity:
                 loss = loss + train.activity * activity_loss(self.net, output)
             note(output)
             del output  # spikes, as they are not needed any more
-            (loss * factor).backward()
-        return loss.detach(), [torch.stack(layer).sum() / len(x) for layer in zip(*spikes, strict=True)], torch.cat(readouts)
+            (loss * share).backward()
+        rates = [torch.stack(layer).sum() / len(x) for layer in zip(*spikes, strict=True)]
+        return torch.stack([torch.ones_like(loss), loss.detach(), self._score(torch.cat(readouts), y), *rates]).double()
 
     def _score(self, y: Tensor, target: Tensor) -> Tensor:
         """Share of right classes, or squared error, of this realisation of the weights."""
@@ -341,7 +331,7 @@ class Training:
         first = self.processes.first  # only the first process writes; all learn of its errors
         tensorboard = _tensorboard(folder, self.epochs_done) if self.processes.rank == 0 else None
         began, saved, stop = time.monotonic() - self.seconds, time.monotonic(), False
-        under_way: deque[_Arriving] = deque()
+        under_way: deque[Arriving] = deque()
 
         def read(ahead: int) -> None:
             """Count the steps under way, but for the last `ahead` of them."""
@@ -353,7 +343,7 @@ class Training:
 
         with signals() as caught:
             while not self.finished and not stop:
-                under_way.append(_Arriving(self.update()))
+                under_way.append(Arriving(self.update()))
                 epoch_ends = self.step % self.steps_per_epoch == 0
                 read(0 if epoch_ends else AHEAD[self.processes.device.type])
                 self.seconds = time.monotonic() - began

@@ -19,6 +19,7 @@ from bisnn.data.events import BadEvents
 from bisnn.data.recordings import Clips, Window
 from bisnn.data.tonic_sets import FromTonic
 from bisnn.data.toy import one_d, two_moons
+from bisnn.gpu import sent
 
 
 class Split(NamedTuple):
@@ -174,7 +175,7 @@ def _held_out(classes: list[str], share: float, seed: int) -> np.ndarray:
 def spikes(
     config: Config, x: Tensor | Clips, purpose: int, epoch: int, samples: Tensor, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Points x (B, d) encoded as spikes (T, B, N) of the config's dtype; recordings (T, B, C, H, W) as bool, augmented in training.
+    """Points x (B, d) encoded as spikes (T, B, N), or recordings (T, B, C, H, W), augmented in training; bool.
 
     The draws are those of (seed, purpose, epoch, sample).
     """
@@ -185,8 +186,7 @@ def spikes(
         return seen.bool()
     code = config.encode
     rates = encode.population_rates(x, code.neurons, code.width) if code.code == "population" else x.clamp(0, 1)
-    drawn = encode.keyed_rate(rates, code.steps, config.seed, purpose, epoch, samples)
-    return recordings.sent(drawn, device).to(getattr(torch, config.train.dtype))
+    return sent(encode.keyed_rate(rates, code.steps, config.seed, purpose, epoch, samples), device)
 
 
 def input_shape(config: Config, features: int) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from bisnn.checks import choice, positive_int
 from bisnn.config import Augment
 from bisnn.data import cache, events
 from bisnn.display import bars, note
+from bisnn.gpu import sent
 
 FORMAT = 1  # of the bits: another number, and caches are built anew
 
@@ -175,11 +176,6 @@ class Clips:
     def digest(self) -> bytes:
         assert isinstance(self.recordings, Recordings)  # loose ones are in no dataset
         return self.recordings.bits.digest(self.index.numpy())
-
-
-def sent(x: Tensor, device: torch.device | str) -> Tensor:
-    """x on a device. To a GPU it goes by way of pinned memory, so that the CPU does not wait for what the GPU is at."""
-    return x.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" and not x.is_cuda else x.to(device)
 
 
 def augmented(x: Tensor, how: Augment, seed: int, epoch: int, samples: Tensor) -> Tensor:

@@ -44,17 +44,19 @@ def _has_triton() -> bool:
 def precision(name: str) -> Iterator[None]:
     """Inside the block, PyTorch's switches for products of real numbers: "full", or "mixed", where operands may be rounded.
 
-    Rounded to half precision or TF32 on a GPU, to bfloat16 on a CPU that has it. Hard weights and spikes are exact in both.
+    Rounded to half precision or TF32 on a GPU, to bfloat16 on a CPU that has it. Hard weights and spikes are exact in both. cuDNN
+    takes algorithms that give the same bits every time.
     """
     choice("precision", name, ("full", "mixed"))
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    cudnn = torch.backends.cudnn
+    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.deterministic
     torch.set_float32_matmul_precision("medium" if name == "mixed" else "highest")
-    torch.backends.cudnn.allow_tf32 = name == "mixed"
+    cudnn.allow_tf32, cudnn.deterministic = name == "mixed", True
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+        cudnn.allow_tf32, cudnn.deterministic = before[1:]
 
 
 @contextmanager
