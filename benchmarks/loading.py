@@ -100,13 +100,15 @@ def measure(settings: config.Config, processes: Processes, repeats: int, steps: 
             progress.advance(bar)
 
         def update() -> None:
-            training.step %= training.steps_per_epoch - 1  # the last mini-batch of an epoch may be smaller
+            if training.step % training.steps_per_epoch == training.steps_per_epoch - 1:
+                training.step += 1  # without the last mini-batch of an epoch, which may be smaller
             training.update()
 
         def step(name: str) -> None:
             ms[name] = per_step(update, steps, wait)
             progress.advance(bar)
 
+        training.step = training.steps_per_epoch  # graphs are recorded from the second epoch on
         step("training step")
         if device.type == "cuda":
             with mock.patch.object(training, "_graphs", None):

@@ -502,6 +502,38 @@ def test_without_tensorboard(tmp_path, monkeypatch):
 # GPUs
 
 
+def test_graphs_are_recorded_once_mini_batches_of_all_sizes_have_passed(tmp_path):
+    """In the epoch after the first one of this process, begun or resumed: shown by a stand-in for the graphs, on the CPU."""
+
+    class Graphs:
+        def __init__(self):
+            self.calls = []
+
+        def run(self, function, x, *rest, record):
+            self.calls.append((x.shape[1], record))
+            return function(x, *rest)
+
+    def run_for(steps, state=None):
+        run = training.Training(small(), training.Processes(0, 1, torch.device("cpu")), show=False)
+        if state is not None:
+            run.load(state, RunFolder(tmp_path))
+        run._graphs = Graphs()
+        for _ in range(steps):
+            run.update()
+        return run
+
+    begun = run_for(6)
+    assert begun._graphs.calls == [(12, False), (12, False), (12, False), (4, False), (12, True), (12, True)]
+    resumed = run_for(4, begun.state())
+    assert resumed._graphs.calls == [(12, False), (4, False), (12, True), (12, True)]
+    plain = run_for(0)
+    plain._graphs = None
+    for _ in range(10):
+        plain.update()
+    for p, q in zip(plain.net.parameters(), resumed.net.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("rule", RULES)

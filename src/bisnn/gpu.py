@@ -51,18 +51,23 @@ class Graphs:
         self._graphs: dict[Any, _Graph | None] = {}  # None: has run once, so that all its kernels are compiled
         self._pool = torch.cuda.graph_pool_handle()
 
-    def run(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """function(*inputs), which adds to the gradients of the parameters; recorded at the second call with inputs of such shapes.
+    def run(self, function: Callable[..., Tensor], *inputs: Tensor, record: bool = True) -> Tensor:
+        """function(*inputs), which adds to the gradients of the parameters.
+
+        It is recorded at the second call with inputs of such shapes, or at the first after it that says `record`, and replayed from
+        then on. A graph keeps its memory: what has no graph takes its own beside that.
 
         What the function does may depend on its inputs and on values that stay at their place in the GPU's memory, and it must not
         wait for the GPU. Give the same one every time: it is not kept, so that its owner is not. The output holds until the next
         call.
         """
         key = tuple((x.shape, x.dtype) for x in inputs)
-        if key not in self._graphs:
-            self._graphs[key] = None
-            return function(*inputs)
-        recorded = self._graphs[key] = self._graphs[key] or self._record(function, inputs)
+        recorded = self._graphs.get(key)
+        if recorded is None:
+            if key not in self._graphs or not record:
+                self._graphs[key] = None
+                return function(*inputs)
+            recorded = self._graphs[key] = self._record(function, inputs)
         for fixed, x in zip(recorded.inputs, inputs, strict=True):
             fixed.copy_(x)
         recorded.graph.replay()
@@ -73,7 +78,7 @@ class Graphs:
 
     def _record(self, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> _Graph:
         """The function as a graph, which has not run yet."""
-        before = [p.grad for p in self._parameters]
+        stream, before = torch.cuda.current_stream(), [p.grad for p in self._parameters]
         for p in self._parameters:
             p.grad = None  # so that the graph writes its own
         graph, fixed = torch.cuda.CUDAGraph(), [x.clone() for x in inputs]
@@ -82,5 +87,6 @@ class Graphs:
                 output = function(*fixed)
             return _Graph(graph, fixed, output, [p.grad for p in self._parameters])
         finally:
+            torch.cuda.set_stream(stream)  # an error on the GPU may leave another one
             for p, g in zip(self._parameters, before, strict=True):
                 p.grad = g

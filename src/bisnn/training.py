@@ -216,6 +216,7 @@ class Training:
         self.model = DistributedDataParallel(self.net) if dist.is_initialized() else self.net
         recorded = processes.device.type == "cuda" and not dist.is_initialized() and not config.train.chunk  # and so `share` is 1
         self._graphs = Graphs(list(self.net.parameters())) if recorded else None
+        self._began = 0  # epochs before this process
         self.step = 0  # updates so far
         self.rows = 0  # of metrics.jsonl
         self.seconds = 0.0  # of training, over all its pieces
@@ -253,6 +254,7 @@ class Training:
             setattr(self, name, state[name])
         _write(self.net, state["latents"])
         self.rule.load_state_dict(state["rule"])
+        self._began = self.epochs_done
 
     # One step
 
@@ -277,7 +279,12 @@ class Training:
         for _ in range(config.train.samples):
             realisation: AbstractContextManager = self.rule.sampled() if isinstance(self.rule, Rule) else nullcontext()
             with realisation:
-                means = self._graphs.run(backward, x, y, *seen) if self._graphs else backward(x, y, *seen)
+                if (
+                    self._graphs
+                ):  # recorded once mini-batches of all sizes have passed, so that none needs memory beside the graphs'
+                    means = self._graphs.run(backward, x, y, *seen, record=epoch > self._began)
+                else:
+                    means = backward(x, y, *seen)
             sums += (len(mine) if share else 0) * means
         self.rule.step()
         if not isinstance(self.rule, Rule):
