@@ -16,7 +16,7 @@ import pytest
 
 import bisnn
 from bisnn import cli, reproduction, training
-from bisnn.data import events
+from bisnn.data import events, simulation
 from runs import made_up, run_on_recordings, small
 
 COMMANDS = ("train", "resume", "evaluate", "predict", "reproduce", "report", "export", "inspect", "simulate", "info")
@@ -295,6 +295,20 @@ def test_interrupted_runs_say_how_to_go_on(bisnn_, tmp_path, monkeypatch):
     code, _, error = bisnn_("train", tmp_path / "small.toml", "--out", tmp_path / "run", "-q")
     assert code == 128 + 15
     assert f"bisnn resume {tmp_path / 'run'}" in error
+    monkeypatch.undo()
+    for command in (["evaluate", "-q"], ["export"]):
+        code, _, error = bisnn_(command[0], tmp_path / "run", *command[1:])
+        assert code == 0
+        assert f"{tmp_path / 'run'}: its model is of epoch 0 of 4; `bisnn resume` trains it to the end" in error
+
+
+def test_ctrl_c_is_one_word(bisnn_, tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulation, "simulate", interrupted)
+    code, _, error = bisnn_("simulate", tmp_path / "out")
+    assert (code, error.strip()) == (130, "bisnn: stopped")
 
 
 def test_help_is_quick_and_imports_nothing_heavy():

@@ -268,8 +268,10 @@ BAD = {
     "two recordings": ("a.aedat", aedat(1) + aedat(2), "a second recording starts at byte 66"),
     "noise": ("a.aedat", np.random.default_rng(0).bytes(8000), "1000 of 1000 addresses are outside"),
     "noise bin": ("a.bin", np.random.default_rng(0).bytes(5000), "of 1000 addresses are outside .* no N-MNIST .* check its origin"),
+    "zeros": ("a.bin", bytes(20_000), "its 20,000 bytes are all 0, as of a download that failed; get it again"),
+    "zeros, aedat": ("a.aedat", bytes(800), "are all 0"),
     "a zip": ("a.zip", b"PK\3\4" + bytes(100), r"must be an .aedat .* got '.zip'"),
-    "no suffix": ("recording", bytes(100), "got 'no suffix'"),
+    "no suffix": ("recording", b"x" * 100, "got 'no suffix'"),
 }
 
 
@@ -293,7 +295,7 @@ def test_what_is_no_file(tmp_path, reader):
         file.truncate(2**40)
     refused(tmp_path / "huge.bin", "has 1,099,511,627,776 bytes; at most 268,435,456 are read", reader)
     (tmp_path / "six.bin").write_bytes(bytes(6))
-    refused(tmp_path / "six.bin", "has 6 bytes; at most 5 are read; split it or raise most_bytes", reader, most_bytes=5)
+    refused(tmp_path / "six.bin", "has 6 bytes; at most 5 are read; split it, or raise most_bytes in Python", reader, most_bytes=5)
     locked = tmp_path / "locked.bin"
     locked.write_bytes(bytes(5))
     locked.chmod(0)

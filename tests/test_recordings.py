@@ -24,6 +24,7 @@ from bisnn.data import cache, camera, dataset, events, recordings, simulation, t
 from bisnn.data.recordings import MNISTDVS, NMNIST, Clips, Window, augmented
 from bisnn.data.tonic_sets import FromTonic, tonic_dataset
 from bisnn.errors import Stopped
+from bisnn.model import Model, build_network
 from bisnn.packed import load as load_packed
 from runs import RECORDED, RULES, made_up, made_up_nmnist, run_on_recordings
 
@@ -120,6 +121,14 @@ def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir() if p.suffix == ".partial") == []
 
 
+def test_a_bad_recording_leaves_nothing_of_a_build(nmnist, tmp_path):
+    """It is named; mended, it gives another cache file, so what was begun would never be used."""
+    (nmnist / "Train" / "7" / "00002.bin").write_bytes(bytes(1000))
+    with pytest.raises(events.BadEvents, match=r"00002\.bin: its 1,000 bytes are all 0"):
+        NMNIST(nmnist, show=False)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
 def test_a_damaged_partial_file_is_not_trusted(tmp_path):
     x = np.random.default_rng(1).integers(0, 2, (4, 64), dtype=np.uint8)
     stop = [2]
@@ -182,6 +191,7 @@ def test_two_processes_build_one_file(tmp_path):
     assert [process.returncode for process in both] == [0, 0]
     assert sorted(map(len, said)) == [1, 21], "one built it, the other waited"
     assert said[0][-1] == said[1][-1] == "9"
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
 def test_recordings_are_the_same_wherever_they_lie(tmp_path):
@@ -351,6 +361,27 @@ def test_a_step_on_a_gpu_waits_for_nothing(nmnist, rule, gradient):
         torch.cuda.set_sync_debug_mode("default")
 
 
+def test_recordings_must_be_those_a_run_began_with(tmp_path, monkeypatch):
+    run, root = run_on_recordings(tmp_path)
+    bisnn.evaluate(run, show=False)
+    state = (run / "state.safetensors").read_bytes()
+    changed, kept = root / "Train" / "7" / "00001.bin", root / "Train" / "3" / "00001.bin"
+    content = changed.read_bytes()
+    changed.write_bytes(kept.read_bytes())
+    for command in (bisnn.evaluate, training.resume):
+        with pytest.raises(ValueError, match=rf"{root}: its recordings are not those that .*run began with: restore them"):
+            command(run, show=False)
+    assert (run / "state.safetensors").read_bytes() == state
+    changed.write_bytes(content)  # at another time, but the same
+    bisnn.evaluate(run, show=False)
+
+
+def test_all_classes_must_be_there(nmnist):
+    config = parse({**RECORDED, "data": {**RECORDED["data"], "classes": [1, 3, 5, 7], "root": str(nmnist)}}, "run")
+    with pytest.raises(ValueError, match=r"data\.classes: .* has no training recording of 1, 5; give a folder that has, or fewer"):
+        dataset.load_dataset(config)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -448,6 +479,16 @@ def test_recordings_that_are_not_as_the_trained_ones(trained, tmp_path, capsys):
         "recordings: events left out of 1 recording (outside the sensor: 3)",
         "recordings: 1 recording without an event in what the model looks at, the first 12 time steps of 25,000 us",
     ]
+
+
+def test_a_model_of_simulated_digits_says_that_files_are_others(capsys):
+    network = {**RECORDED["network"], "layers": []}
+    config = parse({**RECORDED, "data": {"name": "digits", "steps": 12, "bin_us": 25_000}, "network": network}, "run")
+    net = build_network(config, dataset.input_shape(config, 0), 10)
+    none = torch.zeros(0, dtype=torch.float64)
+    model = Model(net, config, tuple("0123456789"), none, none, 1, "")
+    model.predict_recordings([made_up(500, 128, 0)])
+    assert "knows digits along a path of their own, which no file has; of others, expect guesses" in capsys.readouterr().err
 
 
 def test_the_window_of_each_kind_of_data(tmp_path):

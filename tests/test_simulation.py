@@ -77,7 +77,7 @@ def test_an_interrupted_simulation_goes_on(mnist, tmp_path, short):
     assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
 
 
-def test_an_image_has_one_id_however_many_are_asked_for(tmp_path, short):
+def test_an_image_has_one_id_however_many_are_asked_for(tmp_path, short, capsys):
     """And no test image is a training image under another name."""
     simulation.simulate(tmp_path / "out", per_class=5, show=False)
     simulation.simulate(tmp_path / "out", per_class=10, show=False)
@@ -86,6 +86,9 @@ def test_an_image_has_one_id_however_many_are_asked_for(tmp_path, short):
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "fresh" / "scale04").iterdir()}
     assert len(files) == len(set(files.values())) == 100
     assert len([name for name in files if int(name[-10:-6]) > 900]) == 20
+    assert "none to test" not in capsys.readouterr().err
+    simulation.simulate(tmp_path / "few", per_class=2, show=False)
+    assert "2 of each digit are all to train with, none to test; ask for 3 or more to have both" in capsys.readouterr().err
     with pytest.raises(ValueError, match="was made with other images, another seed or another camera"):
         simulation.simulate(tmp_path / "out", per_class=2, seed=1, show=False)
 
@@ -157,3 +160,28 @@ def test_other_mistakes(tmp_path):
     assert not (tmp_path / "out").exists()
     with pytest.raises(ValueError, match="crop: must fit the sensor"):
         simulation.Digits(crop=500, show=False)
+
+
+def test_only_what_was_simulated_there_is_added_to(mnist, tmp_path, short):
+    """Not recordings of another origin, nor of other images under the same names."""
+    real = tmp_path / "real" / "scale04"
+    real.mkdir(parents=True)
+    (real / "mnist_0_scale04_0001.aedat").write_bytes(b"real")
+    with pytest.raises(ValueError, match=r"scale04 holds files that were not simulated there .* give another folder"):
+        simulation.simulate(tmp_path / "real", show=False)
+    assert [path.name for path in real.iterdir()] == ["mnist_0_scale04_0001.aedat"]
+    assert not (tmp_path / "real" / "simulation.json").exists()
+    simulation.simulate(tmp_path / "out", mnist, per_class=1, show=False)
+    images, _ = simulation.mnist(mnist)
+    others = 255 - (255 * images.numpy()).round().astype(np.uint8)
+    (mnist / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(others)))
+    with pytest.raises(ValueError, match="was made with other images"):
+        simulation.simulate(tmp_path / "out", mnist, per_class=2, show=False)
+
+
+def test_one_folder_of_recordings_at_a_time(tmp_path, short):
+    for name in ("a", "b"):
+        simulation.simulate(tmp_path / name, per_class=3, show=False)
+    with pytest.raises(ValueError, match=r"root: .* has 2 folders of such recordings, .*a/scale04 and .*b/scale04; give the one"):
+        MNISTDVS(tmp_path, show=False)
+    assert len(MNISTDVS(tmp_path / "a", show=False)) == 20

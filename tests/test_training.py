@@ -449,7 +449,7 @@ def test_settings_and_data_must_be_those_the_run_began_with(tmp_path, monkeypatc
     (tmp_path / "points.csv").write_text("\n".join(rows))
     training.resume(folder, show=False)
     (tmp_path / "points.csv").write_text("\n".join(rows[1:]))
-    with pytest.raises(ValueError, match=r"is not what .* was trained on"):
+    with pytest.raises(ValueError, match=r"is not what .* began with"):
         evaluation.evaluate(folder, show=False)
 
 

@@ -155,6 +155,7 @@ def _verdict(folder: Path, quiet: bool, energy: bool = False, costs: Sequence[st
     from bisnn.energy import Costs
 
     verdict = evaluation.evaluate(folder, show=not quiet, costs=Costs.parse(costs))
+    _say_if_unfinished(folder)
     table = Table(title=f"{folder}: {verdict['points']} test points; value and 95 % bootstrap interval", box=box.SIMPLE)
     table.add_column("predictor")
     names = list(next(iter(verdict["metrics"].values())))
@@ -170,6 +171,17 @@ def _verdict(folder: Path, quiet: bool, energy: bool = False, costs: Sequence[st
     )
     if energy:
         _show_ledger(verdict["energy"])
+
+
+def _say_if_unfinished(run: Path) -> None:
+    """A line on a model whose training stopped early, and not because the config says so."""
+    from bisnn import model as models
+    from bisnn.display import note
+
+    model = models.load(run)
+    train = model.config.train
+    if train.keep == "last" and not train.patience and model.epoch < train.epochs:
+        note(f"{run}: its model is of epoch {model.epoch} of {train.epochs}; `bisnn resume` trains it to the end")
 
 
 def _show_ledger(ledger: dict[str, Any]) -> None:
@@ -234,6 +246,7 @@ def predict(
     if map_ and samples is not None:
         raise typer.BadParameter("--map and --samples exclude each other")
     model = models.load(run)
+    _say_if_unfinished(run)
     usual: Any = None if map_ else "usual"
     files = recordings.files_of(data) if isinstance(model.config.data, Events) else []
     if not files and data[0].suffix.lower() in events.SUFFIXES:
@@ -362,6 +375,7 @@ def export(
     from bisnn import exporting
 
     done = exporting.export(run, to.value, out, predictor=as_ and as_.value, members=members, profile=profile.value)
+    _say_if_unfinished(run)
     console, where = _console(), done["path"]
     if to is Target.packed:
         bits = f"{done['members']} x 1 bit" if done["members"] else "the posterior at 8 bits"
@@ -490,6 +504,10 @@ def main() -> None:
 def _run() -> None:
     try:
         app()
+    except SystemExit as done:  # Typer makes it of a Ctrl-C, without a word
+        if done.code == 130 and os.environ.get("RANK", "0") == "0":
+            print("bisnn: stopped", file=sys.stderr)
+        raise
     except BrokenPipeError:  # `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -513,7 +531,7 @@ def _message(error: BaseException) -> str | None:
     if isinstance(error, (ValueError, OSError, Stopped, Interrupted)):
         return where + str(error)
     if isinstance(error, MemoryError) or "allocate" in str(error):  # torch says it with a RuntimeError
-        return f"{where}not enough memory: lower train.batch_size, encode.steps or network.layers"
+        return f"{where}not enough memory: lower train.batch_size, network.layers or the number of time steps"
     return None
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bisnn import encode, kernels, metrics, weights
 from bisnn.checkpoint import RunFolder, load_tree, save_tree
-from bisnn.config import Events, Table
+from bisnn.config import Events
 from bisnn.data.dataset import Dataset, load_dataset, spikes
 from bisnn.data.recordings import Clips
 from bisnn.display import bars
@@ -54,8 +54,7 @@ def evaluate(folder: str | Path, *, show: bool = True, costs: Costs | None = Non
     if model.config.train.device == "cuda" and torch.cuda.is_available():
         model.net.to("cuda")
     data = load_dataset(model.config, show)
-    if isinstance(model.config.data, Table) and data.digest() != model.data:
-        raise ValueError(f"{model.config.data.train}: is not what {folder} was trained on (or its test file is not): restore it")
+    data.check(model.config.data, model.data, folder)
     with run.locked(), bars(show=show) as progress, kernels.precision("full"):
         tree = _judged(model, data, progress)
         tree["energy"] = _energy(model, data.test[0], costs)

@@ -17,10 +17,11 @@ from bisnn import config as config_module
 from bisnn import encode
 from bisnn.checkpoint import Damaged, RunFolder, load_tree, save_tree
 from bisnn.checks import as_generator, positive_int
-from bisnn.config import Config, Events, Tonic
+from bisnn.config import Config, Digits, Events, Tonic
 from bisnn.data.dataset import Dataset, input_shape, rescaled, spikes, window
 from bisnn.data.events import Recording
 from bisnn.data.recordings import Clips, Loose
+from bisnn.display import note
 from bisnn.layers import Conv2d, Layer, Linear
 from bisnn.network import Network
 from bisnn.neuron import SRM
@@ -144,6 +145,8 @@ class Model:
             raise ValueError(
                 f"recordings: no file that can be read here is one of {data.dataset}; give arrays, as tonic's dataset[i][0]"
             )
+        if isinstance(data, Digits) and not data.root:
+            note("recordings: this model knows digits along a path of their own, which no file has; of others, expect guesses")
         loose = Loose(recordings, window(data))
         clips = Clips(loose, torch.arange(len(recordings)))
         result = self.predict_points(clips, self._members(samples), encode.PREDICT, over_time, advance)

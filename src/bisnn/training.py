@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bisnn import encode, kernels, metrics
 from bisnn.checkpoint import RunFolder
-from bisnn.config import Bayes, BopRule, Config, Events, Full, Table, differences, parse
+from bisnn.config import Bayes, BopRule, Config, Events, Full, differences, parse
 from bisnn.data.dataset import input_shape, load_dataset, spikes
 from bisnn.display import RunDisplay
 from bisnn.errors import Interrupted, Stopped
@@ -248,8 +248,7 @@ class Training:
         changed = differences(parse(tomllib.loads(state["config"]), str(folder)), self.config)
         if changed:
             raise ValueError(f"{folder.config_file}: was changed since the run began, in {', '.join(changed)}; change it back")
-        if isinstance(self.config.data, Table) and state["data"] != self.data.digest():
-            raise ValueError(f"{self.config.data.train}: is not what {folder} began with (or its test file is not): restore it")
+        self.data.check(self.config.data, state["data"], folder)
         for name in PROGRESS:
             setattr(self, name, state[name])
         _write(self.net, state["latents"])

@@ -120,26 +120,38 @@ def build(
     if path.exists():
         return Bits(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with FileLock(path.with_name(path.name + ".lock")):
-        if path.exists():  # another process was quicker
-            return Bits(path)
-        size = -(-math.prod(shape) // 8)
-        header = MAGIC + json.dumps({"shape": shape, "count": count}).encode()
-        _begin(partial, header, LENGTH + count * (4 + size))
-        sums, records = _mapped(partial, count, size, "r+")
-        for i in range(count):
-            if not (sums[i] and zlib.crc32(records[i].data) == sums[i]):  # else done before an interruption
-                bits = np.packbits(record(i).reshape(-1), bitorder="little")
-                records[i] = bits
-                sums[i] = zlib.crc32(bits.data)
-            advance(1)
-        for mapped in (sums, records):
-            mapped.flush()  # type: ignore[attr-defined]
-        os.replace(partial, path)
-    with contextlib.suppress(OSError):
-        path.with_name(path.name + ".lock").unlink()
+    partial, lock = (path.with_name(path.name + suffix) for suffix in (".partial", ".lock"))
+    try:
+        with FileLock(lock):
+            if not path.exists():  # else another process was quicker
+                try:
+                    _fill(partial, shape, count, record, advance)
+                except ValueError:  # of a file that is no recording: once it is mended, all this has another name
+                    partial.unlink(missing_ok=True)
+                    raise
+                os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError):
+            lock.unlink()
     return Bits(path)
+
+
+def _fill(
+    partial: Path, shape: tuple[int, ...], count: int, record: Callable[[int], np.ndarray], advance: Callable[[int], Any]
+) -> None:
+    """Write the records that are not in the file yet."""
+    size = -(-math.prod(shape) // 8)
+    header = MAGIC + json.dumps({"shape": shape, "count": count}).encode()
+    _begin(partial, header, LENGTH + count * (4 + size))
+    sums, records = _mapped(partial, count, size, "r+")
+    for i in range(count):
+        if not (sums[i] and zlib.crc32(records[i].data) == sums[i]):  # else done before an interruption
+            bits = np.packbits(record(i).reshape(-1), bitorder="little")
+            records[i] = bits
+            sums[i] = zlib.crc32(bits.data)
+        advance(1)
+    for mapped in (sums, records):
+        mapped.flush()  # type: ignore[attr-defined]
 
 
 def _begin(partial: Path, header: bytes, size: int) -> None:

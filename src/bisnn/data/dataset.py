@@ -47,6 +47,14 @@ class Dataset:
             digest.update(part.digest() if isinstance(part, Clips) else _bytes(part))
         return digest.hexdigest()
 
+    def check(self, source: object, digest: str, run: object) -> None:
+        """See that these are the points or recordings of this digest, with which a run began."""
+        if isinstance(source, Table) and digest != self.digest():
+            raise ValueError(f"{source.train}: is not what {run} began with (or its test file is not): restore it")
+        if isinstance(source, (NMNIST, MNISTDVS, Tonic)) and digest != self.digest():  # simulated ones may differ between devices
+            root = source.root or os.environ.get("BISNN_DATA")
+            raise ValueError(f"{root}: its recordings are not those that {run} began with: restore them")
+
     @property
     def outputs(self) -> int:
         return len(self.classes) or self.train.y.shape[1]
@@ -99,7 +107,12 @@ def _from_recordings(data: Events, device: str, show: bool) -> tuple[Split, Spli
         raise ValueError(f"data.root: must name the folder of {name}; got none; give it, or set the environment's BISNN_DATA")
     settings: dict[str, Any] = {"steps": data.steps, "bin_us": data.bin_us, "show": show}
     try:
-        return _splits([_part(data, root, train, settings) for train in (True, False)])
+        parts = [_part(data, root, train, settings) for train in (True, False)]
+        missing = sorted(set(range(len(parts[0].names))) - set(parts[0].labels.tolist()))
+        if missing and not isinstance(data, Tonic):
+            names = ", ".join(parts[0].names[i] for i in missing)
+            raise ValueError(f"classes: {root} has no training recording of {names}; give a folder that has, or fewer classes")
+        return _splits(parts)
     except (BadEvents, cache.BadCache):
         raise  # names its file
     except ValueError as error:

@@ -32,6 +32,7 @@ EVENTS = np.dtype([("x", np.int16), ("y", np.int16), ("t", np.int64), ("p", bool
 DVS128, NMNIST = (128, 128), (34, 34)  # sensors: width, height
 SUFFIXES = (".aedat", ".bin")
 MOST_BYTES = 256 * 2**20  # reading takes up to ten times the file in memory
+NOTHING = 64  # bytes, from which on zeros alone are no recording
 LONGEST_US = 24 * 3600 * 10**6  # a recording's clock that runs over more than a day is noise read as a clock
 _HEADER_BYTES = 4 * 2**20  # jAER may put all its preferences into the header
 _JITTER_US = 100_000  # a step back up to this is events out of order; a longer one is a clock set back
@@ -162,7 +163,7 @@ def bin_events(
 ) -> np.ndarray:
     """Frames (steps, 2, h, w) uint8: 1 where a pixel has an event, or more, in a bin of `bin_us`.
 
-    Channel p is polarity p; ON is 1 in N-MNIST, 0 in MNIST-DVS.
+    Channel p is polarity p, whichever of the two a format calls ON.
 
     `size` is the sensor's (width, height), `crop` the part (x0, y0, w, h) of it to
     keep; `shrink` puts squares of that many pixels a side together. Bin k has the times start_us + k bin_us <= t < start_us +
@@ -216,13 +217,17 @@ def _content(path: Path, most_bytes: int) -> bytes:
         if not stat.S_ISREG(about.st_mode):
             raise BadEvents(f"{path}: is no regular file; give the file of a recording")
         if about.st_size > most_bytes:
-            raise BadEvents(f"{path}: has {about.st_size:,} bytes; at most {most_bytes:,} are read; split it or raise most_bytes")
+            raise BadEvents(
+                f"{path}: has {about.st_size:,} bytes; at most {most_bytes:,} are read; split it, or raise most_bytes in Python"
+            )
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(about.st_size)
     except OSError as error:
         raise BadEvents(f"{path}: cannot be read ({error.strerror}); check the disk") from None
     finally:
         os.close(descriptor)
+    if len(content) >= NOTHING and not content.strip(b"\0"):
+        raise BadEvents(f"{path}: its {len(content):,} bytes are all 0, as of a download that failed; get it again")
     if not content:
         raise BadEvents(f"{path}: is empty; copy or download it again")
     return content

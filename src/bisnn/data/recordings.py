@@ -126,6 +126,10 @@ class Loose:
     def read(self, i: int) -> events.Recording:
         """A recording of the window's sensor, or a BadEvents."""
         source, size = self.sources[i], self.window.size
+        if not isinstance(source, (np.ndarray, events.Recording, str, Path)):
+            raise ValueError(
+                f"recordings[{i}]: must be a file, or an array of events; got {type(source).__name__}; give e.g. its path"
+            )
         if isinstance(source, np.ndarray):
             return events.from_array(source, size, f"recordings[{i}]")
         seen = source if isinstance(source, events.Recording) else events.read_events(source)
@@ -337,6 +341,10 @@ class MNISTDVS(Recordings):
         layout = f"scale{scale:02d}/mnist_<digit>_scale{scale:02d}_<id>.aedat"
         every = _files(root, f"**/scale{scale:02d}/*.aedat", layout)
         found = {path: match for path in every if (match := called.fullmatch(path.name))}
+        folders = sorted({path.parent for path in found})
+        if len(folders) > 1:
+            some = f"{folders[0]} and {folders[1]}" + (", for instance" if len(folders) > 2 else "")
+            raise ValueError(f"root: {root} has {len(folders)} folders of such recordings, {some}; give the one that is meant")
         digits = {path: int(match[1]) for path, match in found.items() if (int(match[2]) <= self.TRAINING_IDS) == train}
         files = sorted(path for path, digit in digits.items() if digit in classes)
         if not files:

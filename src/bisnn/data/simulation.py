@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import hashlib
 import json
 import struct
 import zlib
@@ -24,7 +25,7 @@ from bisnn.checks import choice, positive_int
 from bisnn.data import cache, events
 from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, Camera, Motion, Window, binned, record
 from bisnn.data.recordings import MNISTDVS, Recordings
-from bisnn.display import bars
+from bisnn.display import bars, note
 from bisnn.files import write_atomic
 
 FORMAT = 1  # of what is made: another number, and caches are built anew
@@ -115,14 +116,20 @@ def simulate(
         raise ValueError("device: PyTorch finds no GPU here; got 'cuda'; use 'cpu'")
     own = str(images) == "digits"
     pictures, labels = sklearn_digits() if own else mnist(Path(images))
-    folder = Path(out) / "scale04"
+    folder, signed = Path(out) / "scale04", Path(out) / "simulation.json"
+    if not signed.exists() and folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"out: {folder} holds files that were not simulated there (no {signed.name} says so); give another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    _sign(Path(out) / "simulation.json", {"images": "digits" if own else "mnist", "seed": seed})
+    content = hashlib.blake2b(pictures.numpy().tobytes() + labels.tobytes(), digest_size=16).hexdigest()
+    _sign(signed, {"images": "digits" if own else "mnist", "content": content, "seed": seed})
     chosen = [
         (i, folder / f"mnist_{digit}_scale04_{number:04d}.aedat")
         for digit in range(10)
         for i, number in _numbered(np.flatnonzero(labels == digit), per_class, own)
     ]
+    if not any(int(path.stem[-4:]) > MNISTDVS.TRAINING_IDS for _, path in chosen):
+        least = 3 if own else MNISTDVS.TRAINING_IDS + 1
+        note(f"per_class: {per_class} of each digit are all to train with, none to test; ask for {least} or more to have both")
     left = [(i, path) for i, path in chosen if not path.exists()]
     with bars(show=show) as progress:
         bar = progress.add_task("recordings", total=len(chosen), completed=len(chosen) - len(left))
