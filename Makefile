@@ -15,7 +15,7 @@ setup: .venv/ready
 
 demo: setup
 	rm -rf out/demo
-	$(BIN)/bisnn reproduce table1 --seeds 1 --out out/demo
+	$(BIN)/bisnn reproduce table1 --seeds 1 --jobs 3 --out out/demo  # three at once, also on two cores: none waits for the last
 	$(BIN)/bisnn report out/demo/runs/* --out out/demo/report.html
 
 test: lint
