@@ -13,9 +13,10 @@ setup: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+# All three runs at once, also on two cores: no core waits while the last one trains.
 demo: setup
 	rm -rf out/demo
-	$(BIN)/bisnn reproduce table1 --seeds 1 --jobs 3 --out out/demo  # three at once, also on two cores: none waits for the last
+	$(BIN)/bisnn reproduce table1 --seeds 1 --jobs 3 --out out/demo
 	$(BIN)/bisnn report out/demo/runs/* --out out/demo/report.html
 
 test: lint

@@ -2,9 +2,9 @@
 
     python benchmarks/recording_options.py
 
-Each seed holds out another fifth of the training recordings, which other people wrote than the rest, and is judged on it: the test
-recordings stay unread. A row is one of the configs `digits_*` with one thing changed; the first of a method has nothing changed but
-for `START`: the configs as they were when most rows were measured, at half the epochs they have now.
+Each seed holds out another fifth of the training recordings, most of which other people wrote than the rest, and is judged on it:
+the test recordings stay unread. A row is one of the configs `digits_*` with one thing changed; the first of a method has nothing
+changed but for `START`: the configs as they were when most rows were measured, at half the epochs they have now.
 """
 
 from __future__ import annotations

@@ -361,7 +361,7 @@ def test_a_step_on_a_gpu_waits_for_nothing(nmnist, rule, gradient):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_recordings_must_be_those_a_run_began_with(tmp_path, monkeypatch):
+def test_recordings_must_be_those_a_run_began_with(tmp_path):
     run, root = run_on_recordings(tmp_path)
     bisnn.evaluate(run, show=False)
     state = (run / "state.safetensors").read_bytes()

@@ -173,12 +173,12 @@ def _verdict(folder: Path, quiet: bool, energy: bool = False, costs: Sequence[st
         _show_ledger(verdict["energy"])
 
 
-def _say_if_unfinished(run: Path) -> None:
-    """A line on a model whose training stopped early, and not because the config says so."""
+def _say_if_unfinished(run: Path, model: Model | None = None) -> None:
+    """A line on a run's model whose training stopped early, and not because the config says so."""
     from bisnn import model as models
     from bisnn.display import note
 
-    model = models.load(run)
+    model = model or models.load(run)
     train = model.config.train
     if train.keep == "last" and not train.patience and model.epoch < train.epochs:
         note(f"{run}: its model is of epoch {model.epoch} of {train.epochs}; `bisnn resume` trains it to the end")
@@ -246,7 +246,7 @@ def predict(
     if map_ and samples is not None:
         raise typer.BadParameter("--map and --samples exclude each other")
     model = models.load(run)
-    _say_if_unfinished(run)
+    _say_if_unfinished(run, model)
     usual: Any = None if map_ else "usual"
     files = recordings.files_of(data) if isinstance(model.config.data, Events) else []
     if not files and data[0].suffix.lower() in events.SUFFIXES:

@@ -275,15 +275,11 @@ class Training:
             group["lr"] = config.rule.lr * (factor if config.train.schedule == "cosine" else 1.0)
         sums = torch.zeros_like(self.sums, device=self.processes.device)
         backward = functools.partial(self._backward, share)
+        record = epoch > self._began  # mini-batches of all sizes have passed: none will need memory beside that of the graphs
         for _ in range(config.train.samples):
             realisation: AbstractContextManager = self.rule.sampled() if isinstance(self.rule, Rule) else nullcontext()
             with realisation:
-                if (
-                    self._graphs
-                ):  # recorded once mini-batches of all sizes have passed, so that none needs memory beside the graphs'
-                    means = self._graphs.run(backward, x, y, *seen, record=epoch > self._began)
-                else:
-                    means = backward(x, y, *seen)
+                means = self._graphs.run(backward, x, y, *seen, record=record) if self._graphs else backward(x, y, *seen)
             sums += (len(mine) if share else 0) * means
         self.rule.step()
         if not isinstance(self.rule, Rule):

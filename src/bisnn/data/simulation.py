@@ -120,8 +120,9 @@ def simulate(
     if not signed.exists() and folder.is_dir() and any(folder.iterdir()):
         raise ValueError(f"out: {folder} holds files that were not simulated there (no {signed.name} says so); give another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    content = hashlib.blake2b(pictures.numpy().tobytes() + labels.tobytes(), digest_size=16).hexdigest()
-    _sign(signed, {"images": "digits" if own else "mnist", "content": content, "seed": seed})
+    content = hashlib.blake2b(pictures.numpy().data, digest_size=16)
+    content.update(labels.data)
+    _sign(signed, {"images": "digits" if own else "mnist", "content": content.hexdigest(), "seed": seed})
     chosen = [
         (i, folder / f"mnist_{digit}_scale04_{number:04d}.aedat")
         for digit in range(10)
