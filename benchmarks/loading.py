@@ -24,12 +24,14 @@ from unittest import mock
 import torch
 from report import machine, table
 
-from bisnn import config, encode, kernels, recognition
+from bisnn import config, kernels, recognition
 from bisnn.config import Augment
-from bisnn.data.dataset import spikes
+from bisnn.data.dataset import training_spikes
 from bisnn.data.recordings import Clips
 from bisnn.display import bars
 from bisnn.files import write_atomic
+from bisnn.packed import philox
+from bisnn.packed.philox import Purpose
 from bisnn.training import Processes, Training
 
 
@@ -89,13 +91,13 @@ def measure(settings: config.Config, processes: Processes, repeats: int, steps: 
     data, device = training.data.train, processes.device
     assert isinstance(data.x, Clips)
     wait: Callable[[], Any] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    batch = torch.from_numpy(encode.keyed_rng(0, encode.SHUFFLE).permutation(len(data.x)))[: settings.train.batch_size]
+    batch = torch.from_numpy(philox.permutation(len(data.x), 0, Purpose.SHUFFLING))[: settings.train.batch_size]
     plain = settings.updated(augment=Augment().model_dump())
     with bars(show=True) as progress:
         bar = progress.add_task("measuring", total=4 + (device.type == "cuda"))
         ms = {}
         for name, how in (("reading and unpacking", plain), ("the same, augmented", settings)):
-            load = functools.partial(spikes, how, data.x[batch], encode.TRAIN, 0, batch, device)
+            load = functools.partial(training_spikes, how, data.x[batch], 0, batch, device)
             ms[name] = milliseconds(load, repeats, wait)
             progress.advance(bar)
 
@@ -113,8 +115,8 @@ def measure(settings: config.Config, processes: Processes, repeats: int, steps: 
         if device.type == "cuda":
             with mock.patch.object(training, "_graphs", None):
                 step("the same, kernel by kernel")
-        x = spikes(settings, data.x[batch], encode.TRAIN, 0, batch, device)
-        with mock.patch("bisnn.training.spikes", return_value=x):
+        x = training_spikes(settings, data.x[batch], 0, batch, device)
+        with mock.patch("bisnn.training.training_spikes", return_value=x):
             step("the same, nothing to load")
     about = {"precision": settings.train.precision, "threads": torch.get_num_threads()}
     return {**about, "batch": len(batch), "shape": [settings.steps, *training.net.input_shape], "ms": ms}

@@ -24,8 +24,8 @@ from report import machine, table
 from torch import Tensor
 from uncertainty import Pictures, Run, load_runs, over_seeds, own_recordings, simulated
 
-from bisnn import encode, metrics, packing, weights
-from bisnn.checks import as_generator, positive_int
+from bisnn import metrics, packing, weights
+from bisnn.checks import positive_int
 from bisnn.config import Digits
 from bisnn.data import simulation
 from bisnn.data.dataset import spikes
@@ -62,12 +62,12 @@ def judged(run: Run, sets: dict[str, tuple[Clips, Tensor]], advance: Any) -> lis
     for name, count in predictors(model).items():
         engine, probabilities = None, {}
         if net.weights == "binary":
-            members = None if count is None else weights.draw_members(latents, count, as_generator(config.seed))
+            members = None if count is None else weights.draw_members(latents, count, config.seed)
             engine = Engine(packing.describe(net, members, readouts=depth), sparse=False)
         for of, (clips, _) in sets.items():
             parts = []
             for index in torch.arange(len(clips)).split(model.batch):
-                x = spikes(config, clips[index], encode.TEST, 0, index, torch.device("cpu"))
+                x = spikes(config, clips[index])
                 with torch.no_grad():
                     of_layers = [y[None] for y in net(x, weights=latents).readouts] if engine is None else _tensors(engine, x)
                 said = [Output((), (), tuple(of_layers), None).logits(n + 1) for n in range(depth)]  # (K, T, B, C) each

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from bisnn import config, encode, evaluation, metrics, reproduction, training
+from bisnn import config, evaluation, metrics, reproduction, training
 from bisnn.config import Config
 from bisnn.data.dataset import Dataset, Split, load_dataset
 from bisnn.display import bars
@@ -108,7 +108,7 @@ def judged(method: str, option: str, seed: int) -> list[dict[str, Any]]:
     model = run.trained_model()
     rows = []
     for name, members in evaluation.predictors(model).items():
-        probs = model.predict_points(validation.x, members, encode.VALIDATION).mean
+        probs = model.predict_points(validation.x, members).mean
         values = {metric: metrics.METRICS[metric](probs, validation.y) for metric in ("accuracy", "nll", "ece")}
         rows.append({"method": f"{method}: {option}", "predictor": name, "seed": seed, **values})
     return rows

@@ -38,7 +38,7 @@ from report import machine, note, table
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from bisnn import config, encode, kernels
+from bisnn import config, kernels
 from bisnn import model as models
 from bisnn.checks import positive_int
 from bisnn.data import simulation
@@ -237,7 +237,7 @@ def scored(
     """
     parts: list[dict[str, Tensor]] = []
     for clips in sets:
-        result = model.predict_points(clips, members, encode.TEST, advance=advance)
+        result = model.predict_points(clips, members, advance=advance)
         assert isinstance(result, Classification)
         largest, label = result.mean.max(-1)
         own = {"entropy": result.entropy, "1 - max": 1 - largest, "class": label}

@@ -14,7 +14,7 @@ train, test = two_moons(seed=0)  # 200 training points a class in the unit squar
 
 def spikes(x: torch.Tensor, seed: int) -> torch.Tensor:
     """Population code, ten neurons a dimension: (B, 2) -> (T, B, 20)."""
-    return bisnn.encode.population(x, 100, neurons=10, width=1.0, generator=seed)
+    return bisnn.encode.population(x, 100, neurons=10, width=1.0, seed=seed)
 
 
 net = bisnn.Network(

@@ -18,7 +18,7 @@ def mask(n: int, n_in: int, seed: int, density: float = 0.5) -> torch.Tensor:
 
 
 def build(kind: str, seed: int = 0, **options) -> Network:
-    options = {"neuron": NEURON, "readout": 3, "generator": seed, "dtype": torch.float64, **options}
+    options = {"neuron": NEURON, "readout": 3, "seed": seed, "dtype": torch.float64, **options}
     if kind == "dense":
         return Network(Linear(6, 7), **options)
     if kind == "deep":

@@ -113,7 +113,7 @@ class Oracle:
         parts = []
         for _ in range(draws // 20_000):
             latent = w_r.expand(20_000, N)
-            delta = weights.logistic_noise(latent, g)
+            delta = weights.logistic_noise(torch.rand_like(latent, generator=g))
             w = (weights.sign(latent + delta) if straight_through else weights.relax(latent, delta, tau)).requires_grad_()
             (grad,) = torch.autograd.grad(self.loss(w).sum(), w)
             parts.append(grad * weights.mean_gradient_factor(latent, delta, tau))

@@ -25,7 +25,7 @@ RULES = {
     "st": {"name": "st", "lr": 0.5},
     "bayes": SMALL["rule"],
     "bayes, plain": {"name": "bayes", "lr": 0.1, "temperature": 1e-3, "tau": 1.0, "tau_end": 0.5, "anneal_epochs": 2},
-    "bop": {"name": "bop", "lr": 0.1, "threshold": 1e-3},
+    "bop": {"name": "bop", "lr": 0.01, "threshold": 1e-2},
     "full, Adam": {"name": "full", "lr": 0.01},
     "full, SGD": {"name": "full", "lr": 0.01, "optimizer": "sgd", "momentum": 0.9},
 }

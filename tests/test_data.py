@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -30,7 +29,7 @@ def test_population_rates_by_the_formula(neurons, width):
 
 def test_spikes_have_their_rates():
     rates = torch.tensor([[0.0, 0.02, 0.5, 1.0]], dtype=torch.float64)
-    s = encode.rate(rates, 20_000, seeded(3))
+    s = encode.rate(rates, 20_000, 3)
     assert s.shape == (20_000, 1, 4)
     assert set(s.unique().tolist()) == {0.0, 1.0}
     for i, p in enumerate(rates[0].tolist()):
@@ -39,9 +38,10 @@ def test_spikes_have_their_rates():
 
 def test_encoding_is_seeded():
     x = torch.rand(5, 2, generator=seeded(0))
-    make = lambda g: encode.population(x, 50, neurons=10, width=1.0, generator=g)  # noqa: E731
-    assert torch.equal(make(1), make(seeded(1)))
+    make = lambda seed, **options: encode.population(x, 50, neurons=10, width=1.0, seed=seed, **options)  # noqa: E731
+    assert torch.equal(make(1), make(1))
     assert not torch.equal(make(1), make(2))
+    assert not torch.equal(make(1), make(1, draw=1))
     assert make(1).shape == (50, 5, 20)
 
 
@@ -86,6 +86,7 @@ def test_one_d():
         (lambda: encode.rate(torch.tensor([[1.5]]), 10, 0), r"rates: must lie in \[0, 1\].*got 1.5..1.5"),
         (lambda: encode.rate(torch.rand(2, 2), 0, 0), "T: must be a positive whole number; got 0"),
         (lambda: encode.rate(torch.rand(0, 2), 5, 0), "rates: must be a non-empty"),
+        (lambda: encode.rate(torch.rand(2, 2), 5, -1), "seed: must be a whole number from 0 to 2.32 - 1; got -1"),
         (lambda: encode.population_rates([[0.5]], 10, 1.0), "x: must be a torch.Tensor; got list; use torch.as_tensor"),
         (lambda: two_moons(0), "train, test: must be a positive whole number; got 0"),
         (lambda: two_moons(noise=-1), "noise: must be a finite number >= 0"),
@@ -95,32 +96,3 @@ def test_one_d():
 def test_bad_arguments(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_keyed_numbers_are_uniform_and_their_samples_own():
-    drawn = encode.keyed_uniform([40, 50], 3, encode.DROPOUT, 1, torch.arange(100))
-    assert drawn.shape == (100, 40, 50)
-    assert (drawn.min() >= 0) & (drawn.max() < 1)
-    assert torch.equal(encode.keyed_uniform([40, 50], 3, encode.DROPOUT, 1, torch.tensor([7, 3])), drawn[[7, 3]])
-    for key in ((4, encode.DROPOUT, 1), (3, encode.TEST, 1), (3, encode.DROPOUT, 2)):
-        other = encode.keyed_uniform([40, 50], *key, torch.arange(100))
-        assert abs(np.corrcoef(other.flatten(), drawn.flatten())[0, 1]) < 0.01
-    counts = torch.histc(drawn, 64, 0, 1)
-    assert float(((counts - 3125).square() / 3125).sum()) < 120  # chi-squared, 63 degrees: 1e-5
-    for a, b in ((drawn[:-1], drawn[1:]), (drawn[:, :-1], drawn[:, 1:]), (drawn[..., :-1], drawn[..., 1:])):
-        assert abs(np.corrcoef(a.flatten(), b.flatten())[0, 1]) < 0.01  # neighbours: samples, rows, columns
-
-
-def test_the_hash_is_splitmix():
-    """Against whole numbers of any size."""
-
-    def mixed(z: int) -> int:
-        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
-        return z ^ z >> 31
-
-    base = int(encode.keyed_rng(5, encode.DROPOUT, 2).integers(1 << 63))
-    drawn = encode.keyed_uniform([3], 5, encode.DROPOUT, 2, torch.tensor([0, 11]))
-    for row, sample in zip(drawn.tolist(), (0, 11), strict=True):
-        key = mixed((base + sample) % 2**64)
-        assert row == [(mixed((key + i * 0x9E3779B97F4A7C15) % 2**64) >> 40) / 2**24 for i in (1, 2, 3)]

@@ -131,9 +131,9 @@ def test_closed_form_of_a_dense_network():
 
 def test_an_ensemble_has_its_members_spikes_and_reads_its_input_once():
     net = build("deep", init=0.3)
-    x, generator = spikes(net), seeded(7)
-    members = [[weights.sample(p.detach(), generator) for p in net.parameters()] for _ in range(3)]
-    row = ledger(net, x, {"three": 3}, generator=7)["rows"]["three"]
+    x, drawn = spikes(net), weights.draw_members([p.detach() for p in net.parameters()], 3, seed=7)
+    members = [[2 * up.to(net.dtype) - 1 for up in member] for member in drawn]
+    row = ledger(net, x, {"three": 3}, seed=7)["rows"]["three"]
     expected = [sum(counts) / B for counts in zip(*(counted(net, x, member) for member in members), strict=True)]
     assert [layer["synaptic_operations"] for layer in row["layers"]] == expected
     assert len({tuple(counted(net, x, member)) for member in members}) == 3  # they differ

@@ -149,7 +149,7 @@ def test_the_object_needs_nothing_and_the_tables_have_the_stated_size(flags, tmp
 
 
 def test_sizes_of_a_network_counted_by_hand(tmp_path):
-    net = Network(Linear(20, 256), Linear(256, 256), readout=2, generator=0)
+    net = Network(Linear(20, 256), Linear(256, 256), readout=2, seed=0)
     sizes = exported(net, 1, tmp_path, steps=3)
     assert sizes == {"flash": 4 * (256 * 1 + 256 * 8 + 2 * 8), "ram": 2 * 4 * (3 * 256 + 8)}
 
@@ -179,7 +179,7 @@ def test_traces_end_at_zero(tmp_path):
 
 
 def test_at_the_threshold_a_neuron_does_not_fire(tmp_path):
-    network = describe(Network(Linear(1, 1), readout=None, generator=0), [[torch.tensor([[True]])]])
+    network = describe(Network(Linear(1, 1), readout=None, seed=0), [[torch.tensor([[True]])]])
     a_m, a_s, a_r, _ = network.layers[0].constants
     x = np.array([[1], [0]], np.uint8)  # u = a_m - a_s in the second step
     for theta, fires in ((a_m - a_s, 0), (np.nextafter(a_m - a_s, np.float32(0)), 1)):
@@ -224,7 +224,7 @@ FULL = partial(Recurrent, 1100, 33, mask=torch.ones(33, 1133, dtype=torch.bool),
 def test_any_network_is_exact(tmp_path_factory, about, count, density):
     layers, shape, outputs = about
     net = Network(
-        *(make() for make in layers), input_shape=shape, readout=outputs, neuron=networks.NEURON, generator=0, dtype=torch.float32
+        *(make() for make in layers), input_shape=shape, readout=outputs, neuron=networks.NEURON, seed=0, dtype=torch.float32
     )
     folder = tmp_path_factory.mktemp("any")
     exported(net, count, folder, steps=12, density=density)

@@ -30,7 +30,7 @@ SQUARE = {"conv stride": False}  # kernels; nir's own check of shapes takes all 
 
 def build(kind: str, **options) -> Network:
     if kind == "conv and dense":
-        options = {"neuron": networks.NEURON, "readout": 3, "generator": 0, "input_shape": (2, 6, 6), **options}
+        options = {"neuron": networks.NEURON, "readout": 3, "seed": 0, "input_shape": (2, 6, 6), **options}
         return Network(Conv2d(2, 3, 3), Linear(48, 5), **options)
     return networks.build(kind, dtype=torch.float32, **options)
 

@@ -298,7 +298,7 @@ def test_state_dict_has_no_neuron_state_and_travels():
         readout=3,
         input_shape=(2, 6, 6),
         neuron=NEURON,
-        generator=seed,
+        seed=seed,
     )
     net, other = make(1), make(2)
     assert {name.split(".")[-1] for name in net.state_dict()} == {"weight", "kappa", "constants", "mask", "V", "scale"}
@@ -461,7 +461,7 @@ def network(*layers, **options):
         (lambda: network(dtype=torch.float16), "dtype: must be torch.float32 or torch.float64; got torch.float16"),
         (lambda: network(init=-1.0), "init: must be a finite number >= 0; got -1.0"),
         (lambda: network(readout_gain=0.0), "readout_gain: must be a finite number > 0"),
-        (lambda: network(generator="7"), "generator: must be a seed"),
+        (lambda: network(seed="7"), "seed: must be a whole number"),
         (lambda: pad([]), "recordings: needs at least one"),
         (lambda: pad([torch.zeros(0, 3)]), "recordings: needs at least one, each with T >= 1"),
         (lambda: network().initial_state(0), "batch_size: must be a positive whole number"),

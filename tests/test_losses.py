@@ -63,7 +63,7 @@ def test_losses_are_the_sums_over_time(over_time, burn_in, mask):
 def test_spike_loss_teaches_a_graph_its_target_trains():
     """A masked recurrent network learns to give the spike trains of a teacher of the same shape."""
     make = lambda seed: Network(  # noqa: E731
-        Recurrent(8, 12, outputs=[0, 1, 2]), readout=None, neuron=NEURON, gradient="bptt", generator=seed
+        Recurrent(8, 12, outputs=[0, 1, 2]), readout=None, neuron=NEURON, gradient="bptt", seed=seed
     )
     teacher, student = make(1), make(2)
     x = spikes(40, 8, 8, seed=3)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import bisnn
-from bisnn import encode, evaluation, metrics, model, training
+import bisnn.packed
+from bisnn import evaluation, exporting, metrics, model, training
 from bisnn.checkpoint import Damaged, RunFolder, load_tree, save_tree
 from bisnn.data.dataset import load_dataset, spikes
+from bisnn.network import Network
+from bisnn.packed import encoding
 from runs import ONE_D, small
 
 
@@ -29,12 +33,55 @@ def points(rows, features=2):
 def test_predict_is_the_network_on_keyed_spikes(runs):
     trained = model.load(runs["bayes"])
     x = points(5)
-    s = spikes(trained.config, torch.from_numpy(x).float(), encode.PREDICT, 0, torch.arange(5))
-    expected = bisnn.predict(trained.net, s, 3, burn_in=2, generator=0)
+    s = spikes(trained.config, torch.from_numpy(x).float())
+    expected = bisnn.predict(trained.net, s, 3, burn_in=2, seed=0)
     result = trained.predict(x)
     for name in ("mean", "members", "entropy", "expected_entropy", "mutual_information"):
         assert torch.equal(getattr(result, name), getattr(expected, name)), name
     assert torch.equal(trained.predict(x, samples=None).mean, bisnn.predict(trained.net, s, burn_in=2).mean)
+
+
+def test_a_prediction_does_not_depend_on_the_row(runs):
+    """Any order, subset and repetition of points; the same in the packed engine; and so in a report's parts."""
+    trained = model.load(runs["bayes"])
+    x = points(40)
+    whole = trained.predict(x).mean
+    order = np.random.default_rng(1).permutation(40)
+    torch.testing.assert_close(trained.predict(x[order]).mean, whole[order], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(trained.predict(x[[7] * 10]).mean, whole[[7] * 10], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(trained.predict(x[3:5]).mean, whole[3:5], rtol=1e-6, atol=1e-7)
+    engine = bisnn.packed.Engine(exporting.describe_model(trained, "members"))
+    assert np.array_equal(encoding.spikes(engine.network.encoding, x), spikes(trained.config, torch.from_numpy(x).float()).numpy())
+    np.testing.assert_allclose(engine.predict_features(x[order]).mean, whole[order].numpy(), rtol=2e-5, atol=2e-6)
+
+
+def test_predictions_may_be_means_over_encodings(runs):
+    trained = model.load(runs["bayes"])
+    several = replace(trained, config=trained.config.updated(**{"predict.encodings": 3}))
+    x = torch.from_numpy(points(5)).float()
+    each = [bisnn.predict(trained.net, spikes(trained.config, x, encoding_number=e), 3, burn_in=2).members for e in range(3)]
+    assert not torch.equal(each[0], each[1])
+    expected = torch.stack(each).mean(0)
+    result = several.predict(points(5))
+    torch.testing.assert_close(result.members, expected)
+    torch.testing.assert_close(result.entropy, torch.special.entr(expected.mean(0)).sum(-1))
+    engine = bisnn.packed.Engine(exporting.describe_model(several, "members"))
+    np.testing.assert_allclose(engine.predict_features(points(5)).members, expected.numpy(), rtol=2e-5, atol=2e-6)
+
+
+def test_evaluation_runs_hard_weights_as_such(runs, monkeypatch):
+    """On a GPU the mark decides whether integers are summed exactly."""
+    seen = []
+    forward = Network.forward
+    monkeypatch.setattr(
+        Network,
+        "forward",
+        lambda net, x, *a, weights=None, **k: (seen.append(weights), forward(net, x, *a, weights=weights, **k))[1],
+    )
+    evaluation.evaluate(runs["st"], show=False)
+    marks = [getattr(w, "_bisnn_hard", False) for some in seen if some is not None for w in some]
+    assert marks
+    assert all(marks)
 
 
 @pytest.mark.parametrize("over_time", ["mean", "running"])
@@ -163,7 +210,7 @@ def test_verdict_is_that_of_the_metrics(runs, name, predictors):
     test = load_dataset(trained.config).test
     assert verdict["points"] == len(test.x) == 60
     for predictor, samples in predictors.items():
-        probs = trained.predict_points(test.x, samples, encode.TEST).mean
+        probs = trained.predict_points(test.x, samples).mean
         for metric, function in metrics.METRICS.items():
             got = verdict["metrics"][predictor][metric]
             assert got["value"] == pytest.approx(function(probs, test.y))
@@ -175,7 +222,7 @@ def test_verdict_on_regression(runs):
     verdict = evaluation.evaluate(runs["one_d"], show=False)
     trained = model.load(runs["one_d"])
     test = load_dataset(trained.config).test
-    result = trained.predict_points(test.x, 3, encode.TEST)
+    result = trained.predict_points(test.x, 3)
     values = {name: v["value"] for name, v in verdict["metrics"]["ensemble of 3"].items()}
     error = (result.mean - test.y).double()
     expected = {"rmse": error.square().mean().sqrt(), "mae": error.abs().mean(), "deviation": result.std.mean()}
@@ -188,7 +235,7 @@ def test_what_a_report_shows(runs):
     trained = model.load(runs["bayes"])
     test = load_dataset(trained.config).test
     with bisnn.map_weights(trained.net), torch.no_grad():
-        s = spikes(trained.config, test.x, encode.TEST, 0, torch.arange(len(test.x)))
+        s = spikes(trained.config, test.x)
         output = trained.net(s)
     for layer in range(2):
         points = tree["raster"]["points"]
@@ -199,11 +246,11 @@ def test_what_a_report_shows(runs):
     assert counts.sum(1).tolist() == [20 * 16, 16 * 16]
     p = bisnn.weights.probability(trained.net.layers[0].weight.detach())
     assert counts[0].tolist() == torch.histogram(p, tree["posterior"]["edges"])[0].int().tolist()
-    running = trained.predict_points(test.x, 3, encode.TEST, "running")
+    running = trained.predict_points(test.x, 3, "running")
     curves = tree["over_time"]["ensemble of 3"]
     torch.testing.assert_close(curves["entropy"], running.entropy.mean(1))
     torch.testing.assert_close(curves["mutual_information"], curves["entropy"] - curves["expected_entropy"], atol=1e-5, rtol=0)
-    assert curves["accuracy"][-1] == pytest.approx(metrics.accuracy(trained.predict_points(test.x, 3, encode.TEST).mean, test.y))
+    assert curves["accuracy"][-1] == pytest.approx(metrics.accuracy(trained.predict_points(test.x, 3).mean, test.y))
 
 
 def test_evaluation_of_another_model_is_refused(tmp_path):

@@ -45,7 +45,7 @@ def assert_equal(a: file.Network, b: file.Network) -> None:
 def test_files_come_back_as_they_were(kind, posterior, tmp_path):
     net = build(kind, dtype=torch.float32)
     described = packing.describe(net, None if posterior else drawn(net, 3), readouts=spoken(net), posterior=posterior)
-    described = replace(described, classes=("a", "b", "ü"), burn_in=3, source="x" * 32, seed=2**62)
+    described = replace(described, classes=("a", "b", "ü"), burn_in=3, source="x" * 32, seed=2**32 - 1)
     file.write(described, tmp_path / "n")
     assert_equal(file.read(tmp_path / "n"), described)
 
@@ -62,7 +62,16 @@ def base(tmp_path_factory):
         if kind == "mixed":
             BASE["all speak"] = contents(packing.describe(net, drawn(net, 2), readouts=spoken(net)), folder / kind)
         BASE[f"{kind}, posterior"] = contents(replace(packing.describe(net, posterior=True), members=2), folder / kind)
-    code = {"code": "population", "steps": 5, "neurons": 3, "width": 1.0, "low": [0.0, 0.0], "high": [1.0, 2.0], "seed": 0}
+    code = {
+        "code": "population",
+        "steps": 5,
+        "neurons": 3,
+        "width": 1.0,
+        "low": [0.0, 0.0],
+        "high": [1.0, 2.0],
+        "seed": 0,
+        "encodings": 2,
+    }
     BASE["encoding"] = contents(replace(packing.describe(build("dense", dtype=torch.float32)), encoding=code), folder / "code")
 
 

@@ -10,10 +10,11 @@ from copy import deepcopy
 import pytest
 import torch
 
-from bisnn import Classification, Conv2d, Linear, Network, Recurrent, Regression, map_weights, predict, sample_weights
+from bisnn import Classification, Conv2d, Linear, Network, Recurrent, Regression, map_weights, packing, predict, sample_weights
+from bisnn.exporting import export
 from bisnn.packed.engine import Engine
-from bisnn.weights import draw_members, sample
-from conftest import seeded, spikes
+from bisnn.weights import draw_members
+from conftest import spikes
 from networks import KINDS, NEURON, build
 
 
@@ -22,10 +23,9 @@ from networks import KINDS, NEURON, build
 def test_members_are_the_networks_at_posterior_samples(kind, binary):
     net = build(kind, 1, dtype=torch.float32, init=0.4)
     x = spikes(15, 11, *net.input_shape, seed=2) * (1.0 if binary else 0.7)
-    members = predict(net, x, samples=4, generator=7).members
-    generator = seeded(7)
+    members = predict(net, x, samples=4, seed=7).members
     for k in range(4):
-        with sample_weights(net, generator):
+        with sample_weights(net, 7, k):
             alone = net(x).readouts[-1].softmax(-1).mean(0)
         torch.testing.assert_close(members[k], alone, rtol=1e-6, atol=1e-7)
     assert members.std(0).max() > 0
@@ -52,11 +52,10 @@ def test_packed_bits_give_the_networks_bits(shape, monkeypatch):
     taken = []
     ours = Engine._through
     monkeypatch.setattr(Engine, "_through", lambda *a: (taken.append(1), ours(*a))[1])
-    members = predict(net, x, samples=3, generator=5, over_time="step", task="regression").members  # the readouts themselves
+    members = predict(net, x, samples=3, seed=5, over_time="step", task="regression").members  # the readouts themselves
     assert len(taken) == 4  # layers: members go through each together
-    generator = seeded(5)
     for k in range(3):
-        with sample_weights(net, generator):
+        with sample_weights(net, 5, k):
             output = net(x)
         assert torch.equal(members[k], output.readouts[-1])
         assert 0.01 < output.spikes[-1].mean() < 0.9
@@ -121,9 +120,9 @@ def test_regression_mean_and_deviation():
     x = spikes(15, 3, 6, dtype=torch.float64)
     result = predict(net, x, samples=6, task="regression", burn_in=5)
     assert isinstance(result, Regression)
-    generator, values = seeded(0), []
-    for _ in range(6):
-        with sample_weights(net, generator):
+    values = []
+    for k in range(6):
+        with sample_weights(net, 0, k):
             values.append(net(x).readouts[-1][5:].mean(0))
     torch.testing.assert_close(result.mean, torch.stack(values).mean(0))
     torch.testing.assert_close(result.std, torch.stack(values).std(0, correction=0))
@@ -202,16 +201,15 @@ def test_samples_follow_the_latents():
     x = spikes(15, 3, 6)
     assert torch.equal(predict(net, x, samples=3).members, predict(net, x).members.expand(3, -1, -1))
     net = build("deep", init=0.1, dtype=torch.float32)
-    again = [predict(net, x, samples=3, generator=g).members for g in (1, 1, 2)]
+    again = [predict(net, x, samples=3, seed=g).members for g in (1, 1, 2)]
     assert torch.equal(again[0], again[1])
     assert not torch.equal(again[0], again[2])
-    assert sample(torch.zeros(1000), seeded(0)).mean().abs() < 0.2
 
 
 def test_members_may_be_drawn_before():
     net, x = build("deep", init=0.1, dtype=torch.float32), spikes(15, 3, 6)
-    drawn = draw_members([layer.weight.detach() for layer in net.layers], 3, seeded(1))
-    assert torch.equal(predict(net, x, drawn).members, predict(net, x, 3, generator=1).members)
+    drawn = draw_members([layer.weight.detach() for layer in net.layers], 3, seed=1)
+    assert torch.equal(predict(net, x, drawn).members, predict(net, x, 3, seed=1).members)
     for bad in ([], drawn[0], [drawn[0][:1]], [[up.float() for up in drawn[0]]], [1, 2], "ten"):
         with pytest.raises(
             ValueError, match=r"samples: members need a bool tensor for every layer, \(\d+, 6\).* number 0 has others"
@@ -223,13 +221,12 @@ def test_members_may_be_drawn_before():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_a_seed_draws_the_same_members_on_cuda():
     net, x = build("deep", init=0.1, dtype=torch.float32), spikes(15, 3, 6)
-    on_cpu = predict(net, x, 4, generator=7).members
+    on_cpu = predict(net, x, 4, seed=7).members
     net.to("cuda")
-    torch.testing.assert_close(predict(net, x.to("cuda"), 4, generator=7).members.cpu(), on_cpu)
-    own = torch.Generator("cuda").manual_seed(7)
-    assert not torch.allclose(predict(net, x.to("cuda"), 4, generator=own).members.cpu(), on_cpu)
-    with pytest.raises(ValueError, match="generator: must live where its draws are used"):
-        predict(net, x.to("cuda"), 4, generator=torch.Generator())
+    torch.testing.assert_close(predict(net, x.to("cuda"), 4, seed=7).members.cpu(), on_cpu)
+    latents = [p.detach() for p in net.parameters()]
+    for ours, theirs in zip(draw_members(latents, 4, 7), draw_members([p.cpu() for p in latents], 4, 7), strict=True):
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(ours, theirs, strict=True))
 
 
 X = spikes(10, 2, 6, dtype=torch.float64)
@@ -255,7 +252,7 @@ X = spikes(10, 2, 6, dtype=torch.float64)
             {"mask": torch.arange(10)[:, None] < torch.tensor([10, 2]), "burn_in": 2},
             "mask: every recording needs a time step that counts; got none for recording 1",
         ),
-        ({"generator": "a"}, "generator: must be a seed"),
+        ({"seed": "a", "samples": 2}, "seed: must be a whole number"),
     ],
 )
 def test_bad_arguments(arguments, message):
@@ -268,3 +265,12 @@ def test_a_network_without_a_readout():
     net = Network(Recurrent(6, 4), readout=None)
     with pytest.raises(ValueError, match="net: predict needs a readout after the last layer"):
         predict(net, spikes(5, 1, 6))
+
+
+def test_foreign_modules_are_told_what_is_needed():
+    module = torch.nn.Sequential(torch.nn.Linear(6, 2))
+    for call in (lambda: predict(module, X), lambda: packing.describe(module)):
+        with pytest.raises(ValueError, match=r"net: must be a bisnn\.Network; got a Sequential; for a module of your own use"):
+            call()
+    with pytest.raises(ValueError, match="run: must be the path of a run folder or of its model file; got a Sequential"):
+        export(module)

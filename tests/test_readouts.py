@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import bisnn
-from bisnn import encode, metrics
+from bisnn import metrics
 from bisnn.config import parse
 from bisnn.data.simulation import Digits
 from bisnn.model import Model, build_network
@@ -60,7 +60,7 @@ def test_from_runs_to_results(place, capsys):
         test = Digits(False, str(place / "mnist"), steps=4, bin_us=20_000, show=False)
         clips = readouts.Clips(test, torch.arange(len(test)))
         members = 2 if row["predictor"].startswith("ensemble") else None
-        probs = model.predict_points(clips, members, encode.TEST).mean
+        probs = model.predict_points(clips, members).mean
         labels = torch.tensor([int(label) for _, label in test])
         for name in readouts.JUDGED:
             assert row["test"][name] == pytest.approx(metrics.METRICS[name](probs, labels), abs=1e-5)

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bisnn
-from bisnn import encode, training
+from bisnn import training
 from bisnn.config import Augment, parse
 from bisnn.data import cache, camera, dataset, events, recordings, simulation, tonic_sets
 from bisnn.data.recordings import MNISTDVS, NMNIST, Clips, Window, augmented
@@ -26,6 +26,8 @@ from bisnn.data.tonic_sets import FromTonic, tonic_dataset
 from bisnn.errors import Stopped
 from bisnn.model import Model, build_network
 from bisnn.packed import load as load_packed
+from bisnn.packed import philox
+from bisnn.packed.philox import Purpose
 from runs import RECORDED, RULES, made_up, made_up_nmnist, run_on_recordings
 
 
@@ -247,7 +249,7 @@ def test_augmentation_turns_and_grows_about_the_middle():
     x = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (2, 40, 1, 9, 7), dtype=np.uint8))
     samples = torch.arange(40) + 10
     turned = augmented(x, Augment(rotate=50, zoom=0.4), 3, 7, samples)
-    draws = encode.keyed_uniform([5], 3, encode.AUGMENT, 7, samples)[:, 3:].double().numpy()
+    draws = philox.uniform(samples.numpy(), 5, 3, Purpose.AUGMENTATION, 7)[:, 3:].astype(np.float64)
     for b, (u, v) in enumerate(draws):
         back = np.exp(-1j * math.radians(50 * (2 * u - 1))) / (1 + 0.4 * (2 * v - 1))
         for row, column in np.ndindex(9, 7):
@@ -336,7 +338,7 @@ def test_a_run_on_recordings(nmnist, tmp_path, monkeypatch):
     test = NMNIST(nmnist, train=False, classes=[3, 7], steps=12, bin_us=25_000, show=False)
     x = test.batch(range(4))
     clips = Clips(test, torch.arange(4))
-    expected = model.predict_points(clips, None, 0).mean.numpy()
+    expected = model.predict_points(clips, None).mean.numpy()
     np.testing.assert_allclose(engine.predict(x.numpy()).mean, expected, atol=1e-6)
     assert (run.parent / "run" / "packed.safetensors").exists()
 
@@ -441,7 +443,7 @@ def trained(tmp_path_factory):
 def test_files_arrays_and_the_dataset_give_the_same_predictions(trained, capsys):
     model, root = trained
     data = NMNIST(root, train=False, classes=[3, 7], steps=12, bin_us=25_000, show=False)
-    expected = model.predict_points(Clips(data, torch.arange(4)), 3, 0)
+    expected = model.predict_points(Clips(data, torch.arange(4)), 3)
     files = sorted(root.glob("Test/*/*.bin"))
     read = [events.read_events(file) for file in files]
     done = []
@@ -451,7 +453,7 @@ def test_files_arrays_and_the_dataset_give_the_same_predictions(trained, capsys)
         assert torch.equal(result.mutual_information, expected.mutual_information)
     assert sum(done) == 16
     assert capsys.readouterr().err == ""
-    assert torch.equal(model.predict_recordings(files, None).mean, model.predict_points(Clips(data, torch.arange(4)), None, 0).mean)
+    assert torch.equal(model.predict_recordings(files, None).mean, model.predict_points(Clips(data, torch.arange(4)), None).mean)
 
 
 def test_recordings_that_are_not_as_the_trained_ones(trained, tmp_path, capsys):
@@ -712,7 +714,7 @@ def test_a_run_on_tonics_recordings(tmp_path, monkeypatch):
     assert model.net.input_shape == (1, 1, 100)
     test = FakeSHD(count=6, train=False)
     data = FromTonic(test, steps=12, bin_us=25_000, pool=7, start_us=0, show=False)
-    expected = model.predict_points(Clips(data, torch.arange(6)), 3, 0).mean
+    expected = model.predict_points(Clips(data, torch.arange(6)), 3).mean
     assert torch.equal(model.predict_recordings([test[i][0] for i in range(6)]).mean, expected)
     with pytest.raises(ValueError, match="no file that can be read here is one of SHD; give arrays"):
         model.predict_recordings(["x.bin"])

@@ -7,12 +7,15 @@ import io
 import itertools
 import math
 import pickle
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
-from bisnn import BayesBiSNN, Bop, Linear, Network, STBiSNN, local_loss
+from bisnn import BayesBiSNN, Bop, Linear, Network, Recurrent, STBiSNN, local_loss, map_weights
+from bisnn.packed import philox
+from bisnn.packed.philox import Purpose
 from bisnn.rules import adam, anneal, bop_update, descend, momentum, natural_gradient
 from bisnn.weights import MAX_EXPONENT, mean_gradient_factor, sign
 from conftest import needs_compiler, seeded, spikes
@@ -76,9 +79,9 @@ def test_bayes_step_is_algorithm_2(dtype, straight_through, tau, rho, prior):
     """In float64 with the rule's own draws of epsilon, by the formula as the paper writes it, and finite on the whole grid."""
     for seed in range(20):
         w_r, c = latent(GRID, dtype), torch.tensor(C, dtype=dtype)
-        rule = BayesBiSNN([w_r], 0.25, rho, tau, prior=prior, generator=seed, straight_through=straight_through)
+        rule = BayesBiSNN([w_r], 0.25, rho, tau, prior=prior, seed=seed, straight_through=straight_through)
         w = one_step(rule, w_r, c)
-        eps = torch.rand(len(GRID), generator=seeded(seed), dtype=dtype).double().clamp(2**-24, 1 - 2**-24)
+        eps = torch.from_numpy(philox.uniform([0], len(GRID), seed, Purpose.TRAINING_NOISE)[0]).double().clamp(2**-24, 1 - 2**-24)
         for i, x in enumerate(GRID):
             delta = 0.5 * math.log(eps[i] / (1 - eps[i]))
             z = (x + delta) / tau
@@ -159,11 +162,11 @@ def test_blocks_before_a_step_are_averaged():
     single, joint = [latent(C, torch.float64) for _ in range(3)], latent(C, torch.float64)
     deltas = []
     for seed, w_r in enumerate(single):
-        one_step(BayesBiSNN([w_r], 1.0, 0.0, generator=seeded(seed)), w_r, 1.0)
+        one_step(BayesBiSNN([w_r], 1.0, 0.0, seed=seed), w_r, 1.0)
         deltas.append(w_r.detach() - torch.tensor(C, dtype=torch.float64))
     rule = BayesBiSNN([joint], 1.0, 0.0)
     for seed in range(3):
-        rule._generator = seeded(seed)
+        rule.seed, rule._draws = seed, 0
         with rule.sampled():
             (0.5 * joint.square()).sum().backward()
     rule.step()
@@ -417,23 +420,53 @@ def test_copies_and_pickles_go_on_like_the_original(make):
         assert all(torch.equal(a, b) for a, b in zip(drawn, module.parameters(), strict=True))
 
 
-def test_the_generator_is_saved_from_the_start():
-    """Also before the first draw; loading rewinds; a checkpoint of another device says that draws will differ."""
+def test_the_next_draw_is_saved_from_the_start():
+    """Also before the first draw; loading takes over the seed and rewinds."""
 
     def draws(rule):
         with rule.sampled():
             return rule.param_groups[0]["params"][0].detach().clone()
 
-    first = BayesBiSNN([latent(C, torch.float32)], 0.1, 0.0, generator=1)
+    first = BayesBiSNN([latent(C, torch.float32)], 0.1, 0.0, seed=1)
     state = first.state_dict()
     expected = draws(first)
-    other = BayesBiSNN([latent(C, torch.float32)], 0.1, 0.0, generator=2)
+    other = BayesBiSNN([latent(C, torch.float32)], 0.1, 0.0, seed=2)
     draws(other)
     other.load_state_dict(state)
     assert torch.equal(draws(other), expected)
-    state["rng"]["device"] = "cuda"
-    with pytest.warns(UserWarning, match="the saved generator lives on cuda, this one on cpu"):
-        other.load_state_dict(state)
+    assert not torch.equal(draws(other), expected)
+
+
+def test_biases_and_norms_are_not_made_binary_unnoticed():
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2, bias=False))
+    with pytest.warns(UserWarning, match=r"params: 3 of 5 parameters have fewer than two axes, such as \(3,\): biases or norms"):
+        STBiSNN(module.parameters(), lr=0.1)
+    masked = Network(Linear(12, 6), Recurrent(6, 5, mask=torch.ones(5, 11, dtype=torch.bool)), readout=2)
+    assert {p.ndim for p in masked.parameters()} == {1, 2}
+    module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    matrices, vectors = ([p for p in module.parameters() if (p.ndim > 1) == flat] for flat in (True, False))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        STBiSNN(masked.parameters(), lr=0.1)
+        STBiSNN([nn.Parameter(torch.zeros(3))], lr=0.1)
+        STBiSNN([{"params": matrices}, {"params": vectors, "binary": False}], lr=0.1)
+    with map_weights(module):  # it knows what the rule trains
+        assert all((p.detach().abs() == 1).all() for p in matrices)
+        assert not any((p.detach().abs() == 1).any() for p in vectors)
+
+
+def test_a_prior_pulls_parameters_without_a_gradient():
+    """Algorithm 2 with the gradient 0, by hand; frozen parameters and real ones stay."""
+    idle, used, frozen, real = (nn.Parameter(torch.ones(1)) for _ in range(4))
+    frozen.requires_grad_(False)
+    groups = [{"params": [idle, used, frozen]}, {"params": [real], "binary": False}]
+    rule = BayesBiSNN(groups, lr=0.1, temperature=0.3)
+    with rule.sampled():
+        (0.0 * used).sum().backward()
+    rule.step()
+    assert idle.item() == pytest.approx(1 - 0.1 * 0.3)
+    assert used.item() == pytest.approx(1 - 0.1 * 0.3)
+    assert frozen.item() == real.item() == 1
 
 
 @every_rule
@@ -491,7 +524,7 @@ def test_real_parameters_train_beside_binary_ones():
         [{"params": net.parameters()}, {"params": head.parameters(), "binary": False, "lr": 0.5}], lr=0.05, temperature=1e-3
     )
     losses = []
-    for _ in range(60):
+    for _ in range(100):
         before = head.weight.detach().clone()
         with rule.sampled():
             assert torch.equal(head.weight, before)
@@ -556,12 +589,12 @@ P = [nn.Parameter(torch.zeros(2))]
         (lambda: BayesBiSNN(P, 0.1, 1e-3, anneal_steps=10), "anneal_steps: goes with tau_end or temperature_end"),
         (lambda: BayesBiSNN(P, 0.1, 1e-3, tau_end=0.1, anneal_steps=0), "anneal_steps: must be a positive whole number"),
         (lambda: BayesBiSNN(P, 0.1, 0.0, temperature_end=0.1, anneal_steps=5), "temperature: must be a finite number > 0"),
-        (lambda: BayesBiSNN(P, 0.1, 1e-3, generator=None), "generator: must be a seed"),
+        (lambda: BayesBiSNN(P, 0.1, 1e-3, seed=None), "seed: must be a whole number"),
         (lambda: Bop(P, lr=1.5, threshold=0.1), r"lr: Bop's adaptivity rate must lie in \(0, 1\]; got 1.5"),
         (lambda: Bop(P, lr=0.5, threshold=0.0), "threshold: must be a finite number > 0"),
-        (lambda: STBiSNN(P, lr=0.1).load_state_dict({"state": {}, "param_groups": []}), "got one without pending"),
+        (lambda: STBiSNN(P, lr=0.1).load_state_dict({"state": {}, "param_groups": []}), "got one without draws, pending"),
         (lambda: STBiSNN(P, lr=0.1).load_state_dict(BayesBiSNN(P, 0.1, 0.0).state_dict()), "a STBiSNN; got one without clip"),
-        (lambda: BayesBiSNN(P, 0.1, 0.0).load_state_dict(STBiSNN(P, lr=0.1).state_dict()), "got one without rng"),
+        (lambda: BayesBiSNN(P, 0.1, 0.0).load_state_dict(STBiSNN(P, lr=0.1).state_dict()), "got one without seed"),
         (lambda: BayesBiSNN(P, 0.1, 0.0, straight_through="no"), "straight_through: must be True or False; got 'no'"),
         (lambda: BayesBiSNN(P, 0.1, 0.0, prior=torch.tensor([math.nan, 0.0])), "prior: must be finite"),
         (lambda: STBiSNN([torch.zeros(2, dtype=torch.int64)], lr=0.1), "params: must be floating point; got torch.int64"),

@@ -22,10 +22,12 @@ import torch
 import bisnn
 from bisnn import checkpoint, encode, evaluation, training
 from bisnn.checkpoint import RunFolder
-from bisnn.data.dataset import load_dataset, spikes
+from bisnn.data.dataset import load_dataset, spikes, training_spikes
 from bisnn.errors import Interrupted, Stopped
 from bisnn.losses import local_loss
 from bisnn.model import build_network, load
+from bisnn.packed import philox
+from bisnn.packed.philox import Purpose
 from runs import ONE_D, RULES, files, small
 
 # What a run does
@@ -47,16 +49,16 @@ def by_hand(config, steps):
     """The same training as a plain loop over the public parts, without files."""
     data = load_dataset(config).train
     net = build_network(config, (20,), 2)
-    rule = bisnn.BayesBiSNN(net.parameters(), config.rule.lr, config.rule.temperature, precondition="adam", generator=config.seed)
+    rule = bisnn.BayesBiSNN(net.parameters(), config.rule.lr, config.rule.temperature, precondition="adam", seed=config.seed)
     per_epoch = math.ceil(len(data.x) / config.train.batch_size)
     for step in range(steps):
         epoch, position = divmod(step, per_epoch)
-        order = encode.keyed_rng(config.seed, encode.SHUFFLE, epoch).permutation(len(data.x))
+        order = philox.permutation(len(data.x), config.seed, Purpose.SHUFFLING, epoch)
         batch = torch.from_numpy(order[position * config.train.batch_size :][: config.train.batch_size])
         total = config.train.epochs * per_epoch
         rule.param_groups[0]["lr"] = config.rule.lr * 0.5 * (1 + math.cos(math.pi * step / total))
         with rule.sampled():
-            x = spikes(config, data.x[batch], encode.TRAIN, epoch, batch)
+            x = training_spikes(config, data.x[batch], epoch, batch)
             local_loss(net(x), data.y[batch], burn_in=config.train.burn_in).backward()
         rule.step()
     return net
@@ -88,20 +90,20 @@ def test_rows_say_what_happened(tmp_path):
     assert rows[0]["flips"] > 0
 
 
-def test_encoding_is_keyed_by_sample():
+def test_encoding_is_anew_each_epoch():
     config = small()
     x = torch.rand(6, 2, generator=torch.Generator().manual_seed(0))
-    whole = spikes(config, x, encode.TRAIN, 3, torch.arange(6))
+    whole = training_spikes(config, x, 3, torch.arange(6))
     some = torch.tensor([4, 1])
-    assert torch.equal(spikes(config, x[some], encode.TRAIN, 3, some), whole[:, some])
+    assert torch.equal(training_spikes(config, x[some], 3, some), whole[:, some])
     for other in (
-        spikes(config, x, encode.TRAIN, 4, torch.arange(6)),
-        spikes(config, x, encode.TEST, 3, torch.arange(6)),
-        spikes(config.updated(seed=1), x, encode.TRAIN, 3, torch.arange(6)),
+        training_spikes(config, x, 4, torch.arange(6)),
+        spikes(config, x, encoding_number=3),
+        training_spikes(config.updated(seed=1), x, 3, torch.arange(6)),
     ):
         assert not torch.equal(other, whole)
     rates = encode.population_rates(x, 10, 1.0)
-    many = torch.stack([spikes(config, x, encode.TRAIN, e, torch.arange(6)).float().mean(0) for e in range(300)]).mean(0)
+    many = torch.stack([training_spikes(config, x, e, torch.arange(6)).float().mean(0) for e in range(300)]).mean(0)
     torch.testing.assert_close(many, rates, atol=0.03, rtol=0)  # 9000 draws each: five standard errors
 
 

@@ -110,7 +110,7 @@ def test_from_runs_to_results(place, capsys):
         return data.batch(range(len(data))).bool(), data.labels
 
     def told(x: torch.Tensor) -> dict[str, np.ndarray]:
-        p = bisnn.predict(model.net, x, 3, burn_in=1, generator=0).members.double()  # (K, B, C)
+        p = bisnn.predict(model.net, x, 3, burn_in=1, seed=0).members.double()  # (K, B, C)
         entropy = lambda p: -(p * p.log()).sum(-1)  # noqa: E731
         mean = p.mean(0)
         scores = {"entropy": entropy(mean), "1 - max": 1 - mean.amax(-1), "mutual information": entropy(mean) - entropy(p).mean(0)}

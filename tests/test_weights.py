@@ -48,10 +48,9 @@ def test_parameters_of_the_bernoulli_agree(logits):
 @pytest.mark.parametrize("w_r", [-50.0, -1.0, -0.1, 0.0, 0.3, 2.0, 50.0])
 def test_frequencies_of_samples(w_r):
     n = 100_000
-    w = weights.sample(torch.full((n,), w_r), seeded(1))
-    assert set(w.tolist()) <= {-1.0, 1.0}
+    ((up,),) = weights.draw_members([torch.full((n,), w_r)], 1, seed=1)
     p = 1 / (1 + math.exp(-2 * w_r)) if w_r > -50 else math.exp(2 * w_r)
-    assert stats.binomtest(int((w > 0).sum()), n, p).pvalue > 1e-4
+    assert stats.binomtest(int(up.sum()), n, p).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("w_r", [-1.0, 0.0, 0.5])
@@ -60,7 +59,7 @@ def test_signs_of_relaxed_samples_have_the_posteriors_frequencies(w_r, tau):
     """sign(tanh((w^r + delta)/tau)) is an exact sample, for every tau; and delta is logistic."""
     n = 100_000
     latent = torch.full((n,), w_r, dtype=torch.float64)
-    delta = weights.logistic_noise(latent, seeded(2))
+    delta = weights.logistic_noise(torch.rand_like(latent, generator=seeded(2)))
     w = weights.relax(latent, delta, tau)
     assert stats.binomtest(int((w > 0).sum()), n, float(weights.probability(latent[0]))).pvalue > 1e-4
     assert stats.kstest(delta.numpy(), stats.logistic(scale=0.5).cdf).pvalue > 1e-4
@@ -68,7 +67,7 @@ def test_signs_of_relaxed_samples_have_the_posteriors_frequencies(w_r, tau):
 
 def test_noise_is_guarded():
     """epsilon stays in [2^-24, 1 - 2^-24], so |delta| <= 1/2 log(2^24 - 1) = 8.32."""
-    delta = weights.logistic_noise(torch.zeros(2_000_000), seeded(0))
+    delta = weights.logistic_noise(torch.linspace(0, 1, 2_000_000))
     assert torch.isfinite(delta).all()
     assert delta.abs().max() <= 0.5 * math.log(2**24)
     torch.testing.assert_close(0.5 * torch.logit(torch.tensor([weights.EPS_MIN])), torch.tensor([-0.5 * math.log(2**24 - 1)]))
@@ -108,7 +107,7 @@ def test_realisations_come_back_whatever_happens():
     before = [p.detach().clone() for p in net.parameters()]
     with map_weights(net):
         assert all(set(p.flatten().tolist()) == {-1.0, 1.0} for p in net.parameters())
-    with pytest.raises(KeyError), sample_weights(net, seeded(0)):
+    with pytest.raises(KeyError), sample_weights(net, 0):
         raise KeyError
     with map_weights(net), pytest.raises(RuntimeError, match="do not nest"), map_weights(net):
         pass
@@ -155,19 +154,21 @@ def test_what_is_known_of_inputs():
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match="of: a Linear does not say which of its parameters are binary; pass those parameters"):
+    with pytest.raises(ValueError, match="of: no rule trains binary parameters of this Linear; make the rule first, or pass"):
         map_weights(torch.nn.Linear(2, 3)).__enter__()
     with pytest.raises(ValueError, match="w_r: needs at least one tensor of latents"):
         kl_divergence([])
     with pytest.raises(ValueError, match=r"prior: must be a number or have the latents' shape \(3,\); got \(4, 3\)"):
         kl_divergence(torch.zeros(3), torch.zeros(4, 3))
-    with pytest.raises(ValueError, match="generator: must be a seed"), sample_weights(build("dense"), "0"):
+    with pytest.raises(ValueError, match="seed: must be a whole number"), sample_weights(build("dense"), "0"):
         pass
 
 
-def test_a_seed_is_a_generator():
-    net = build("dense")
-    with sample_weights(net, 3):
-        first = net.layers[0].weight.detach().clone()
-    with sample_weights(net, seeded(3)):
-        assert torch.equal(net.layers[0].weight, first)
+def test_a_seed_names_its_samples():
+    net, drawn = build("dense"), []
+    for seed, member in ((3, 0), (3, 0), (3, 1), (4, 0)):
+        with sample_weights(net, seed, member):
+            drawn.append(net.layers[0].weight.detach().clone())
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], drawn[3])

@@ -48,15 +48,8 @@ def finite(name: str, value: Tensor) -> None:
         raise ValueError(f"{name}: must be finite; got {bad} NaN or infinite values; remove or replace them")
 
 
-def as_generator(generator: int | torch.Generator, device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch.Generator on `device` from a seed; a generator that lives there is passed through."""
-    if isinstance(generator, torch.Generator):
-        if generator.device.type != torch.device(device).type:
-            raise ValueError(
-                f"generator: must live where its draws are used, on {device}; got one on {generator.device}; pass a seed, or a "
-                f"torch.Generator({str(device)!r})"
-            )
-        return generator
-    if isinstance(generator, bool) or not isinstance(generator, Integral):
-        raise ValueError(f"generator: must be a seed (int) or a torch.Generator; got {generator!r}; pass a seed such as 0")
-    return torch.Generator(device).manual_seed(int(generator))
+def seed_number(value: object, name: str = "seed") -> int:
+    """A seed: one 32-bit word of a generator's key."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < 1 << 32:
+        raise ValueError(f"{name}: must be a whole number from 0 to 2^32 - 1; got {value!r}; give a seed such as 0")
+    return int(value)

@@ -255,6 +255,7 @@ class Augment(Section):
 
 class Predict(Section):
     samples: Count = 10  # members of the ensemble, Bayes-BiSNN only
+    encodings: Count = 1  # spike trains that a point's prediction is the mean over; points only
     burn_in: Annotated[int, Field(ge=0)] | None = None  # first time steps that predictions leave out; by default train.burn_in
     readouts: Count = 1  # how many of the last layers speak: predictions come from the mean of their readouts; the paper's is 1
 
@@ -304,6 +305,8 @@ class Config(Section):
             raise ValueError(
                 f"encode is for points; {self.data.name} has recordings, with data.steps and data.bin_us: leave it out"
             )
+        if recordings and self.predict.encodings > 1:
+            raise ValueError(f"predict.encodings: recordings are spikes already, in one way; got {self.predict.encodings}")
         if not recordings and (self.network.conv or self.augment != Augment()):
             raise ValueError(f"network.conv and augment are for recordings; {self.data.name} has points: leave them out")
         if (self.train.keep == "best" or self.train.patience) and not self.data.validation:

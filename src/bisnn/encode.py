@@ -1,20 +1,21 @@
-"""From real numbers to spike trains: population coding and rate coding, Bernoulli spikes at a rate, seeded."""
+"""From real numbers to spike trains: population coding and rate coding, Bernoulli spikes at a rate.
+
+Spikes are keyed by a seed and by the point's own float32 values: a point's spikes do not depend on its row, its batch or its
+neighbours. Equal points have equal spikes; another seed, or another `draw`, gives others.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
-import numpy as np
 import torch
 from torch import Tensor
 
-from bisnn.checks import as_generator, finite, number, positive_int, tensor
-from bisnn.packed.encoding import AUGMENT, DROPOUT, GRID, PREDICT, SHUFFLE, SPLIT, TEST, TRAIN, VALIDATION, keyed_rng  # noqa: F401
+from bisnn.checks import finite, number, positive_int, seed_number, tensor
+from bisnn.packed import encoding, philox
+from bisnn.packed.philox import Purpose
 
 
 def population_rates(x: Tensor, neurons: int, width: float) -> Tensor:
-    """Firing rates of a population of raised-cosine tuning curves, one population a dimension.
+    """Firing rates of a population of raised-cosine tuning curves, one population for each dimension.
 
     rate_k(x) = 1/2 + 1/2 cos(clip(pi (x - c_k) / D, -pi, pi)), with centres c_k evenly on [0, 1] and D = `width` spacings.
 
@@ -30,19 +31,22 @@ def population_rates(x: Tensor, neurons: int, width: float) -> Tensor:
     [[0.0, 1.0, 0.0]]
     """
     _check_values("x", x)
-    number("width", width, above=0)
-    if positive_int("neurons", neurons) < 2:
-        raise ValueError(f"neurons: needs at least 2 centres to span [0, 1]; got {neurons}; give e.g. 10")
-    centres = torch.linspace(0, 1, neurons, dtype=x.dtype, device=x.device)
-    D = width / (neurons - 1)
-    phase = (math.pi * (x[..., None] - centres) / D).clamp(-math.pi, math.pi)
-    return (0.5 + 0.5 * torch.cos(phase)).flatten(1)
+    _check_population(neurons, width)
+    centres = torch.arange(neurons, dtype=x.dtype, device=x.device) / (neurons - 1)
+    r = (x[..., None] - centres) / (width / (neurons - 1))
+    return encoding.raised_cosine(r.clamp(-1, 1)).flatten(1)
 
 
-def rate(rates: Tensor, T: int, generator: int | torch.Generator) -> Tensor:
+def rate(rates: Tensor, T: int, seed: int, *, draw: int = 0) -> Tensor:
     """Rate code: independent spikes at each time step, with these probabilities. (B, ...) -> (T, B, ...).
 
-    >>> rate(torch.tensor([[0.0, 1.0]]), T=3, generator=0).tolist()
+    Args:
+        rates: probabilities of a spike, in [0, 1].
+        T: number of time steps.
+        seed: of the spikes, 0 to 2^32 - 1.
+        draw: another one gives other spikes of the same seed: an epoch, say.
+
+    >>> rate(torch.tensor([[0.0, 1.0]]), T=3, seed=0).tolist()
     [[[0.0, 1.0]], [[0.0, 1.0]], [[0.0, 1.0]]]
     """
     _check_values("rates", rates)
@@ -50,18 +54,18 @@ def rate(rates: Tensor, T: int, generator: int | torch.Generator) -> Tensor:
         raise ValueError(
             f"rates: must lie in [0, 1], spikes per time step; got {float(rates.min()):g}..{float(rates.max()):g}; rescale first"
         )
-    draws = torch.rand(
-        (positive_int("T", T), *rates.shape),
-        generator=as_generator(generator, rates.device),
-        dtype=rates.dtype,
-        device=rates.device,
-    )
-    return (draws < rates).to(rates.dtype)
+    x = rates.detach().flatten(1).cpu().numpy()
+    spikes = philox.point_spikes(x, x, positive_int("T", T), seed_number(seed), Purpose.ENCODING, draw)
+    return torch.from_numpy(spikes).reshape(T, *rates.shape).to(rates)
 
 
-def population(x: Tensor, T: int, *, neurons: int, width: float, generator: int | torch.Generator) -> Tensor:
-    """Population code as spikes, (B, d) -> (T, B, d * neurons)."""
-    return rate(population_rates(x, neurons, width), T, generator)
+def population(x: Tensor, T: int, *, neurons: int, width: float, seed: int, draw: int = 0) -> Tensor:
+    """Population code as spikes, (B, d) -> (T, B, d * neurons); arguments as in `population_rates` and `rate`."""
+    _check_values("x", x)
+    _check_population(neurons, width)
+    code = {"code": "population", "steps": positive_int("T", T), "neurons": neurons, "width": width}
+    spikes = encoding.encode(x.detach().float().cpu().numpy(), code, seed_number(seed), Purpose.ENCODING, draw)
+    return torch.from_numpy(spikes).to(x)
 
 
 def _check_values(name: str, x: Tensor) -> None:
@@ -73,36 +77,7 @@ def _check_values(name: str, x: Tensor) -> None:
     finite(name, x)
 
 
-# Keyed draws: the same for a (seed, purpose, epoch, sample), whatever the batch, the order, the worker or the process.
-
-
-def keyed_rate(rates: Tensor, T: int, seed: int, purpose: int, epoch: int, samples: Tensor) -> Tensor:
-    """`rate`, with draws keyed by the sample's number: (B, N) -> (T, B, N), on the CPU, as bool."""
-    positive_int("T", T)
-    draws = [keyed_rng(seed, purpose, epoch, int(i)).random((T, rates.shape[1]), dtype=np.float32) for i in samples]
-    return torch.from_numpy(np.stack(draws, axis=1)) < rates.float()
-
-
-def keyed_uniform(shape: Sequence[int], seed: int, purpose: int, epoch: int, samples: Tensor) -> Tensor:
-    """Numbers in [0, 1), float32 (B, *shape), for the samples (B,), on their device: quick where a generator each would be slow.
-
-    A hash of key and position (the finaliser of splitmix64), in integers that wrap the same way everywhere.
-    """
-    places = torch.arange(math.prod(shape), device=samples.device)
-    return keyed_uniform_at(places, seed, purpose, epoch, samples[:, None]).reshape(len(samples), *shape)
-
-
-def keyed_uniform_at(places: Tensor, seed: int, purpose: int, epoch: int, samples: Tensor) -> Tensor:
-    """The numbers of `keyed_uniform` at some places, of some samples, whose shapes broadcast: where few of them are needed."""
-    base = int(keyed_rng(seed, purpose, epoch).integers(1 << 63))
-    z = _mixed(_mixed(samples.to(torch.int64) + base) + (places + 1) * _GOLDEN)
-    return (z >> 40 & 0xFFFFFF).float() * 2.0**-24
-
-
-_GOLDEN, _FIRST, _SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-
-
-def _mixed(z: Tensor) -> Tensor:
-    z = (z ^ (z >> 30 & (1 << 34) - 1)) * _FIRST
-    z = (z ^ (z >> 27 & (1 << 37) - 1)) * _SECOND
-    return z ^ (z >> 31 & (1 << 33) - 1)
+def _check_population(neurons: int, width: float) -> None:
+    number("width", width, above=0)
+    if positive_int("neurons", neurons) < 2:
+        raise ValueError(f"neurons: needs at least 2 centres to span [0, 1]; got {neurons}; give e.g. 10")

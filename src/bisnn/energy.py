@@ -142,7 +142,7 @@ def ledger(
     x: Tensor,
     predictors: Mapping[str, int | None],
     costs: Costs | None = None,
-    generator: int | torch.Generator = 0,
+    seed: int = 0,
     readouts: int = 1,
 ) -> dict[str, Any]:
     """What one inference takes: a row for each predictor, for full precision at the same spikes, and for the ANN.
@@ -152,7 +152,7 @@ def ledger(
         x: input spikes, (T, B, *input_shape).
         predictors: by name, None for the MAP weights (or a full-precision network's own), or K for an ensemble.
         costs: of the operations; by default those of `SOURCE`.
-        generator: seed or torch.Generator of the members; the seed of `bisnn.predict` gives its members.
+        seed: of the members; that of `bisnn.predict` gives its members.
         readouts: how many of the last layers speak, as in `bisnn.predict`.
 
     A row has the sums over its layers, their ratio to the ANN's energy and the layers themselves. Real weights on a binary
@@ -174,8 +174,7 @@ def ledger(
     single = work(net, x, latents if real else [weights.hard(weights.sign(w_r)) for w_r in latents], readouts)
     rows = {} if real else {HYPOTHETICAL: _spiking([single], True, costs)}
     for name, members in predictors.items():
-        seeded = weights.members_generator(generator, x.device)
-        counts = [single] if members is None else _drawn(net, x, latents, members, readouts, seeded)
+        counts = [single] if members is None else _drawn(net, x, latents, members, readouts, seed)
         rows[name] = _spiking(counts, real, costs)
     rows[ANN] = _one_pass(single, costs)
     for row in rows.values():
@@ -183,12 +182,10 @@ def ledger(
     return {"recordings": x.shape[1], "steps": len(x), "costs": asdict(costs), "source": SOURCE, "rows": rows}
 
 
-def _drawn(
-    net: Network, x: Tensor, latents: list[Tensor], members: int, readouts: int, generator: torch.Generator
-) -> list[list[Work]]:
+def _drawn(net: Network, x: Tensor, latents: list[Tensor], members: int, readouts: int, seed: int) -> list[list[Work]]:
     """The work of each member of an ensemble; the input is read with the first and there for the others."""
     counts = []
-    for k, member in enumerate(weights.draw_members(latents, positive_int("predictors", members), generator)):
+    for k, member in enumerate(weights.draw_members(latents, positive_int("predictors", members), seed)):
         realised = [weights.hard(2 * up.to(x.dtype) - 1) for up in member]
         first, *others = work(net, x, realised, readouts)
         counts.append([first._replace(values=first.values - math.prod(net.input_shape)) if k else first, *others])

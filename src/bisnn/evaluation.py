@@ -11,7 +11,7 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
-from bisnn import encode, kernels, metrics, weights
+from bisnn import kernels, metrics, weights
 from bisnn.checkpoint import RunFolder, load_tree, save_tree
 from bisnn.config import Events
 from bisnn.data.dataset import Dataset, load_dataset, spikes
@@ -105,10 +105,10 @@ def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
     results, judged, over_time = {}, {}, {}
     for name, members in names.items():
         advance = lambda points, members=members: progress.advance(bar, points * (members or 1))  # noqa: E731
-        result = model.predict_points(x, members, encode.TEST, advance=advance)
+        result = model.predict_points(x, members, advance=advance)
         results[name] = _parts(result)
         judged[name] = judge(result, y, model.config.seed)
-        running = model.predict_points(x[some], members, encode.TEST, "running", advance)
+        running = model.predict_points(x[some], members, "running", advance)
         over_time[name] = _over_time(running, y[some])
     bits = weight_bits(model.net)
     return {
@@ -161,7 +161,7 @@ def _evenly(n: int, most: int) -> Tensor:
 
 def _test_spikes(model: Model, x: Tensor | Clips, points: Tensor) -> Tensor:
     """The spikes that some of the test points x are judged on, (T, n, ...)."""
-    return spikes(model.config, x[points], encode.TEST, 0, points, next(model.net.parameters()).device)
+    return spikes(model.config, x[points], next(model.net.parameters()).device)
 
 
 def _energy(model: Model, x: Tensor | Clips, costs: Costs | None) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def _activity(model: Model, x: Tensor | Clips, some: Tensor) -> dict[str, Any]:
     """Firing rates of every neuron over some of the points x, and spikes of a few, with the MAP weights (or the real ones)."""
     net = model.net
     few = some[_evenly(len(some), RASTERS)]
-    realised = [weights.sign(p) if net.weights == "binary" else p for p in net.parameters()]
+    realised = [weights.hard(weights.sign(p)) if net.weights == "binary" else p for p in net.parameters()]
 
     def run(points: Tensor) -> list[Tensor]:
         s = _test_spikes(model, x, points)

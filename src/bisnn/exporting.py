@@ -6,6 +6,7 @@ the others.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from bisnn import encode, model, weights
-from bisnn.checks import as_generator, choice, positive_int
+from bisnn import model, weights
+from bisnn.checks import choice, positive_int
 from bisnn.config import Events
 from bisnn.data.dataset import spikes
 from bisnn.files import file_digest
-from bisnn.packed import file
+from bisnn.packed import file, philox
+from bisnn.packed.philox import Purpose
 from bisnn.packing import describe
 
 TARGETS = ("packed", "c", "nir")
@@ -52,6 +54,9 @@ def export(
     Returns:
         what was written: "path", "bytes" and more, by target.
     """
+    if not isinstance(run, (str, Path)):
+        way = "for a network that is no run use bisnn.packing.describe and bisnn.packed.write"
+        raise ValueError(f"run: must be the path of a run folder or of its model file; got a {type(run).__name__}; {way}")
     choice("to", to, TARGETS)
     choice("profile", profile, PROFILES)
     if profile != "exact" and to != "nir":
@@ -101,11 +106,13 @@ def _check_target(path: Path) -> None:
 
 def _recordings(trained: model.Model) -> np.ndarray:
     """Inputs of the network, uint8 (T, POINTS, ...): random points, encoded; noise where it takes recordings."""
-    config, rng = trained.config, encode.keyed_rng(trained.config.seed, encode.GRID)
-    if isinstance(config.data, Events):
-        return (rng.random((config.steps, POINTS, *trained.net.input_shape), dtype=np.float32) < NOISE).astype(np.uint8)
-    points = torch.from_numpy(rng.random((POINTS, trained.features), dtype=np.float32))
-    return spikes(config, points, encode.GRID, 0, torch.arange(POINTS)).to(torch.uint8).numpy()
+    config = trained.config
+    recordings = isinstance(config.data, Events)
+    shape = (config.steps, POINTS, *trained.net.input_shape) if recordings else (POINTS, trained.features)
+    drawn = philox.uniform([0], math.prod(shape), config.seed, Purpose.EXPORT).reshape(shape)
+    if recordings:
+        return (drawn < NOISE).astype(np.uint8)
+    return spikes(config, torch.from_numpy(drawn)).to(torch.uint8).numpy()
 
 
 def _usual(trained: model.Model, to: str) -> str:
@@ -123,12 +130,12 @@ def describe_model(trained: model.Model, predictor: str = "map", members: int | 
         raise ValueError(f"members: are drawn from a posterior, and the map is one set of weights; got {members}; {way}")
     drawn, count = None, positive_int("members", trained.members if members is None else members) if predictor != "map" else 0
     if predictor == "members":
-        drawn = weights.draw_members([layer.weight.detach() for layer in net.layers], count, as_generator(config.seed))
+        drawn = weights.draw_members([layer.weight.detach() for layer in net.layers], count, config.seed)
     bits = describe(net, drawn, readouts=config.predict.readouts, posterior=predictor == "posterior")
     code = config.encode
     scale = {"low": trained.low.tolist(), "high": trained.high.tolist()}
     encoding: dict[str, Any] = {"code": code.code, "steps": code.steps, "neurons": code.neurons, "width": code.width}
-    encoding |= {"seed": config.seed, **scale}
+    encoding |= {"seed": config.seed, "encodings": config.predict.encodings, **scale}
     if isinstance(config.data, Events):  # spikes come in
         encoding = {}
     about: dict[str, Any] = {"task": config.task, "classes": trained.classes, "burn_in": config.burn_in, "encoding": encoding}

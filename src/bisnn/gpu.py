@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 
-def sent(x: Tensor, device: torch.device | str) -> Tensor:
+def to_device(x: Tensor, device: torch.device | str) -> Tensor:
     """x on a device. To a GPU it goes by way of pinned memory, so that the CPU does not wait for what the GPU is doing."""
     return x.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" and not x.is_cuda else x.to(device)
 

@@ -22,7 +22,9 @@ from bisnn.fused import srm_layer
 from bisnn.kernels import reference
 from bisnn.kernels.reference import advance, potential
 from bisnn.neuron import SRM, spike, srm_scan
-from bisnn.weights import is_hard, is_realised, pinned, sign
+from bisnn.packed import philox
+from bisnn.packed.philox import Purpose
+from bisnn.weights import is_hard, is_realised, make_binary, pinned, sign
 
 
 class LayerState(NamedTuple):
@@ -52,9 +54,10 @@ class Readout(nn.Module):
     V: Tensor  # (outputs, n)
     scale: Tensor  # gain/sqrt(n), ()
 
-    def __init__(self, n: int, outputs: int, gain: float, generator: torch.Generator, dtype: torch.dtype):
+    def __init__(self, n: int, outputs: int, gain: float, seed: int, number: int, dtype: torch.dtype):
         super().__init__()
-        self.register_buffer("V", sign(torch.randn(outputs, n, generator=generator, dtype=torch.float64)).to(dtype))
+        V = sign(_normal((outputs, n), seed, Purpose.READOUTS, number))
+        self.register_buffer("V", V.to(dtype))
         self.register_buffer("scale", torch.tensor(gain / math.sqrt(n), dtype=torch.float64).to(dtype))
 
     def forward(self, s: Tensor) -> Tensor:
@@ -63,6 +66,12 @@ class Readout(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.V.shape[1]}, {self.V.shape[0]}, scale={float(self.scale):.4g}"
+
+
+def _normal(shape: tuple[int, ...], seed: int, purpose: Purpose, stream: int) -> Tensor:
+    """Standard normal numbers, float64, keyed by what they are for."""
+    u = (philox.words(math.prod(shape), seed, purpose, stream) + 0.5) * 2.0**-32
+    return torch.special.ndtri(torch.from_numpy(u)).reshape(shape)
 
 
 def _with_gradient_of(value: Tensor, proxy: Tensor) -> Tensor:
@@ -109,16 +118,21 @@ class Layer(nn.Module):
     # Construction
 
     def build(
-        self, input_shape: tuple[int, ...], neuron: SRM, binary: bool, init: float, generator: torch.Generator, dtype: torch.dtype
+        self, input_shape: tuple[int, ...], neuron: SRM, binary: bool, init: float, seed: int, number: int, dtype: torch.dtype
     ) -> None:
-        """Make weights and constants; called once, by the network. Latents are +-init, real weights N(0, 1)."""
+        """Make weights and constants; called once, by the network, of which this is layer `number`.
+
+        Latents are +-init, real weights N(0, 1).
+        """
         if self.input_shape:
             raise ValueError(f"layers: each layer object belongs to one network, once; got {self} a second time")
         self.current_shape, self.output_shape = self.shapes(input_shape)
         self.input_shape, self.binary = input_shape, binary
         self.neuron = self.own_neuron or neuron
-        w = torch.randn(self._weight_shape(), generator=generator, dtype=torch.float64)
+        w = _normal(self._weight_shape(), seed, Purpose.WEIGHTS, number)
         self.weight = nn.Parameter((init * sign(w) if binary else w).to(dtype))
+        if binary:
+            make_binary(self.weight)
         self.register_buffer("kappa", self._parents().rsqrt().to(dtype))
         self.register_buffer("constants", self.neuron.constants(dtype))
 
@@ -360,7 +374,7 @@ class Recurrent(Layer):
         mask: (n, n_in + n), True where the synapse exists: first the columns of the inputs, then those of the neurons.
             Every neuron needs a parent. Without a mask all synapses exist, each neuron's onto itself too.
         outputs: indices of the read-out neurons, whose spikes leave the layer; by default all. In local mode the others get no
-            error signal and stay as they were drawn, a reservoir; gradient="bptt" trains them.
+            error signal and learn nothing, a reservoir (Bayes-BiSNN's prior alone pulls them); gradient="bptt" trains them.
         neuron: this layer's own SRM; by default the network's.
 
     The parameter holds the synapses that exist and no others: (n, n_in + n) without a mask, a vector in row order with one.

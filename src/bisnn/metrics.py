@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bisnn.checks import number, positive_int, tensor
+from bisnn.packed import philox
+from bisnn.packed.philox import Purpose
 
 BINS = 15
 
@@ -123,7 +125,7 @@ def bootstrap(
         confidence_level=level,
         vectorized=False,
         method="percentile",
-        rng=np.random.default_rng(seed),
+        rng=philox.keyed_generator(seed, Purpose.BOOTSTRAP),
     )
     return Interval(value, float(result.confidence_interval.low), float(result.confidence_interval.high))
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from bisnn import config as config_module
-from bisnn import encode
 from bisnn.checkpoint import Damaged, RunFolder, load_tree, save_tree
-from bisnn.checks import as_generator, positive_int
+from bisnn.checks import positive_int
 from bisnn.config import Config, Digits, Events, Tonic
 from bisnn.data.dataset import Dataset, input_shape, rescaled, spikes, window
 from bisnn.data.events import Recording
@@ -55,7 +54,7 @@ def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Netwo
         readout_after=config.network.readout_after,
         readout_gain=config.network.readout_gain,
         init=config.network.init,
-        generator=config.seed,
+        seed=config.seed,
         dtype=getattr(torch, config.train.dtype),
     )
 
@@ -116,7 +115,7 @@ class Model:
         if x.ndim != 2 or x.shape[1] != self.features or len(x) == 0 or not np.isfinite(x).all():
             raise ValueError(f"x: must be finite, (N, {self.features}) with N >= 1; got shape {x.shape}; one row a point")
         members = self._members(samples)
-        return self.predict_points(rescaled(x, self.low, self.high), members, encode.PREDICT, over_time, advance)
+        return self.predict_points(rescaled(x, self.low, self.high), members, over_time, advance)
 
     def predict_recordings(
         self,
@@ -149,7 +148,7 @@ class Model:
             note("recordings: this model knows digits along a path of their own, which no file has; of others, expect guesses")
         loose = Loose(recordings, window(data))
         clips = Clips(loose, torch.arange(len(recordings)))
-        result = self.predict_points(clips, self._members(samples), encode.PREDICT, over_time, advance)
+        result = self.predict_points(clips, self._members(samples), over_time, advance)
         loose.say()
         assert isinstance(result, Classification)
         return result
@@ -165,23 +164,24 @@ class Model:
         self,
         x: Tensor | Clips,
         samples: int | None,
-        purpose: int,
         over_time: str = "mean",
         advance: Callable[[int], Any] = lambda points: None,
     ) -> Classification | Regression:
         """Predict points x (N, d) in the units of the encoding, or recordings: all by the same members, on the same spikes."""
-        parts = []
+        members_of: list[Tensor] = []  # each (K, ..., C), of some of the points
         device = next(self.net.parameters()).device
         members = None
         if samples is not None:
             latents = [layer.weight.detach() for layer in self.net.layers]
-            members = draw_members(latents, positive_int("samples", samples), as_generator(self.config.seed))
+            members = draw_members(latents, positive_int("samples", samples), self.config.seed)
+        options: dict[str, Any] = {"task": self.config.task, "over_time": over_time}
+        options |= {"burn_in": self.config.burn_in, "readouts": self.config.predict.readouts}
         for index in torch.arange(len(x)).split(self.batch):
-            s = spikes(self.config, x[index], purpose, 0, index, device)
-            options: dict[str, Any] = {"burn_in": self.config.burn_in, "readouts": self.config.predict.readouts}
-            parts.append(predict(self.net, s, members, task=self.config.task, over_time=over_time, **options))
+            coded = (spikes(self.config, x[index], device, e) for e in range(self.config.predict.encodings))
+            results = [predict(self.net, s, members, **options) for s in coded]
+            members_of.append(torch.stack([result.members for result in results]).mean(0))
             advance(len(index))
-        return _joined(parts, axis=0 if over_time == "mean" else 1)
+        return type(results[0]).of(torch.cat(members_of, 1 if over_time == "mean" else 2))
 
     def save(self, path: Path) -> None:
         """One safetensors file: latents, constants, readouts; settings and scales in its header."""
@@ -225,13 +225,3 @@ def load(path: str | Path) -> Model:
 def weight_bits(net: Network) -> int:
     """The number of weights, which is the number of bits that a binary network needs."""
     return sum(math.prod(p.shape) for p in net.parameters())
-
-
-def _joined(parts: list[Any], axis: int) -> Any:
-    """One result from those of several chunks of points; `axis` is the points' axis of the mean."""
-    first = parts[0]
-    fields = {}
-    for name in first.__dataclass_fields__:
-        along = axis + (name == "members")
-        fields[name] = torch.cat([getattr(part, name) for part in parts], along)
-    return type(first)(**fields)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bisnn.checks import as_generator, choice, number, positive_int
+from bisnn.checks import choice, number, positive_int, seed_number
 from bisnn.layers import Conv2d, Layer, LayerState, Linear, Readout, Recurrent
 from bisnn.neuron import SRM
 from bisnn.weights import is_spikes
@@ -50,7 +50,7 @@ class Network(nn.Module):
         readout_gain: factor on the readouts' scale 1/sqrt(n).
         input_shape: axes of the input after (T, B); needed if the first layer is a Conv2d.
         init: latents start at +-init.
-        generator: seed or torch.Generator for initial weights and readouts.
+        seed: of initial weights and readouts, 0 to 2^32 - 1.
         dtype: float32, or float64 for checks. Constants are computed in float64 and rounded once to it.
 
     >>> import bisnn
@@ -72,7 +72,7 @@ class Network(nn.Module):
         readout_gain: float = 1.0,
         input_shape: Sequence[int] | None = None,
         init: float = 0.5,
-        generator: int | torch.Generator = 0,
+        seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
@@ -92,16 +92,16 @@ class Network(nn.Module):
             )
         self.weights, self.gradient = weights, gradient
         self.input_shape = shape = _input_shape(layers, input_shape)
-        generator = as_generator(generator)
+        seed_number(seed)
         self.layers: Sequence[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.readouts = nn.ModuleList()
         for i, layer in enumerate(layers):
-            layer.build(shape, neuron or SRM(), weights == "binary", init, generator, dtype)
+            layer.build(shape, neuron or SRM(), weights == "binary", init, seed, i, dtype)
             shape = layer.output_shape
             if readout is None or (readout_after == "last" and i < len(layers) - 1):
                 self.readouts.append(nn.Identity())  # stands for none
             else:
-                self.readouts.append(Readout(math.prod(shape), positive_int("readout", readout), readout_gain, generator, dtype))
+                self.readouts.append(Readout(math.prod(shape), positive_int("readout", readout), readout_gain, seed, i, dtype))
 
     def forward(
         self,
@@ -192,6 +192,15 @@ class Network(nn.Module):
                     "net.initial_state(B)"
                 )
         return x
+
+
+def check_network(net: object) -> None:
+    """A ValueError if this is no network of ours, whose layers and readouts could be asked for."""
+    if not isinstance(net, Network):
+        raise ValueError(
+            f"net: must be a bisnn.Network; got a {type(net).__name__}; for a module of your own use its outputs inside "
+            "`with bisnn.map_weights(module):` or `with bisnn.sample_weights(module, seed, member):`"
+        )
 
 
 def pad(recordings: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

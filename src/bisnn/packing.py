@@ -12,6 +12,7 @@ from bisnn import weights
 from bisnn.layers import Conv2d, Readout, Recurrent
 from bisnn.layers import Layer as TorchLayer
 from bisnn.network import Network as TorchNetwork
+from bisnn.network import check_network
 from bisnn.packed import file
 
 
@@ -26,6 +27,7 @@ def describe(
         readouts: how many of the last layers speak, as in `bisnn.predict`; other readouts serve learning and stay out.
         posterior: put the posterior itself in, at 8 bits a weight; its MAP weights are those of the network.
     """
+    check_network(net)
     if net.weights != "binary":
         raise ValueError(
             "net: must have binary weights, or it has no bits to pack; got a full-precision network; train another rule"

@@ -15,7 +15,7 @@ from torch import Tensor
 from bisnn import kernels, weights
 from bisnn.checks import choice, finite, positive_int
 from bisnn.losses import time_weights
-from bisnn.network import Network, Readout
+from bisnn.network import Network, Readout, check_network
 
 Members = Sequence[Sequence[Tensor]]  # for each member one bool tensor a layer, True where the weight is +1
 
@@ -30,6 +30,13 @@ class Classification:
     expected_entropy: Tensor  # (...) mean entropy of the members: what more data would not remove
     mutual_information: Tensor  # (...) the difference, >= 0: disagreement of the members, what more data would remove
 
+    @classmethod
+    def of(cls, members: Tensor) -> Classification:
+        """From the members' distributions, (K, ..., C)."""
+        mean = members.mean(0)
+        entropy, expected = _entropy(mean), _entropy(members).mean(0)
+        return cls(mean, members, entropy, expected, (entropy - expected).clamp(min=0))
+
 
 @dataclass(frozen=True)
 class Regression:
@@ -38,6 +45,11 @@ class Regression:
     mean: Tensor  # (..., C)
     members: Tensor  # (K, ..., C)
     std: Tensor  # (..., C) standard deviation over the members (divided by K), on the same input spikes
+
+    @classmethod
+    def of(cls, members: Tensor) -> Regression:
+        """From the members' outputs, (K, ..., C)."""
+        return cls(members.mean(0), members, members.std(0, correction=0))
 
 
 @torch.no_grad()
@@ -51,7 +63,7 @@ def predict(
     burn_in: int = 0,
     readouts: int = 1,
     mask: Tensor | None = None,
-    generator: int | torch.Generator = 0,
+    seed: int = 0,
 ) -> Classification | Regression:
     """Predict from recordings x, (T, B, ...).
 
@@ -65,7 +77,7 @@ def predict(
         burn_in: number of first time steps that do not count ("running" and "step" then return the T - burn_in others).
         readouts: how many of the last layers speak: predictions come from the mean of their readouts. The paper's is 1.
         mask: (T, B), True where a recording is real; see `bisnn.pad`.
-        generator: seed of the draws, the same on every device, or a torch.Generator on that of the network.
+        seed: of the members, 0 to 2^32 - 1; the same members on every device.
 
     >>> import bisnn
     >>> net = bisnn.Network(bisnn.Linear(20, 64), readout=2)
@@ -76,6 +88,7 @@ def predict(
     """
     choice("task", task, ("classification", "regression"))
     choice("over_time", over_time, ("mean", "running", "step"))
+    check_network(net)
     if not isinstance(net.readouts[-1], Readout):
         raise ValueError("net: predict needs a readout after the last layer; got readout=None; give the network one")
     net.check_readouts(readouts)
@@ -89,23 +102,18 @@ def predict(
         raise RuntimeError("predict(): the parameters hold a realisation w and not the latents w^r; call it outside the block")
     x = net.checked(x)
     finite("x", x)
-    generator = weights.members_generator(generator, x.device)
     latents = [layer.weight.detach() for layer in net.layers]
     if net.weights == "real":
         y = net(x, weights=latents).logits(readouts)[None]
     elif samples is None:
         y = _readouts(net, x, [[w_r >= 0 for w_r in latents]], readouts)  # where the most probable weights are +1
     else:
-        members = samples if isinstance(samples, Sequence) else weights.draw_members(latents, samples, generator)
+        members = samples if isinstance(samples, Sequence) else weights.draw_members(latents, samples, seed)
         y = _readouts(net, x, members, readouts)  # (K, T, B, C)
     if task == "classification":
         y = y.movedim(-1, 0).contiguous().softmax(0).movedim(0, -1)  # several times faster so, for few classes
     each = _over_time(y, over_time, burn_in, mask)
-    mean = each.mean(0)
-    if task == "regression":
-        return Regression(mean, each, each.std(0, correction=0))
-    entropy, expected = _entropy(mean), _entropy(each).mean(0)
-    return Classification(mean, each, entropy, expected, (entropy - expected).clamp(min=0))
+    return Regression.of(each) if task == "regression" else Classification.of(each)
 
 
 def _check_members(net: Network, members: Members) -> None:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from bisnn import config as configs
-from bisnn import drawing, encode, energy, evaluation, model, recognition, training
+from bisnn import drawing, energy, evaluation, model, recognition, training
 from bisnn.checkpoint import RunFolder
 from bisnn.checks import choice
 from bisnn.config import Config, Events
@@ -336,7 +336,7 @@ def _fig2(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
     far = farthest(points, train.x)
     rows, panels = [], []
     for name, members in evaluation.predictors(trained).items():
-        result = trained.predict_points(points if picture else points[far], members, encode.GRID)
+        result = trained.predict_points(points if picture else points[far], members)
         assert isinstance(result, Classification)
         confidence = result.mean.max(-1).values
         row = evaluation.row_of(judged, name)

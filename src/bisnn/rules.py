@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bisnn import weights
-from bisnn.checks import as_generator, choice, finite, flag, number, positive_int
+from bisnn import draws, weights
+from bisnn.checks import choice, finite, flag, number, positive_int, seed_number
+from bisnn.packed.philox import Purpose
 
 PRECONDITIONERS = ("none", "momentum", "adam")
 
@@ -89,6 +90,7 @@ class Rule(Optimizer):
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]):
         self._inside = False
         self._blocks = 0  # sampled() blocks since the last step
+        self._draws = 0  # sampled() blocks ever begun: which of its random numbers a rule takes next
         self._earlier: list[Tensor | None] = []  # gradients from the blocks before the present one
         self._guarded: set[Tensor] = set()  # parameters with a guard against a late backward pass
         params = list(params)
@@ -107,6 +109,10 @@ class Rule(Optimizer):
                 raise ValueError(f"params: must be floating point; got {p.dtype}; use .float()")
         self._check_group({**self.defaults, **group})
         super().add_param_group(group)
+        if self.param_groups[-1]["binary"]:
+            _warn_of_vectors(group["params"])
+            for p in group["params"]:
+                weights.make_binary(p)
 
     # What a rule provides
 
@@ -114,8 +120,8 @@ class Rule(Optimizer):
         flag("binary", group["binary"])
         number("lr", group["lr"], above=0)
 
-    def _realise(self, w_r: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-        """A realisation w of the latent, and the factor on the gradient taken there (None for 1)."""
+    def _realise(self, w_r: Tensor, group: dict[str, Any], number: int) -> tuple[Tensor, Tensor | None]:
+        """A realisation w of the latent of this parameter, and the factor on the gradient taken there (None for 1)."""
         return weights.sign(w_r), None
 
     def _hard(self, group: dict[str, Any]) -> bool:
@@ -142,7 +148,8 @@ class Rule(Optimizer):
         if all(p.grad is None for p, _ in params):
             self._blocks = 0  # somebody called module.zero_grad()
         binary = [p for p, group in params if group["binary"]]
-        realised = {p: self._realise(p.detach(), group) for p, group in params if group["binary"]}
+        realised = {p: self._realise(p.detach(), group, i) for i, (p, group) in enumerate(params) if group["binary"]}
+        self._draws += 1
         # Before the first block a real parameter may have a gradient of its own (of a regulariser); a binary one's is a left-over.
         self._earlier = [p.grad if self._blocks or not group["binary"] else None for p, group in params]
         for p, _ in params:
@@ -190,8 +197,11 @@ class Rule(Optimizer):
         for group in self.param_groups:
             update = self._update if group["binary"] else self._update_real
             for p in group["params"]:
-                if p.grad is not None:  # as in torch: a parameter that got no gradient stays as it is
-                    p.copy_(update(p, p.grad / self._blocks, group, self.state[p]))
+                g = p.grad
+                if g is None and group["binary"] and p.requires_grad:
+                    g = torch.zeros_like(p)  # the loss does not depend on it, and a prior still pulls
+                if g is not None:
+                    p.copy_(update(p, g / self._blocks, group, self.state[p]))
             group["steps"] += 1
         self.zero_grad()
         return loss
@@ -205,15 +215,15 @@ class Rule(Optimizer):
     # All that the next step depends on
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next step depends on: torch's state, random generators, and gradients that await a `step()`."""
+        """Everything the next step depends on: torch's state, which draw is next, and gradients that await a `step()`."""
         if self._inside:
             raise RuntimeError("state_dict(): called inside a sampled() block; call it after the block")
         pending = [p.grad for group in self.param_groups for p in group["params"]] if self._blocks else []
         grads = {i: g.detach().clone() for i, g in enumerate(pending) if g is not None}
-        return {**super().state_dict(), "pending": {"blocks": self._blocks, "grads": grads}}
+        return {**super().state_dict(), "draws": self._draws, "pending": {"blocks": self._blocks, "grads": grads}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        missing = {"state", "param_groups", "pending"} - state_dict.keys()
+        missing = {"state", "param_groups", "draws", "pending"} - state_dict.keys()
         missing |= {
             key for group in state_dict.get("param_groups", ()) for key in self.defaults.keys() - group.keys() - {"differentiable"}
         }
@@ -224,14 +234,27 @@ class Rule(Optimizer):
             )
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         params = [p for group in self.param_groups for p in group["params"]]
-        self._blocks = state_dict["pending"]["blocks"]
+        self._draws, self._blocks = state_dict["draws"], state_dict["pending"]["blocks"]
         for i, p in enumerate(params):
             g = state_dict["pending"]["grads"].get(i)
             p.grad = None if g is None else g.to(p.device, p.dtype, copy=True)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: a copy is outside any block, and its parameters have no gradients yet."""
-        return {**super().__getstate__(), "_inside": False, "_blocks": 0, "_earlier": [], "_guarded": set()}
+        return {**super().__getstate__(), "_inside": False, "_blocks": 0, "_draws": self._draws, "_earlier": [], "_guarded": set()}
+
+
+def _warn_of_vectors(params: list[Tensor]) -> None:
+    """Biases and norms, which come along in `module.parameters()`, should stay real; a layer of ours knows that it is binary."""
+    vectors = [tuple(p.shape) for p in params if p.ndim < 2 and not weights.is_binary(p)]
+    if vectors and len(vectors) < len(params):
+        warnings.warn(
+            f"params: {len(vectors)} of {len(params)} parameters have fewer than two axes, such as {vectors[0]}: biases or norms, "
+            "whose values will be -1 or +1; to train them as real numbers, give them in a group of their own: "
+            '[{"params": [p for p in net.parameters() if p.ndim > 1]}, '
+            '{"params": [p for p in net.parameters() if p.ndim < 2], "binary": False}]',
+            stacklevel=5,
+        )
 
 
 def _late_backward_guard(rule: weakref.ref[Rule]) -> Callable[[Tensor], None]:
@@ -331,7 +354,7 @@ class BayesBiSNN(_Preconditioned):
         temperature: rho >= 0, the weight of KL(q || prior) in the free energy.
         tau: temperature of the relaxation; the smaller, the harder the samples.
         prior: the prior's logits w^r_0: a number, or a tensor of the parameters' shape (one group a parameter, then).
-        generator: seed or torch.Generator of the draws; every process of a distributed run gives the same one.
+        seed: of the draws, 0 to 2^32 - 1; every process of a distributed run gives the same one.
         straight_through: hard samples w = sign(w^r + delta) forward, with the relaxed sample's gradient factor.
         precondition: "none" (the paper), "momentum" or "adam", applied to the natural gradient of the free energy, prior
             included, so that its fixed points stay where they are.
@@ -356,7 +379,7 @@ class BayesBiSNN(_Preconditioned):
         tau: float = 1.0,
         *,
         prior: float | Tensor = 0.0,
-        generator: int | torch.Generator = 0,
+        seed: int = 0,
         straight_through: bool = False,
         precondition: str = "none",
         betas: tuple[float, float] = (0.9, 0.999),
@@ -377,7 +400,7 @@ class BayesBiSNN(_Preconditioned):
             "anneal_steps": anneal_steps,
         }
         super().__init__(params, defaults)
-        self._generator = as_generator(generator, self.param_groups[0]["params"][0].device)
+        self.seed = seed_number(seed)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -412,9 +435,9 @@ class BayesBiSNN(_Preconditioned):
         """The present value of "tau" or "temperature" in a parameter group."""
         return anneal(group[name], group[name + "_end"], group["steps"], group["anneal_steps"])
 
-    def _realise(self, w_r: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+    def _realise(self, w_r: Tensor, group: dict[str, Any], number: int) -> tuple[Tensor, Tensor | None]:
         tau = self.annealed("tau", group)
-        delta = weights.logistic_noise(w_r, self._generator)
+        delta = weights.logistic_noise(draws.uniform_like(w_r, number, self.seed, Purpose.TRAINING_NOISE, self._draws))
         w = weights.sign(w_r + delta) if group["straight_through"] else weights.relax(w_r, delta, tau)
         return w, weights.mean_gradient_factor(w_r, delta, tau)
 
@@ -427,24 +450,18 @@ class BayesBiSNN(_Preconditioned):
         return descend(w_r, self._precondition(g, group, state), group["lr"])
 
     def state_dict(self) -> dict[str, Any]:
-        rng = {"device": self._generator.device.type, "state": self._generator.get_state()}
-        return {**super().state_dict(), "rng": rng}
+        return {**super().state_dict(), "seed": self.seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if "rng" not in state_dict:
+        if "seed" not in state_dict:
             raise ValueError(
-                "state_dict: must come from the state_dict() of a BayesBiSNN; got one without rng; load it where it was saved"
+                "state_dict: must come from the state_dict() of a BayesBiSNN; got one without seed; load it where it was saved"
             )
         super().load_state_dict(state_dict)
-        saved, device = state_dict["rng"], self._generator.device.type
-        if saved["device"] == device:
-            self._generator.set_state(saved["state"].cpu())
-        else:
-            message = f"the saved generator lives on {saved['device']}, this one on {device}: training goes on with other draws"
-            warnings.warn(message, stacklevel=2)
+        self.seed = state_dict["seed"]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_generator": self._generator}
+        return {**super().__getstate__(), "seed": self.seed}
 
 
 class Bop(Rule):

@@ -1,6 +1,6 @@
 """Training runs: from a config to a run folder, over any number of processes, that can be stopped and resumed at any step.
 
-Order, encoding and validation draws are keyed by (seed, epoch, sample), the rule's own draws are in its state: a run that was
+All draws are keyed by what they are for (seed, epoch, sample or value; the rule's own by its count of them): a run that was
 killed and resumed ends with the same bits as one that was not, at the same number of threads and processes.
 """
 
@@ -27,16 +27,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bisnn import encode, kernels, metrics
+from bisnn import draws, kernels, metrics
 from bisnn.checkpoint import RunFolder
 from bisnn.config import Bayes, BopRule, Config, Events, Full, differences, parse
-from bisnn.data.dataset import input_shape, load_dataset, spikes
+from bisnn.data.dataset import input_shape, load_dataset, training_spikes
 from bisnn.display import RunDisplay
 from bisnn.errors import Interrupted, Stopped
-from bisnn.gpu import Arriving, Graphs, sent
+from bisnn.gpu import Arriving, Graphs, to_device
 from bisnn.losses import activity_loss, chunked_backward, local_loss
 from bisnn.model import Model, build_network
 from bisnn.network import Output
+from bisnn.packed import philox
+from bisnn.packed.philox import Purpose
 from bisnn.prediction import Classification
 from bisnn.rules import BayesBiSNN, Bop, Rule, STBiSNN
 from bisnn.weights import sign
@@ -182,7 +184,7 @@ def build_rule(config: Config, net: torch.nn.Module, steps_per_epoch: int) -> Ru
     options = rule.model_dump(exclude={"name", "anneal_epochs"})
     if isinstance(rule, Bayes):
         steps = None if rule.anneal_epochs is None else rule.anneal_epochs * steps_per_epoch
-        return BayesBiSNN(params, **options, anneal_steps=steps, generator=config.seed)
+        return BayesBiSNN(params, **options, anneal_steps=steps, seed=config.seed)
     if isinstance(rule, BopRule):
         return Bop(params, **options)
     if isinstance(rule, Full):
@@ -261,14 +263,14 @@ class Training:
         """One update of the weights; returns what it adds to the epoch's sums, over all processes, still on their device."""
         config, data = self.config, self.data.train
         epoch, position = divmod(self.step, self.steps_per_epoch)
-        order = torch.from_numpy(encode.keyed_rng(config.seed, encode.SHUFFLE, epoch).permutation(len(data.x)))
+        order = torch.from_numpy(philox.permutation(len(data.x), config.seed, Purpose.SHUFFLING, epoch))
         batch = order[position * config.train.batch_size : (position + 1) * config.train.batch_size]
         mine = batch[self.processes.rank :: self.processes.count]
         share = len(mine) * self.processes.count / len(batch)  # DDP takes the mean over processes; we want it over points
         if len(mine) == 0:
             mine = batch[:1]  # a last batch smaller than the number of processes: take part with weight 0
-        x = spikes(config, data.x[mine], encode.TRAIN, epoch, mine, self.processes.device)
-        y = sent(data.y[mine], self.processes.device)
+        x = training_spikes(config, data.x[mine], epoch, mine, self.processes.device)
+        y = to_device(data.y[mine], self.processes.device)
         seen = self._seen(epoch, mine)
         factor = 0.5 * (1 + math.cos(math.pi * self.step / (config.train.epochs * self.steps_per_epoch)))
         for group in self.rule.param_groups:
@@ -293,8 +295,7 @@ class Training:
         if not p:
             return ()
         sizes = [math.prod(layer.output_shape) for layer in self.net.layers]
-        key = (self.config.seed, encode.DROPOUT, epoch)
-        drawn = encode.keyed_uniform([sum(sizes)], *key, sent(samples, self.processes.device))
+        drawn = draws.uniform(to_device(samples, self.processes.device), sum(sizes), self.config.seed, Purpose.DROPOUT, epoch)
         return ((drawn >= p).to(self.net.dtype) / (1 - p)).split(sizes, 1)
 
     def _backward(self, share: float, x: Tensor, y: Tensor, *seen: Tensor) -> Tensor:
@@ -404,7 +405,7 @@ class Training:
         assert self.data.validation is not None
         model = self._model(self.epochs_done)
         x, y = self.data.validation
-        result = model.predict_points(x, model.members, encode.VALIDATION)
+        result = model.predict_points(x, model.members)
         if isinstance(result, Classification):
             return {"loss": metrics.nll(result.mean.cpu(), y), "accuracy": metrics.accuracy(result.mean.cpu(), y)}
         error = metrics.rmse(result.mean.cpu(), y)

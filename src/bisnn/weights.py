@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bisnn.checks import as_generator, number
+from bisnn import draws
+from bisnn.checks import number, seed_number
+from bisnn.packed.philox import Purpose
 
 EPS_MIN = 2.0**-24  # epsilon of the Gumbel-softmax draw is kept in [2^-24, 1 - 2^-24]: the logistic noise stays finite
 MAX_EXPONENT = 20.0  # bound on 2 (logcosh w^r - logcosh z); 2 logcosh 10 = 18.6, so it never acts for |w^r| <= 10
@@ -40,34 +42,26 @@ def mean(w_r: Tensor) -> Tensor:
     return torch.tanh(w_r)
 
 
-def sample(w_r: Tensor, generator: torch.Generator) -> Tensor:
-    """Hard weights w ~ Bern(w | sigma(2 w^r)) in {-1, +1}."""
-    return torch.where(draw(probability(w_r), generator), 1.0, -1.0).to(w_r.dtype)
+def draw_members(latents: Sequence[Tensor], count: int, seed: int, first: int = 0) -> list[list[Tensor]]:
+    """Members of an ensemble, w ~ Bern(w | sigma(2 w^r)): for each one bool tensor per layer, True where the weight is +1.
+
+    They are the members of a seed from the `first` on. Member k does not depend on how many there are, nor on the device: limits
+    of the draws are made on the CPU, in float64.
+    """
+    seed_number(seed)
+    limits = [(torch.ceil(probability(w_r.cpu().double()) * 2**24) * 2.0**-24).float().to(w_r.device) for w_r in latents]
+    return [
+        [draws.uniform_like(limit, i, seed, Purpose.MEMBERS, k) < limit for i, limit in enumerate(limits)]
+        for k in range(first, first + count)
+    ]
 
 
-def draw(p: Tensor, generator: torch.Generator) -> Tensor:
-    """True with probability `p`, element by element."""
-    return torch.rand_like(p, generator=generator) < p
-
-
-def draw_members(latents: Sequence[Tensor], count: int, generator: torch.Generator) -> list[list[Tensor]]:
-    """Members of an ensemble: for each one bool tensor a layer, True where the weight is +1; drawn where the generator lives."""
-    p = [probability(w_r.to(generator.device)) for w_r in latents]
-    return [[draw(p_layer, generator).to(w_r.device) for p_layer, w_r in zip(p, latents, strict=True)] for _ in range(count)]
-
-
-def members_generator(generator: int | torch.Generator, device: torch.device) -> torch.Generator:
-    """For the members of a network on `device`: a seed's draws are the CPU's, so that it means the same members everywhere."""
-    return as_generator(generator, device if isinstance(generator, torch.Generator) else "cpu")
-
-
-def logistic_noise(w_r: Tensor, generator: torch.Generator) -> Tensor:
-    """delta = 1/2 log(eps / (1 - eps)) with eps ~ U(0, 1), one for each element of `w_r`.
+def logistic_noise(eps: Tensor) -> Tensor:
+    """delta = 1/2 log(eps / (1 - eps)) for eps ~ U(0, 1).
 
     The paper calls delta Gumbel; it is logistic, the difference of two Gumbel variables, halved.
     """
-    eps = torch.rand_like(w_r, generator=generator).clamp_(EPS_MIN, 1 - EPS_MIN)
-    return 0.5 * torch.logit(eps)
+    return 0.5 * torch.logit(eps.clamp(EPS_MIN, 1 - EPS_MIN))
 
 
 def relax(w_r: Tensor, delta: Tensor, tau: float) -> Tensor:
@@ -146,6 +140,16 @@ def pinned(w: Tensor) -> Tensor:
     return _Pin.apply(w) if w.requires_grad and torch.is_grad_enabled() else w
 
 
+def is_binary(parameter: Tensor) -> bool:
+    """Whether a layer or a rule has made this parameter the latent of binary weights."""
+    return getattr(parameter, "_bisnn_binary", False)
+
+
+def make_binary(parameter: Tensor) -> None:
+    """Remember that this parameter is the latent of binary weights."""
+    parameter._bisnn_binary = True  # type: ignore[attr-defined]
+
+
 def is_realised(parameter: nn.Parameter) -> bool:
     """Whether the parameter holds a realisation w at the moment, not its latent w^r."""
     return getattr(parameter, "_bisnn_realised", False)
@@ -206,15 +210,18 @@ def _write(parameters: Sequence[nn.Parameter], values: Sequence[Tensor], realise
 
 
 def binary_parameters(of: nn.Module | Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """The latents of a network's binary layers; an iterable of parameters is taken as it is."""
+    """The latents of a network's binary layers, and of a module those that a rule trains; an iterable is taken as it is."""
     if not isinstance(of, nn.Module):
         return list(of)
     layers = [m for m in of.modules() if hasattr(m, "binary")]
-    if not layers:
+    ours = {layer.weight for layer in layers if layer.binary}
+    found = [p for p in of.parameters() if p in ours or is_binary(p)]
+    if not found and not layers:
         raise ValueError(
-            f"of: a {type(of).__name__} does not say which of its parameters are binary; pass those parameters themselves"
+            f"of: no rule trains binary parameters of this {type(of).__name__}; make the rule first, or pass the parameters "
+            "themselves"
         )
-    return [layer.weight for layer in layers if layer.binary]  # type: ignore[misc]
+    return found
 
 
 @contextmanager
@@ -226,9 +233,9 @@ def map_weights(of: nn.Module | Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 @contextmanager
-def sample_weights(of: nn.Module | Iterable[nn.Parameter], generator: int | torch.Generator) -> Iterator[None]:
-    """Inside the block the binary parameters hold one sample from the posterior Bern(sigma(2 w^r))."""
+def sample_weights(of: nn.Module | Iterable[nn.Parameter], seed: int, member: int = 0) -> Iterator[None]:
+    """Inside the block the binary parameters hold a sample from the posterior Bern(sigma(2 w^r)): this member of the seed's."""
     parameters = binary_parameters(of)
-    generator = as_generator(generator, parameters[0].device if parameters else "cpu")
-    with held(parameters, [sample(p.detach(), generator) for p in parameters], hard=True):
+    (drawn,) = draw_members([p.detach() for p in parameters], 1, seed, member)
+    with held(parameters, [2 * up.to(p.dtype) - 1 for up, p in zip(drawn, parameters, strict=True)], hard=True):
         yield

@@ -28,11 +28,10 @@ from torch import Tensor
 
 from bisnn.checks import flag, number, positive_int, tensor
 from bisnn.data.events import EVENTS
-from bisnn.encode import keyed_rng
+from bisnn.packed.philox import Purpose, keyed_generator
 
 Events = tuple[Tensor, Tensor, Tensor]  # pixel, as an index into (B, height, width); time in us; whether ON
 Window = tuple[int, int, int, int]  # left, top, width, height on the sensor, in pixels
-_RECORDING, _SENSOR = 100, 101  # purposes of draws, apart from those of `bisnn.encode`
 _CHUNK_PIXELS, _GPU_CHUNK_PIXELS = 2**17, 2**23  # simulated at a time: to stay in the cache, or to keep a GPU busy
 _LEAST_THRESHOLD = 0.1  # of the nominal one: the tail of the mismatch must not make a pixel fire without end
 _FINE = 4  # images are enlarged so many times before they are moved
@@ -72,7 +71,7 @@ class Camera:
 
     def thresholds(self) -> np.ndarray:
         """theta_on and theta_off of each pixel, (2, height, width) float32."""
-        draws = keyed_rng(self.sensor, _SENSOR).standard_normal((2, self.height, self.width))
+        draws = keyed_generator(self.sensor, Purpose.CAMERA_SENSOR).standard_normal((2, self.height, self.width))
         scale = np.maximum(1 + self.mismatch * draws, _LEAST_THRESHOLD)
         return (scale * np.array([self.threshold_on, self.threshold_off])[:, None, None]).astype(np.float32)
 
@@ -203,7 +202,7 @@ class _Draws:
         left, top, width, height = window
         start, leaked, shots = [], [], []
         for i, sample in enumerate(samples):
-            rng = keyed_rng(seed, _RECORDING, sample=sample)
+            rng = keyed_generator(seed, Purpose.CAMERA_RECORDING, sample)
             start.append(rng.standard_normal())
             leaked.append(rng.random((camera.height, camera.width), dtype=np.float32)[top : top + height, left : left + width])
             n = rng.poisson(camera.shot_hz * duration_us * 1e-6 * camera.height * camera.width)

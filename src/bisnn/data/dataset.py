@@ -1,4 +1,4 @@
-"""From a config to points and spikes: training, validation and test points, and their encoding, keyed by (seed, epoch, sample)."""
+"""From a config to points and spikes: training, validation and test points, and their encoding."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bisnn import encode
 from bisnn.config import MNISTDVS, NMNIST, Config, Digits, Events, OneD, Table, Tonic, TwoMoons
 from bisnn.data import cache, recordings, simulation, table, tonic_sets
 from bisnn.data.events import BadEvents
 from bisnn.data.recordings import Clips, Window
 from bisnn.data.tonic_sets import FromTonic
 from bisnn.data.toy import one_d, two_moons
-from bisnn.gpu import sent
+from bisnn.gpu import to_device
+from bisnn.packed import encoding, philox
+from bisnn.packed.philox import Purpose
 
 
 class Split(NamedTuple):
@@ -66,7 +67,7 @@ def _bytes(x: Tensor) -> bytes:
 
 def rescaled(x: np.ndarray, low: Tensor, high: Tensor) -> Tensor:
     """Raw features (N, d) to float32 in [0, 1], by the training rows' range."""
-    return torch.from_numpy((x - low.numpy()) / (high - low).numpy()).float()
+    return torch.from_numpy(encoding.scaled(x, low.numpy(), high.numpy()))
 
 
 def load_dataset(config: Config, show: bool = True) -> Dataset:
@@ -92,7 +93,7 @@ def load_dataset(config: Config, show: bool = True) -> Dataset:
         held_out = max(1, round(data.validation * len(train.x)))
         if held_out >= len(train.x):
             raise ValueError(f"data.validation: leaves no training point of {len(train.x)}; got {data.validation:g}; lower it")
-        order = torch.from_numpy(encode.keyed_rng(config.seed, encode.SPLIT, epoch=1).permutation(len(train.x)))
+        order = torch.from_numpy(philox.permutation(len(train.x), config.seed, Purpose.VALIDATION_SPLIT))
         validation, train = (Split(train.x[part], train.y[part]) for part in order.split([held_out, len(order) - held_out]))
     return Dataset(train, validation, test, classes, low, high)
 
@@ -177,7 +178,7 @@ def _from_table(data: Table, seed: int) -> tuple[Split, Split, tuple[str, ...], 
 
 def _held_out(classes: list[str], share: float, seed: int) -> np.ndarray:
     """Which rows are test rows: the share of each class, at random, so that every class stays in the training rows."""
-    order = encode.keyed_rng(seed, encode.SPLIT).permutation(len(classes))
+    order = philox.permutation(len(classes), seed, Purpose.TEST_SPLIT)
     chosen = np.zeros(len(classes), dtype=bool)
     for name in sorted(set(classes)):
         members = [i for i in order if classes[i] == name]
@@ -185,21 +186,26 @@ def _held_out(classes: list[str], share: float, seed: int) -> np.ndarray:
     return chosen
 
 
-def spikes(
-    config: Config, x: Tensor | Clips, purpose: int, epoch: int, samples: Tensor, device: torch.device | str = "cpu"
-) -> Tensor:
-    """Points x (B, d) encoded as spikes (T, B, N), or recordings (T, B, C, H, W), augmented in training; bool.
+def spikes(config: Config, x: Tensor | Clips, device: torch.device | str = "cpu", encoding_number: int = 0) -> Tensor:
+    """Points x (B, d) encoded as spikes (T, B, N), or recordings (T, B, C, H, W), as they are predicted; bool.
 
-    The draws are those of (seed, purpose, epoch, sample).
+    Points are keyed by seed, value and `encoding_number`: any order, batch or subset of them has the same spikes.
     """
     if isinstance(x, Clips):
-        seen = x.spikes(device)
-        if purpose == encode.TRAIN:
-            seen = recordings.augmented(seen, config.augment, config.seed, epoch, samples)
-        return seen.bool()
-    code = config.encode
-    rates = encode.population_rates(x, code.neurons, code.width) if code.code == "population" else x.clamp(0, 1)
-    return sent(encode.keyed_rate(rates, code.steps, config.seed, purpose, epoch, samples), device)
+        return x.spikes(device).bool()
+    return _encoded(config, x, device, Purpose.ENCODING, encoding_number)
+
+
+def training_spikes(config: Config, x: Tensor | Clips, epoch: int, samples: Tensor, device: torch.device | str = "cpu") -> Tensor:
+    """As `spikes`, anew each epoch, recordings augmented by draws of (seed, epoch, sample)."""
+    if isinstance(x, Clips):
+        return recordings.augmented(x.spikes(device), config.augment, config.seed, epoch, samples).bool()
+    return _encoded(config, x, device, Purpose.TRAINING_ENCODING, epoch)
+
+
+def _encoded(config: Config, x: Tensor, device: torch.device | str, purpose: Purpose, draw: int) -> Tensor:
+    coded = encoding.encode(x.numpy(), config.encode.model_dump(), config.seed, purpose, draw)
+    return to_device(torch.from_numpy(coded.view(bool)), device)
 
 
 def input_shape(config: Config, features: int) -> tuple[int, ...]:

@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bisnn import encode
+from bisnn import draws
 from bisnn.checks import choice, positive_int
 from bisnn.config import Augment
 from bisnn.data import cache, events
 from bisnn.display import bars, note
-from bisnn.gpu import sent
+from bisnn.gpu import to_device
+from bisnn.packed.philox import Purpose
 
 FORMAT = 1  # of the bits: another number, and caches are built anew
 
@@ -105,7 +106,7 @@ class Recordings:
         """Spikes of several recordings, uint8 (T, B, C, H, W). To a GPU go bits, which are unpacked there."""
         if torch.device(device).type == "cpu":
             return torch.from_numpy(self.bits.read(np.asarray(index))).movedim(0, 1)
-        packed = sent(torch.from_numpy(self.bits.packed(np.asarray(index))), device)
+        packed = to_device(torch.from_numpy(self.bits.packed(np.asarray(index))), device)
         bits = packed[..., None] >> torch.arange(8, dtype=torch.uint8, device=device) & 1
         return bits.flatten(1)[:, : math.prod(self.shape)].reshape(-1, *self.shape).movedim(0, 1)
 
@@ -189,15 +190,14 @@ def augmented(x: Tensor, how: Augment, seed: int, epoch: int, samples: Tensor) -
     """
     if how == Augment():
         return x
-    key = (seed, encode.AUGMENT, epoch)
-    draws = encode.keyed_uniform([5], *key, samples.cpu())  # (B, 5): for t, rows, columns, angle, size
+    drawn = draws.uniform(samples.cpu(), 5, seed, Purpose.AUGMENTATION, epoch)  # (B, 5): for t, rows, columns, angle, size
     if how.rotate or how.zoom or how.shift:
-        x = _moved(x, how, draws)
+        x = _moved(x, how, drawn)
     if how.jitter:
-        t = torch.arange(len(x))[:, None] - _steps(draws[:, 0], how.jitter)  # (T, B)
-        t = sent(t, x.device)[..., None, None, None]
+        t = torch.arange(len(x))[:, None] - _steps(drawn[:, 0], how.jitter)  # (T, B)
+        t = to_device(t, x.device)[..., None, None, None]
         x = x.gather(0, t.clamp(0, len(x) - 1).expand(x.shape)) * ((t >= 0) & (t < len(x)))
-    return _thinned(x, how.drop, key, sent(samples, x.device), draws.shape[1]) if how.drop else x
+    return _thinned(x, how.drop, seed, epoch, to_device(samples, x.device)) if how.drop else x
 
 
 def _steps(u: Tensor, most: int) -> Tensor:
@@ -205,35 +205,35 @@ def _steps(u: Tensor, most: int) -> Tensor:
     return (u * (2 * most + 1)).long() - most
 
 
-def _moved(x: Tensor, how: Augment, draws: Tensor) -> Tensor:
+def _moved(x: Tensor, how: Augment, drawn: Tensor) -> Tensor:
     """Turned and resized about the middle of the pixels, then shifted: every pixel sees what the nearest to its source saw.
 
     One row of sensors, as SHD's, is not turned, and does not move off itself.
     """
     height, width = x.shape[3:]
     of_a_plane = min(height, width) > 1
-    turn = torch.deg2rad(of_a_plane * how.rotate * (2 * draws[:, 3].double() - 1))
-    size = 1 + of_a_plane * how.zoom * (2 * draws[:, 4].double() - 1)
+    turn = torch.deg2rad(of_a_plane * how.rotate * (2 * drawn[:, 3].double() - 1))
+    size = 1 + of_a_plane * how.zoom * (2 * drawn[:, 4].double() - 1)
     cos, sin = ((part / size)[:, None, None] for part in (turn.cos(), turn.sin()))  # (B, 1, 1)
     middle = torch.tensor([height - 1, width - 1]) / 2
     h, w = (
         torch.arange(side) - centre - _steps(u, how.shift if side > 1 else 0)[:, None]  # (B, side)
-        for side, centre, u in zip((height, width), middle.double(), draws[:, 1:3].T, strict=True)
+        for side, centre, u in zip((height, width), middle.double(), drawn[:, 1:3].T, strict=True)
     )
     rows = (cos * h[:, :, None] + sin * w[:, None] + middle[0]).round().long()  # (B, H, W)
     columns = (cos * w[:, None] - sin * h[:, :, None] + middle[1]).round().long()
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
     source = torch.where(inside, rows * width + columns, height * width).flatten(1)  # (B, H W); the last sees nothing
     seen = torch.nn.functional.pad(x.flatten(3), (0, 1))
-    return seen.gather(3, sent(source, x.device)[None, :, None].expand(*x.shape[:3], -1)).reshape(x.shape)
+    return seen.gather(3, to_device(source, x.device)[None, :, None].expand(*x.shape[:3], -1)).reshape(x.shape)
 
 
-def _thinned(x: Tensor, share: float, key: tuple[int, int, int], samples: Tensor, first: int) -> Tensor:
-    """Without this share of the spikes. Draws, from the `first` on, are made for the spikes alone, which are few."""
+def _thinned(x: Tensor, share: float, seed: int, epoch: int, samples: Tensor) -> Tensor:
+    """Without this share of the spikes. Draws are made for the spikes alone, which are few."""
     t, b, c, h, w = spikes = x.nonzero(as_tuple=True)
-    place = first + ((t * x.shape[2] + c) * x.shape[3] + h) * x.shape[4] + w
+    place = ((t * x.shape[2] + c) * x.shape[3] + h) * x.shape[4] + w
     out = torch.zeros_like(x)
-    out[spikes] = (encode.keyed_uniform_at(place, *key, samples[b]) >= share).to(x.dtype)
+    out[spikes] = (draws.uniform_at(place, samples[b], seed, Purpose.LOST_SPIKES, epoch) >= share).to(x.dtype)
     return out
 
 

@@ -1,44 +1,61 @@
-"""From features to spikes without PyTorch: the population and rate codes of `bisnn.encode`, with the same keyed draws.
+"""From features to spikes without PyTorch: scale, population or rate code, spikes keyed by the point's own values.
 
-The rates are those of `bisnn.encode` to the rounding of a float32 cosine, so one draw in ten million or so may fall otherwise: the
-promise of equal bits begins at the spikes.
+Additions, multiplications and divisions in float64, in a fixed order, and integers: the same bits on every machine, and in C.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-SPLIT, SHUFFLE, TRAIN, VALIDATION, TEST, GRID, PREDICT, AUGMENT, DROPOUT = range(9)  # purposes of draws
+from bisnn.packed import philox
+from bisnn.packed.philox import Purpose
+
+FARTHEST = 1e6  # scaled features are kept within +-FARTHEST, where float32 holds them
+
+# cos(pi r / 2) = (1 - r^2) q(r^2): q is entire, and this form is exactly 0 at r = +-1. Its coefficients are tails of the cosine's
+# series, whose own sum to 0; twelve of them leave an error below 1e-16.
+_SERIES = [(-1) ** j * (math.pi / 2) ** (2 * j) / math.factorial(2 * j) for j in range(30)]
+COSINE = tuple(-math.fsum(_SERIES[k + 1 :]) for k in range(12))
 
 
-def keyed_rng(seed: int, purpose: int, epoch: int = 0, sample: int = 0) -> np.random.Generator:
-    """A generator of its own for this key: Philox is a function of key and counter, so keys need no common sequence."""
-    return np.random.Generator(np.random.Philox(key=[seed, purpose], counter=[0, 0, epoch, sample]))
+def scaled(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Raw features (N, d) to float32, [low, high] to [0, 1]."""
+    return ((x - low) / (high - low)).clip(-FARTHEST, FARTHEST).astype(np.float32)
 
 
-def spikes(code: dict[str, Any], x: np.ndarray, first: int = 0) -> np.ndarray:
-    """Raw features (N, d) as spikes, uint8 (T, N, inputs), by a packed file's encoding; the draws are those of `bisnn predict`.
+def raised_cosine(r: Any) -> Any:
+    """1/2 + 1/2 cos(pi r) = cos^2(pi r / 2) for r in [-1, 1]; NumPy arrays or PyTorch tensors."""
+    z = r * r
+    q = z * COSINE[-1] + COSINE[-2]
+    for c in COSINE[-3::-1]:
+        q = q * z + c
+    half = (1 - z) * q
+    return half * half
 
-    `first` is the place of the first point in the whole of them: draws are keyed by it.
-    """
+
+def population_rates(x: np.ndarray, neurons: int, width: float) -> np.ndarray:
+    """Rates of a population of tuning curves for each feature, (N, d) float32 -> (N, d * neurons) float64."""
+    centres = np.arange(neurons) / (neurons - 1)
+    r = (x.astype(np.float64)[..., None] - centres) / (width / (neurons - 1))
+    return raised_cosine(r.clip(-1, 1)).reshape(len(x), -1)
+
+
+def encode(x: np.ndarray, code: dict[str, Any], seed: int, purpose: Purpose, draw: int = 0) -> np.ndarray:
+    """Scaled features (N, d) as spikes, uint8 (T, N, inputs); `code` has "code", "steps", "neurons" and "width"."""
+    population = code["code"] == "population"
+    rates = population_rates(x, code["neurons"], code["width"]) if population else x.clip(0, 1)
+    return philox.point_spikes(x, rates, code["steps"], seed, purpose, draw)
+
+
+def spikes(code: dict[str, Any], x: np.ndarray, draw: int = 0) -> np.ndarray:
+    """Raw features (N, d) as spikes, uint8 (T, N, inputs), by a packed file's encoding: those of `bisnn predict`."""
     if not code:
         raise ValueError("x: this file takes spikes and says nothing of features; use predict with spikes (T, B, ...)")
     low, high = np.array(code["low"]), np.array(code["high"])
     x = np.asarray(x, dtype=np.float64)
     if x.ndim != 2 or x.shape[1] != len(low) or len(x) == 0 or not np.isfinite(x).all():
         raise ValueError(f"x: must be finite, (N, {len(low)}) with N >= 1; got shape {x.shape}; one row a point")
-    scaled = ((x - low) / (high - low)).clip(-10, 10).astype(np.float32)  # all is silence far outside
-    rates = _population(scaled, code["neurons"], code["width"]) if code["code"] == "population" else scaled.clip(0, 1)
-    T = code["steps"]
-    draws = [keyed_rng(code["seed"], PREDICT, 0, first + i).random((T, rates.shape[1]), dtype=np.float32) for i in range(len(x))]
-    return (np.stack(draws, axis=1) < rates).astype(np.uint8)
-
-
-def _population(x: np.ndarray, neurons: int, width: float) -> np.ndarray:
-    """As `bisnn.encode.population_rates`."""
-    centres = np.linspace(0, 1, neurons, dtype=np.float32)
-    phase = np.float32(np.pi) * (x[..., None] - centres) / np.float32(width / (neurons - 1))
-    rates = np.float32(0.5) + np.float32(0.5) * np.cos(phase.clip(-np.float32(np.pi), np.float32(np.pi)))
-    return rates.reshape(len(x), -1)
+    return encode(scaled(x, low, high), code, code["seed"], Purpose.ENCODING, draw)

@@ -55,6 +55,14 @@ class Prediction:
     entropy: np.ndarray | None  # (B,) of the mean: the whole uncertainty
     mutual_information: np.ndarray | None  # (B,) disagreement of the members
 
+    @classmethod
+    def of(cls, members: np.ndarray, task: str) -> Prediction:
+        mean, std = members.mean(0), members.std(0)
+        if task == "regression":
+            return cls(mean, members, std, None, None)
+        entropy = _entropy(mean)
+        return cls(mean, members, std, entropy, np.maximum(entropy - _entropy(members).mean(0), 0))
+
 
 @dataclass(frozen=True)
 class _Layer:
@@ -301,25 +309,19 @@ class Engine:
         if len(x) <= burn_in:
             raise ValueError(f"x: must be longer than the burn-in of {burn_in} time steps; got {len(x)}; record longer")
         y = logits[:, burn_in:]
-        if self.network.task == "regression":
-            members = y.mean(1)
-            return Prediction(members.mean(0), members, members.std(0), None, None)
-        y = np.exp(y - y.max(-1, keepdims=True))
-        members = (y / y.sum(-1, keepdims=True)).mean(1)
-        mean = members.mean(0)
-        entropy = _entropy(mean)
-        disagreement = np.maximum(entropy - _entropy(members).mean(0), 0)
-        return Prediction(mean, members, members.std(0), entropy, disagreement)
+        if self.network.task == "classification":
+            y = np.exp(y - y.max(-1, keepdims=True))
+            y /= y.sum(-1, keepdims=True)
+        return Prediction.of(y.mean(1), self.network.task)
 
     def predict_features(self, x: np.ndarray) -> Prediction:
         """Predict from raw features (N, d), in the units of the training file, by the file's own encoding."""
-        x = np.asarray(x)
-        if len(x) <= POINTS:
-            return self.predict(encoding.spikes(self.network.encoding, x))
-        parts = [self.predict(encoding.spikes(self.network.encoding, x[i : i + POINTS], i)) for i in range(0, len(x), POINTS)]
-        axes = {"mean": 0, "members": 1, "std": 0, "entropy": 0, "mutual_information": 0}
-        joined = {name: [getattr(part, name) for part in parts] for name in axes}
-        return Prediction(**{name: None if v[0] is None else np.concatenate(v, axes[name]) for name, v in joined.items()})  # type: ignore[arg-type]
+        x, code = np.asarray(x), self.network.encoding
+        members = []
+        for i in range(0, max(1, len(x)), POINTS):
+            results = [self.predict(encoding.spikes(code, x[i : i + POINTS], e)) for e in range(code.get("encodings", 1))]
+            members.append(np.mean([result.members for result in results], 0, dtype=np.float32))
+        return Prediction.of(np.concatenate(members, 1), self.network.task)
 
     def _packed(self, x: np.ndarray) -> np.ndarray:
         """Words (1, T, B, H, W, words) of an input, checked."""

@@ -19,12 +19,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from bisnn.files import write_atomic
+from bisnn.packed import philox
+from bisnn.packed.philox import Purpose
 
 VERSION = 2
 READS = (1, VERSION)  # in the first format the last layer alone speaks
 KINDS = ("dense", "conv", "recurrent")
 MOST_NEURONS = 1 << 26  # of a layer: a header of a few bytes cannot ask for more memory than that
-GENERATOR = "philox-16"  # named in the file: how members are drawn from a posterior
+GENERATOR = "philox4x32-10"  # named in the file: how members are drawn from a posterior
 
 
 class BadFile(ValueError):
@@ -180,8 +182,8 @@ def parse(content: bytes, name: str, members: int | Literal["map"] | None = None
     """As `read`, from the bytes of a file of this name."""
     if members is not None and members != "map" and (isinstance(members, bool) or not isinstance(members, int) or members < 1):
         raise ValueError(f'members: must be a positive whole number or "map"; got {members!r}; leave it out for the usual')
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63):
-        raise ValueError(f"seed: must be a whole number >= 0; got {seed!r}; leave it out for the file's own")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < philox.SEEDS):
+        raise ValueError(f"seed: must be a whole number from 0 to 2^32 - 1; got {seed!r}; leave it out for the file's own")
     try:
         header = json.loads(_metadata(content))
         tensors = load(content)
@@ -347,19 +349,20 @@ def _plan(i: int, of: Any) -> Layer:
 
 
 def _seed(value: Any) -> int:
-    _require(isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63, f"the seed is {value!r:.50}")
+    _require(isinstance(value, int) and not isinstance(value, bool) and 0 <= value < philox.SEEDS, f"the seed is {value!r:.50}")
     return value
 
 
 def _encoding(about: Any, input_shape: tuple[int, ...]) -> dict[str, Any]:
-    """{}, or {"code", "steps", "neurons", "width", "low", "high"}: see `packed.encoding`."""
+    """{}, or {"code", "steps", "neurons", "width", "low", "high", "seed", "encodings"}: see `packed.encoding`."""
     _require(isinstance(about, dict), "its encoding is no table")
     if not about:
         return {}
-    known = {"code", "steps", "neurons", "width", "low", "high", "seed"}
+    known = {"code", "steps", "neurons", "width", "low", "high", "seed", "encodings"}
     _require(set(about) == known and about["code"] in ("population", "rate"), f"its encoding is {about!r:.100}")
     _whole(about["steps"], 1, "the number of time steps")
     _whole(about["neurons"], 2, "the number of neurons a feature")
+    _whole(about["encodings"], 1, "the number of encodings")
     _seed(about["seed"])
     for name in ("low", "high"):
         _require(isinstance(about[name], list) and 1 <= len(about[name]) <= MOST_NEURONS, f"the encoding's {name} is no list")
@@ -375,19 +378,13 @@ def _encoding(about: Any, input_shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def draw(posterior: np.ndarray, count: int, seed: int, layer: int) -> np.ndarray:
-    """`count` members (count, S) of weights that are +1 with probability posterior / 255, drawn by Philox from (seed, layer).
+    """`count` members (count, S) of weights that are +1 with probability posterior / 255: 0 and 255 are certain.
 
-    A 16-bit number r of the generator gives +1 where 255 r < 65536 posterior: 0 and 255 are certain, and no probability is off by
-    more than 2^-16. Each member has its own counter, so more members leave the first ones as they are.
+    By the numbers that draw the members of the network itself: see `philox`. More members leave the first ones as they are.
     """
-    S = posterior.size
-    limit = posterior.astype(np.uint32) * np.uint32(65536)
-    drawn = np.empty((count, S), bool)
-    for k in range(count):
-        raw = np.random.Philox(key=[seed, layer], counter=[0, 0, 0, k]).random_raw(-(-S // 4))
-        r = raw.astype("<u8").view("<u2")[:S].astype(np.uint32)
-        drawn[k] = r * np.uint32(255) < limit
-    return drawn
+    limits = (np.ceil(posterior * (2**24 / 255)) * 2.0**-24).astype(np.float32)
+    drawn = (philox.uniform([layer], posterior.size, seed, Purpose.MEMBERS, k)[0] < limits for k in range(count))
+    return np.stack(list(drawn))
 
 
 def _spread(values: np.ndarray, layer: Layer) -> np.ndarray:
