@@ -3,14 +3,16 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# Constraints as variables hold for what builds the package too, in pip 25.3 and later by the second name.
+INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
 .PHONY: demo test test-all lint bench bench-gpu setup clean
 
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) torch
+	$(INSTALL) -e '.[dev]'
 	touch $@
 
 # All three runs at once, also on two cores: no core waits while the last one trains.

@@ -6,9 +6,13 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import bisnn
 
@@ -76,3 +80,45 @@ def test_links_in_the_documents_lead_somewhere():
     for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def applies(requirement: Requirement, extras: set[str]) -> bool:
+    marker = requirement.marker
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in extras | {""})
+
+
+def installed_by(roots: list[Requirement]) -> set[str]:
+    """Names of all that these need here, but for what its user pins itself: the libraries that a CUDA build of torch brings."""
+    found: set[tuple[str, frozenset[str]]] = set()
+    left = list(roots)
+    while left:
+        wanted = left.pop()
+        key = canonicalize_name(wanted.name), frozenset(wanted.extras)
+        if key in found or str(wanted.specifier).startswith("=="):
+            continue
+        found.add(key)
+        needs = map(Requirement, metadata.requires(wanted.name) or [])
+        left += [need for need in needs if applies(need, wanted.extras)]
+    return {name for name, _ in found}
+
+
+def test_constraints_pin_all_that_the_dev_extra_installs_and_what_builds_it():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    dev = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["dev"]]
+    needed = installed_by([Requirement(text) for text in dev])
+    assert len(needed) > 40
+    build = {canonicalize_name(Requirement(text).name) for text in project["build-system"]["requires"]}
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = [Requirement(line) for line in lines]
+    assert all(re.fullmatch(r"==[\w.]+", str(pin.specifier)) for pin in pins)
+    assert not (needed | build) - {canonicalize_name(pin.name) for pin in pins}
+
+
+def test_make_holds_the_build_to_the_constraints():
+    """pip's option -c is of what is installed alone; what builds it is resolved apart, by what the environment says."""
+    shown = subprocess.check_output(["make", "--dry-run", "--always-make", "setup"], cwd=ROOT, text=True)
+    installs = [line for line in shown.splitlines() if "pip install" in line]
+    assert len(installs) == 2
+    for line in installs:
+        for name in ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"):  # before pip 25.3, and since
+            assert re.search(rf"\b{name}=constraints\.txt ", line)
