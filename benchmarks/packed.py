@@ -187,7 +187,7 @@ def c_code(quick: bool) -> dict[str, Case]:
 def compiled(folder: Path, build: str, flags: list[str], steps: int) -> Path:
     """The timing program, after the test that comes with the code has passed with the same options."""
     note(f"c: compiling {build}")
-    gcc = ["gcc", "-std=c99", "-ffp-contract=off", *flags, f"-DSTEPS={steps}", "-DRUNS=5", "-w", "model.c"]
+    gcc = ["gcc", "-std=c99", *flags, f"-DSTEPS={steps}", "-DRUNS=5", "-w", "model.c"]
     program = folder / build.replace(", ", "_").replace(" ", "_")
     subprocess.run([*gcc, "model_test.c", "-o", f"{program}_test"], cwd=folder, check=True)
     subprocess.run([f"{program}_test"], check=True, capture_output=True)

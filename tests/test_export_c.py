@@ -24,9 +24,15 @@ from conftest import seeded, spikes
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
 pytestmark = pytest.mark.skipif(not COMPILERS, reason="needs a C compiler: gcc or clang")
 
-STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-ffp-contract=off")
+STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic")
 SANITIZED = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 FLAGS = (("-O0",), ("-O2",), ("-O3",), SANITIZED)
+
+
+def features() -> list[str]:
+    """Of the CPU, where Linux says."""
+    path = Path("/proc/cpuinfo")
+    return path.read_text().split() if path.exists() else []
 
 
 def build(
@@ -99,19 +105,65 @@ def test_the_recordings_make_the_layers_fire(kind):
         assert 0.01 < s.mean() < 0.99
 
 
-def test_fused_operations_stay_off_without_a_flag(tmp_path):
-    exported(networks.build("deep", dtype=torch.float32), 3, tmp_path, readouts=2)  # logits + scale x could be one operation
+FUSED = r"\bv?fn?m(add|sub|la)\w*\b"
+FUSING = ("-std=gnu99", "-O3", "-mfma", "-ffp-contract=fast")
+needs_fma = pytest.mark.skipif("fma" not in features(), reason="needs a CPU with fused operations")
+
+
+@needs_fma
+@pytest.mark.parametrize("readouts", [1, 2])  # logits + scale x could be one operation
+def test_products_are_never_fused(readouts, tmp_path):
+    exported(networks.build("deep", dtype=torch.float32), 3, tmp_path, readouts=readouts)
     for compiler in COMPILERS:
-        build(tmp_path, "-std=gnu99", "-O3", "-march=native", "-Wall", "-Wextra", "-Werror", compiler=compiler)
+        build(tmp_path, *FUSING, "-Wall", "-Wextra", "-Werror", compiler=compiler)
         assert outcome(tmp_path)[0] == 0
-        build(tmp_path, "-std=gnu99", "-O3", "-march=native", "-S", compiler=compiler, sources="model.c")
-        assert not re.search(r"\bv?fn?m(add|sub|la)\w*\b", (tmp_path / "program").read_text())
+        build(tmp_path, *FUSING, "-S", compiler=compiler, sources="model.c")
+        assert not re.search(FUSED, (tmp_path / "program").read_text())
 
 
-def test_fast_math_is_refused(tmp_path):
-    exported(networks.build("dense", dtype=torch.float32), 1, tmp_path)
-    with pytest.raises(AssertionError, match="exact only without -ffast-math"):
-        build(tmp_path, "-std=c99", "-ffast-math")
+@needs_fma
+@pytest.mark.parametrize("kind", ["deep", "pooled", "masked"])
+def test_a_fused_product_fails_the_golden_test(kind, tmp_path):
+    """Without the barrier the same options fuse, and the golden test says so, whatever the network and its recording."""
+    exported(networks.build(kind, dtype=torch.float32), 1, tmp_path, steps=1)
+    path = tmp_path / "model.c"
+    text = path.read_text()
+    assert "bits ^= zero;" in text
+    path.write_text(text.replace("bits ^= zero;", "(void)zero;"))
+    for compiler in COMPILERS:
+        build(tmp_path, *FUSING, compiler=compiler)
+        code, said = outcome(tmp_path)
+        assert code == 1
+        assert said == "different: layer 0 at its threshold, state 0: a product was not rounded\n"
+        build(tmp_path, "-std=c99", "-O3", "-ffp-contract=off", compiler=compiler)
+        assert outcome(tmp_path)[0] == 0
+
+
+REFUSED = {
+    "-ffast-math": "exact only without -ffast-math",
+    "-Ofast": "exact only without -ffast-math",
+    "-ffinite-math-only": "exact only without -ffinite-math-only",
+    "-D__ASSOCIATIVE_MATH__": "exact only without -ffast-math",  # GCC's -fassociative-math with what it needs
+    "-U__FLT_EVAL_METHOD__ -D__FLT_EVAL_METHOD__=1": "options that make FLT_EVAL_METHOD 0",
+    "-U__FLT_EVAL_METHOD__ -D__FLT_EVAL_METHOD__=1 -D__s390__": "GCC for s390 needs -std=gnu99 or -fexcess-precision=fast",
+    "-U__FLT_EVAL_METHOD__ -D__FLT_EVAL_METHOD__=2 -D__i386__": "-msse2 -mfpmath=sse",
+}
+
+
+@pytest.mark.parametrize("flags", REFUSED)
+def test_other_arithmetic_is_refused(flags, tmp_path):
+    exported(networks.build("dense", dtype=torch.float32), 1, tmp_path, steps=1)
+    with pytest.raises(AssertionError, match=REFUSED[flags]):
+        build(tmp_path, "-std=c99", *flags.split(), "-c", sources="model.c", compiler="gcc" if "gcc" in COMPILERS else "clang")
+
+
+@pytest.mark.skipif(not shutil.which("s390x-linux-gnu-gcc"), reason="needs a cross compiler")
+def test_what_is_advised_on_s390_helps(tmp_path):
+    exported(networks.build("dense", dtype=torch.float32), 1, tmp_path, steps=1)
+    with pytest.raises(AssertionError, match="-std=gnu99 or -fexcess-precision=fast"):
+        build(tmp_path, "-std=c99", "-c", sources="model.c", compiler="s390x-linux-gnu-gcc")
+    for flags in ("-std=gnu99", "-std=c99 -fexcess-precision=fast"):
+        build(tmp_path, *flags.split(), "-c", sources="model.c", compiler="s390x-linux-gnu-gcc")
 
 
 @pytest.mark.parametrize("what", ["spikes of layer 0", "spikes of layer 1", "logits"])
@@ -174,7 +226,7 @@ def test_traces_end_at_zero(tmp_path):
             for (t = 0; t < 300; t++) model_step(&state, none, 0);
             return before ? moved() : 2;
         }""")
-    build(tmp_path, "-std=c99", "-O2", "-ffp-contract=off", sources="model.c silence.c")
+    build(tmp_path, "-std=c99", "-O2", sources="model.c silence.c")
     assert outcome(tmp_path)[0] == 0
 
 

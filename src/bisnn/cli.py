@@ -383,7 +383,7 @@ def export(
         console.print(f'run it without PyTorch: bisnn.packed.load("{where}").{done["call"]}')
     elif to is Target.c:
         console.print(f"C99 in {where}: {done['flash']:,} bytes of tables (flash), {done['ram']:,} of state (RAM)")
-        build = "cc -O2 -ffp-contract=off model.c model_test.c -o model_test && ./model_test"
+        build = "cc -O2 model.c model_test.c -o model_test && ./model_test"
         console.print(f"check it: cd {shlex.quote(str(where))} && {build}")
     else:
         console.print(f"NIR graph ({done['profile']}): {done['bytes']:,} bytes in {where}")

@@ -48,13 +48,12 @@ def write(network: file.Network, folder: str | Path, x: np.ndarray, *, name: str
         )
     x = x.astype(np.uint8)
     source = _Source(network, name)
-    spikes, logits = golden(network, x)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
         f"{name}.c": source.code(),
         f"{name}.h": source.header(),
-        f"{name}_golden.h": _golden(name, x, spikes, logits),
+        f"{name}_golden.h": _golden(network, name, x),
         f"{name}_test.c": _test(network, name, len(x)),
     }
     for file_name, text in texts.items():
@@ -284,14 +283,37 @@ def _described(layer: file.Layer) -> str:
 # The test
 
 
-def _golden(name: str, x: np.ndarray, spikes: tuple[np.ndarray, ...], logits: np.ndarray | None) -> str:
-    """Inputs [T][words], spikes of each layer [T][member][words], logits [T][member][outputs]."""
+def _edges(layer: file.Layer, most: int = 8) -> np.ndarray:
+    """States of the first neuron that leaves the layer at which a fused product would decide otherwise: rows of P, R, spike.
+
+    With Q = 0 the potential is kappa P - R: R puts the rounded product at the threshold, and what rounding took off decides.
+    There are none where kappa is a power of two: no product is rounded then.
+    """
+    kappa = layer.kappa[_first(layer) if len(layer.kappa) > 1 else 0]
+    theta = layer.constants[3]
+    P = (theta / kappa * np.linspace(16, 64, 1000)).astype(np.float32)
+    R = kappa * P - theta
+    fires = kappa * P - R > theta
+    fused = (kappa.astype(np.float64) * P.astype(np.float64) - R).astype(np.float32) > theta  # the product is exact
+    return np.stack([P, R, fires], 1)[fires != fused][:most].astype(np.float32)
+
+
+def _first(layer: file.Layer) -> int:
+    """The neuron whose spikes leave the layer as bit 0."""
+    return layer.outputs[0] if layer.outputs else 0
+
+
+def _golden(network: file.Network, name: str, x: np.ndarray) -> str:
+    """Inputs [T][words], spikes of each layer [T][member][words], logits [T][member][outputs], edges [n][P, R, spike]."""
+    spikes, logits = golden(network, x)
     tables = [_table("golden_x", file.words(x.reshape(len(x), -1)[:, _order(x.shape[1:])]))]
     for i, s in enumerate(spikes):  # (K, T, ...)
         bits = s.reshape(*s.shape[:2], -1)[..., _order(s.shape[2:])]
         tables.append(_table(f"golden_s{i}", file.words(bits).swapaxes(0, 1)))
     if logits is not None:
         tables.append(_table("golden_logits", logits.swapaxes(0, 1)))
+    edges = enumerate(map(_edges, network.layers))
+    tables += [_table(f"golden_edges{i}", values) for i, values in edges if len(values)]
     return f"/* What {name} is to give. */\n#include <stdint.h>\n" + "\n".join(tables)
 
 
@@ -305,4 +327,23 @@ def _test(network: file.Network, name: str, steps: int) -> str:
         size = f"{upper}_MEMBERS * {upper}_{per_member}"
         checks.append(f'            bad = bad || differ({got}, {wanted} + t * {size}, {size}, t, run, "{what}");')
     unused = f"~UINT32_C(0) << {upper}_INPUTS % 32" if math.prod(network.input_shape) % 32 else "0"
-    return _filled("model_test.c.in", name=name, NAME=upper, steps=steps, checks="\n".join(checks), unused=unused)
+    edges = [_edge_test(i, layer, name) for i, layer in enumerate(network.layers) if len(_edges(layer))]
+    parts = {"checks": "\n".join(checks), "edges": "\n".join(edges), "unused": unused}
+    return _filled("model_test.c.in", name=name, NAME=upper, steps=steps, **parts)
+
+
+def _edge_test(i: int, layer: file.Layer, name: str) -> str:
+    edges, at = f"golden_edges{i}", f"[0][{_first(layer)}]"
+    lines = [
+        f"for (t = 0; t < {len(_edges(layer))} && !bad; t++) {{",
+        f"    {name}_reset(&state);",
+        f"    state.P{i}{at} = {edges}[3 * t];",
+        f"    state.R{i}{at} = {edges}[3 * t + 1];",
+        f"    {name}_step(&state, golden_x, NULL);",
+        f"    if ((state.s{i}[0][0] & 1) != (uint32_t){edges}[3 * t + 2]) {{",
+        f'        printf("different: layer {i} at its threshold, state %lu: a product was not rounded\\n", (unsigned long)t);',
+        "        bad = 1;",
+        "    }",
+        "}",
+    ]
+    return "\n".join(_indented(lines))
