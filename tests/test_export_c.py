@@ -36,9 +36,14 @@ def features() -> list[str]:
 
 
 def build(
-    folder: Path, *flags: str, compiler: str = COMPILERS[0] if COMPILERS else "", sources: str = "model.c model_test.c"
+    folder: Path,
+    *flags: str,
+    compiler: str = COMPILERS[0] if COMPILERS else "",
+    sources: str = "model.c model_test.c",
+    last: tuple[str, ...] = (),
 ) -> None:
-    done = subprocess.run([compiler, *flags, *sources.split(), "-o", "program"], cwd=folder, capture_output=True, text=True)
+    command = [compiler, *flags, *sources.split(), "-o", "program", *last]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
 
@@ -288,19 +293,19 @@ def test_any_network_is_exact(tmp_path_factory, about, count, density):
 def test_a_name_goes_into_everything(tmp_path):
     net = networks.build("masked", dtype=torch.float32)
     network, x = describe(net), np.ones((5, 6), np.uint8)
-    c.write(network, tmp_path / "new" / "folder", x, name="reflex_2")
-    c.write(network, tmp_path / "new" / "folder", x, name="Other")
+    c.write(network, tmp_path / "new" / "folder", x, prefix="reflex_2")
+    c.write(network, tmp_path / "new" / "folder", x, prefix="Other")
     names = {path.name for path in (tmp_path / "new" / "folder").iterdir()}
     assert names == {name + end for name in ("reflex_2", "Other") for end in (".c", ".h", "_golden.h", "_test.c")}
     build(tmp_path / "new" / "folder", *STRICT, sources="reflex_2.c Other.c reflex_2_test.c")  # both in one program
     assert outcome(tmp_path / "new" / "folder")[0] == 0
 
 
-@pytest.mark.parametrize("name", ["", "2nd", "a-b", "a b", "_x", "größe", "string", "a\n", "../a"])
+@pytest.mark.parametrize("name", ["", "2nd", "a-b", "a b", "_x", "größe", "string", "Math", "a\n", "../a"])
 def test_bad_names(name, tmp_path):
     network = describe(networks.build("dense", dtype=torch.float32))
-    with pytest.raises(ValueError, match=r"name: must be a C identifier.*; got .*; use"):
-        c.write(network, tmp_path, np.zeros((3, 6), np.uint8), name=name)
+    with pytest.raises(ValueError, match=r"prefix: must be a C identifier.*; got .*; use"):
+        c.write(network, tmp_path, np.zeros((3, 6), np.uint8), prefix=name)
     assert not list(tmp_path.iterdir())
 
 

@@ -370,11 +370,15 @@ def export(
     profile: Annotated[
         Profile, typer.Option(help="Of nir. cubalif: for importers that know nothing else; not exact.")
     ] = Profile.exact,
+    prefix: Annotated[
+        str | None, typer.Option(help="Of c: of all names and files, so that a program can hold several models. Default: model.")
+    ] = None,
 ) -> None:
     """Ship a run's model as what it is: bits. What leaves runs without PyTorch and gives the same spikes."""
     from bisnn import exporting
 
-    done = exporting.export(run, to.value, out, predictor=as_ and as_.value, members=members, profile=profile.value)
+    predictor = as_ and as_.value
+    done = exporting.export(run, to.value, out, predictor=predictor, members=members, profile=profile.value, prefix=prefix)
     _say_if_unfinished(run)
     console, where = _console(), done["path"]
     if to is Target.packed:
@@ -383,7 +387,8 @@ def export(
         console.print(f'run it without PyTorch: bisnn.packed.load("{where}").{done["call"]}')
     elif to is Target.c:
         console.print(f"C99 in {where}: {done['flash']:,} bytes of tables (flash), {done['ram']:,} of state (RAM)")
-        build = "cc -O2 model.c model_test.c -o model_test && ./model_test"
+        name = done["prefix"]
+        build = f"cc -O2 {name}.c {name}_test.c -o {name}_test && ./{name}_test"
         console.print(f"check it: cd {shlex.quote(str(where))} && {build}")
     else:
         console.print(f"NIR graph ({done['profile']}): {done['bytes']:,} bytes in {where}")

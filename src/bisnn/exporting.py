@@ -19,7 +19,7 @@ from bisnn.checks import choice, positive_int
 from bisnn.config import Events
 from bisnn.data.dataset import spikes
 from bisnn.files import file_digest
-from bisnn.packed import file, philox
+from bisnn.packed import c, file, philox
 from bisnn.packed.philox import Purpose
 from bisnn.packing import describe
 
@@ -38,6 +38,7 @@ def export(
     predictor: str | None = None,
     members: int | None = None,
     profile: str = "exact",
+    prefix: str | None = None,
 ) -> dict[str, Any]:
     """Ship a run's model.
 
@@ -50,6 +51,7 @@ def export(
             model's usual one: members where there is a posterior (but the map for "nir", a graph of one network), else the map.
         members: how many; by default as many as the config says.
         profile: of "nir": "exact", or "cubalif" for importers that know no more.
+        prefix: of "c": of all names, so that a program can hold several models; by default "model".
 
     Returns:
         what was written: "path", "bytes" and more, by target.
@@ -61,6 +63,10 @@ def export(
     choice("profile", profile, PROFILES)
     if profile != "exact" and to != "nir":
         raise ValueError(f"profile: is of --to nir; got {profile!r} with {to!r}; leave it out")
+    if prefix is not None:
+        if to != "c":
+            raise ValueError(f"prefix: is of --to c; got {prefix!r} with {to!r}; leave it out")
+        c.check_prefix(prefix)
     trained = model.load(run)
     if to == "nir" and (predictor == "members" or members is not None):
         raise ValueError("predictor: a NIR graph is of one network; got members; use 'map'")
@@ -81,10 +87,8 @@ def export(
         )
     recordings = _recordings(trained)
     if to == "c":
-        from bisnn.packed import c
-
-        path = Path(out or folder / "c")
-        return {"path": path, "members": packed.count, **c.write(packed, path, recordings[:, 0])}
+        path, prefix = Path(out or folder / "c"), prefix or "model"
+        return {"path": path, "members": packed.count, "prefix": prefix, **c.write(packed, path, recordings[:, 0], prefix=prefix)}
     from bisnn.packed import nir_graph
 
     path = Path(out or folder / "model.nir")

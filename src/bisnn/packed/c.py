@@ -4,42 +4,47 @@ All bits lie in one order, whatever the layer: bit n of a vector is bit n % 32 o
 n = (y W + x) C + c. What a kernel sees of a row is then one run of bits. Tables of weights are [member][block of 32 neurons]
 [word][neuron], so that compilers vectorise over the neurons of a block and read it from front to back.
 
-Only numpy is needed, and the engine for the golden vectors. What is the same in every network is in the templates `model*.in`.
+Only numpy is needed, and the engine for the golden vectors. What is the same in every network is in the templates `*.in`.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import numpy as np
 
 from bisnn.files import write_atomic
-from bisnn.packed import FLUSH, file
+from bisnn.packed import FLUSH, encoding, file, philox
+from bisnn.packed.philox import Purpose
 
-TAKEN = ("float", "stddef", "stdint", "stdio", "string")  # a header of such a name would hide the compiler's
+# Names of the standard's headers: another of that name would hide the compiler's.
+TAKEN = (
+    *("assert", "complex", "ctype", "errno", "fenv", "float", "inttypes", "iso646", "limits", "locale", "math", "setjmp"),
+    *("signal", "stdarg", "stdbool", "stddef", "stdint", "stdio", "stdlib", "string", "tgmath", "time", "wchar", "wctype"),
+)
+GOLDEN_BITS = 600  # of each point that the encoder is tried on, or more
 
 
-def write(network: file.Network, folder: str | Path, x: np.ndarray, *, name: str = "model") -> dict[str, int]:
-    """Write NAME.h and NAME.c, and NAME_golden.h and NAME_test.c: a program that runs the recording and compares every bit.
+def write(network: file.Network, folder: str | Path, x: np.ndarray, *, prefix: str = "model") -> dict[str, int]:
+    """Write PREFIX.h and PREFIX.c, and PREFIX_golden.h and PREFIX_test.c: a program that compares every bit with the engine's.
 
     Args:
         network: the readouts that speak give the logits; others are left out.
         folder: made if it is not there.
         x: a recording for the test, 0 and 1, (T, *input_shape).
-        name: of the files, and in front of all that the header declares.
+        prefix: of the files' names and of all that the header declares, so that one program can hold several networks.
 
     Returns:
         "flash", bytes of constant tables, and "ram", bytes of the state; code and stack, which the compiler decides, come on top.
     """
-    if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or name in TAKEN:
-        raise ValueError(
-            f"name: must be a C identifier that starts with a letter, and no header of C; got {name!r}; use e.g. 'model'"
-        )
+    check_prefix(prefix)
     x = np.asarray(x)
     if x.shape[1:] != network.input_shape or len(x) == 0 or not np.isin(x, (0, 1)).all():
         raise ValueError(
@@ -47,18 +52,26 @@ def write(network: file.Network, folder: str | Path, x: np.ndarray, *, name: str
             "encode it first"
         )
     x = x.astype(np.uint8)
-    source = _Source(network, name)
+    source = _Source(network, prefix)
+    texts = {
+        f"{prefix}.c": source.code(),
+        f"{prefix}.h": source.header(),
+        f"{prefix}_golden.h": _golden(network, prefix, x),
+        f"{prefix}_test.c": _test(network, prefix, len(x)),
+    }
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {
-        f"{name}.c": source.code(),
-        f"{name}.h": source.header(),
-        f"{name}_golden.h": _golden(network, name, x),
-        f"{name}_test.c": _test(network, name, len(x)),
-    }
     for file_name, text in texts.items():
         write_atomic(folder / file_name, text.encode("ascii"))
     return source.sizes
+
+
+def check_prefix(prefix: str) -> None:
+    """See that all names made of it are C identifiers, and no file hides a header of C."""
+    if not re.fullmatch(r"[A-Za-z]\w*", prefix, re.ASCII) or prefix.lower() in TAKEN:
+        raise ValueError(
+            f"prefix: must be a C identifier that starts with a letter and names no header of C; got {prefix!r}; use e.g. 'model'"
+        )
 
 
 def golden(network: file.Network, x: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray | None]:
@@ -84,21 +97,39 @@ def _blocks(w: np.ndarray) -> np.ndarray:
     return np.concatenate([some.swapaxes(-1, -2).ravel() for one in words for some in np.split(one, range(32, len(one), 32))])
 
 
+def _double(value: float | np.floating) -> str:
+    """A float64 as an exact literal."""
+    return re.sub(r"\.?0*p", "p", float(value).hex())
+
+
 def _float(value: float | np.floating) -> str:
     """A float32 as an exact literal."""
-    return re.sub(r"\.?0*p", "p", float(np.float32(value)).hex()) + "f"
+    return _double(np.float32(value)) + "f"
 
 
-def _numbers(values: np.ndarray) -> str:
-    """The items of a table, as many a line as fit."""
-    texts = [_float(v) for v in values.ravel()] if values.dtype == np.float32 else [f"0x{v:x}" for v in values.ravel().tolist()]
-    per_line = 128 // (max(map(len, texts)) + 1)
-    return ",\n".join(",".join(texts[i : i + per_line]) for i in range(0, len(texts), per_line))
+_KINDS: dict[str, tuple[str, Callable[..., str]]] = {
+    "uint32": ("uint32_t", hex),
+    "float32": ("float", _float),
+    "float64": ("double", _double),
+}
 
 
 def _table(name: str, values: np.ndarray) -> str:
-    kind = "float" if values.dtype == np.float32 else "uint32_t"
-    return f"static const {kind} {name}[{values.size}] = {{\n{_numbers(values)}}};\n"
+    """A constant array, with as many items per line as fit."""
+    kind, text = _KINDS[values.dtype.name]
+    texts = [text(v) for v in values.ravel().tolist()]
+    per_line = 128 // (max(map(len, texts)) + 1)
+    lines = ",\n".join(",".join(texts[i : i + per_line]) for i in range(0, len(texts), per_line))
+    return f"static const {kind} {name}[{values.size}] = {{\n{lines}}};\n"
+
+
+def _string(text: str) -> str:
+    """A literal of its UTF-8, with octal numbers for what C might read otherwise: quotes, backslashes, trigraphs."""
+    return '"' + "".join(chr(b) if re.match(rb"[\w ]", bytes([b])) else f"\\{b:03o}" for b in _utf8(text)) + '"'
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
 
 
 def _indented(lines: list[str]) -> list[str]:
@@ -142,7 +173,8 @@ class _Source:
             kappa = [] if len(layer.kappa) > 1 else [f"const float kappa_{i} = {_float(layer.kappa[0])};"]
             self.functions.append(_function(head, [*kappa, *emitters[layer.kind](i, layer)]))
             self.sizes["ram"] += 4 * self.network.count * (3 * math.prod(_state_shape(layer)) + _n_words(layer.output_shape))
-        self.functions += self._interface()
+        self.functions += [*self._interface(), *self._encoder()]
+        self.tables += self._classes()
 
     def code(self) -> str:
         tables, functions = "\n".join(self.tables), "\n".join(self.functions)
@@ -150,30 +182,81 @@ class _Source:
 
     def header(self) -> str:
         name, network = self.name.upper(), self.network
-        constants = {
-            "MEMBERS": network.count,
-            "LAYERS": len(network.layers),
-            "INPUTS": math.prod(network.input_shape),
-            "INPUT_WORDS": _n_words(network.input_shape),
-            "OUTPUTS": network.outputs,
-            "FLASH_BYTES": self.sizes["flash"],
-            "RAM_BYTES": self.sizes["ram"],
-        }
+        constants = self._constants()
         state = []
         for i, layer in enumerate(network.layers):
             constants |= {f"SPIKES_{i}": math.prod(layer.output_shape), f"WORDS_{i}": _n_words(layer.output_shape)}
             size = f"[{name}_MEMBERS][{math.prod(_state_shape(layer))}]"
             state.append(f"    float P{i}{size}, Q{i}{size}, R{i}{size};\n    uint32_t s{i}[{name}_MEMBERS][{name}_WORDS_{i}];")
+        names = f"\nextern const char {self.name}_classes[{name}_CLASSES][{_width(network.classes)}];\n" if network.classes else ""
+        order = {"order": _feature_order(network)}
         return _filled(
             "model.h.in",
             name=self.name,
             NAME=name,
             about="\n".join(f" *   layer {i}: {_described(layer)}" for i, layer in enumerate(network.layers)),
             constants="\n".join(f"#define {name}_{key} {value}" for key, value in constants.items()),
+            classes=names,
             state="\n".join(state),
             speaking="the readouts of " + (", ".join(f"layer {i}" for i, *_ in network.speaking) or "none"),
+            encoder=_filled("encoder.h.in", name=self.name, NAME=name, **order) if network.encoding else "",
             **self.sizes,
         )
+
+    def _constants(self) -> dict[str, int | str]:
+        network, code = self.network, self.network.encoding
+        constants: dict[str, int | str] = {
+            "MEMBERS": network.count,
+            "LAYERS": len(network.layers),
+            "INPUTS": math.prod(network.input_shape),
+            "INPUT_WORDS": _n_words(network.input_shape),
+            "OUTPUTS": network.outputs,
+            "BURN_IN": f"{network.burn_in} /* first time steps that a prediction leaves out */",
+        }
+        if code:
+            constants |= {
+                "STEPS": f"{code['steps']} /* time steps of a point */",
+                "FEATURES": len(code["low"]),
+                "ENCODINGS": f"{code.get('encodings', 1)} /* of a point, over which a prediction is the mean */",
+            }
+        if network.classes:
+            constants["CLASSES"] = len(network.classes)
+        if network.task == "regression":
+            mean, scale = getattr(network, "target_mean", 0.0), getattr(network, "target_scale", 1.0)
+            constants["TARGET_MEAN"] = f"({float(mean)!r}) /* a prediction is the mean logit ... */"
+            constants["TARGET_SCALE"] = f"{float(scale)!r} /* ... times the scale, plus the mean */"
+        return constants | {"FLASH_BYTES": self.sizes["flash"], "RAM_BYTES": self.sizes["ram"]}
+
+    def _classes(self) -> list[str]:
+        """The classes' names, as one array: pointers would be more, and data to be relocated."""
+        names = self.network.classes
+        if not names:
+            return []
+        self.sizes["flash"] += len(names) * _width(names)
+        lines = ",\n".join(map(_string, names))
+        return [f"const char {self.name}_classes[{self.name.upper()}_CLASSES][{_width(names)}] = {{\n{lines}}};\n"]
+
+    def _encoder(self) -> list[str]:
+        """From features to the spikes of `packed.encoding.spikes`."""
+        code = self.network.encoding
+        if not code:
+            return []
+        low, high = np.array(code["low"]), np.array(code["high"])
+        self._add("low", low.astype(np.float64))
+        self._add("span", (high - low).astype(np.float64))
+        parts: dict[str, str | int] = {
+            "seed": f"UINT32_C({code['seed']})",
+            "points": int(Purpose.POINTS),
+            "encoding": int(Purpose.ENCODING),
+        }
+        parts |= {"curve": "", "rate": "between(0, x, 1)", "farthest": _double(encoding.FARTHEST)}
+        if code["code"] == "population":
+            self._add("cosine", np.array(encoding.COSINE))
+            parts["curve"] = _filled("tuning.c.in", terms=len(encoding.COSINE))
+            gaps = code["neurons"] - 1
+            distance = f"((double)x - (double)j / {gaps}) / {_double(code['width'] / gaps)}"
+            parts["rate"] = f"raised_cosine(between(-1, {distance}, 1))"
+        return [_filled("encoder.c.in", name=self.name, NAME=self.name.upper(), **parts)]
 
     def _add(self, name: str, values: np.ndarray) -> str:
         """A table of the source; its name."""
@@ -273,6 +356,20 @@ def _input(i: int) -> str:
     return "x" if i == 0 else f"state->s{i - 1}[k]"
 
 
+def _width(names: tuple[str, ...]) -> int:
+    """Bytes of the longest name and its end."""
+    return max(len(_utf8(name)) for name in names) + 1
+
+
+def _feature_order(network: file.Network) -> str:
+    """What a comment says of it."""
+    schema = getattr(network, "schema", None)
+    if schema is None:
+        return "in the order of its columns."
+    names = [re.sub(r"[^\w .,=()%-]", "_", name, flags=re.ASCII) for name in schema.features]
+    return "in this order:" + "".join(f"\n *   {name}" for name in names)
+
+
 def _described(layer: file.Layer) -> str:
     text = f"{layer.kind}, {' x '.join(map(str, layer.input_shape))} -> {' x '.join(map(str, layer.output_shape))}"
     if layer.kind == "conv":
@@ -314,7 +411,22 @@ def _golden(network: file.Network, name: str, x: np.ndarray) -> str:
         tables.append(_table("golden_logits", logits.swapaxes(0, 1)))
     edges = enumerate(map(_edges, network.layers))
     tables += [_table(f"golden_edges{i}", values) for i, values in edges if len(values)]
+    if network.encoding:
+        points, steps, bits = _encoded(network.encoding)
+        tables += [_table("golden_points", points), _table("golden_steps", steps), _table("golden_encoded", file.words(bits))]
     return f"/* What {name} is to give. */\n#include <stdint.h>\n" + "\n".join(tables)
+
+
+def _encoded(code: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Points (N, d), time steps (t,) and the spikes in these, uint8 (N, t, inputs), of draw i for point i."""
+    low, high = np.array(code["low"], float), np.array(code["high"], float)
+    span, d = high - low, len(low)
+    places = philox.uniform([1], 12 * d, code["seed"], Purpose.EXPORT).reshape(12, d).astype(np.float64) * 1.5 - 0.25
+    corners = [low, high, np.where(low == 0, -0.0, low), low - 1e9 * span]  # and what rounds to -0, and what is far out
+    points = np.concatenate([corners, low + span * places]).clip(-np.finfo(float).max, np.finfo(float).max)
+    bits = np.stack([encoding.spikes(code, point[None], draw)[:, 0] for draw, point in enumerate(points)])
+    steps = np.unique(np.linspace(0, len(bits[0]) - 1, -(-GOLDEN_BITS // bits.shape[-1]) + 1).astype(np.uint32))
+    return points, steps, bits[:, steps]
 
 
 def _test(network: file.Network, name: str, steps: int) -> str:
@@ -328,7 +440,10 @@ def _test(network: file.Network, name: str, steps: int) -> str:
         checks.append(f'            bad = bad || differ({got}, {wanted} + t * {size}, {size}, t, run, "{what}");')
     unused = f"~UINT32_C(0) << {upper}_INPUTS % 32" if math.prod(network.input_shape) % 32 else "0"
     edges = [_edge_test(i, layer, name) for i, layer in enumerate(network.layers) if len(_edges(layer))]
-    parts = {"checks": "\n".join(checks), "edges": "\n".join(edges), "unused": unused}
+    parts = {"checks": "\n".join(checks), "edges": "\n".join(edges), "unused": unused, "encoder": ""}
+    if network.encoding:
+        points, times, _ = _encoded(network.encoding)
+        parts["encoder"] = _filled("encoder_test.c.in", name=name, NAME=upper, points=len(points), times=len(times))
     return _filled("model_test.c.in", name=name, NAME=upper, steps=steps, **parts)
 
 
