@@ -18,7 +18,7 @@ from sklearn import dummy
 from sklearn import metrics as independent
 
 import bisnn
-from bisnn import charts, encode, evaluation, reporting, reproduction, training
+from bisnn import charts, evaluation, reporting, reproduction, training
 from bisnn.charts import canvas
 from bisnn.checkpoint import RunFolder, save_tree
 from bisnn.data.dataset import load_dataset
@@ -209,7 +209,7 @@ def test_plane_is_what_the_model_says_there(drawn, runs):
     side = evaluation.PLANE
     for name, members in {"MAP": None, "ensemble of 3": 3}.items():
         corners = torch.tensor([[x / (side - 1), y / (side - 1)] for y in range(side) for x in range(side)])
-        probs = trained.predict_points(corners, members, encode.GRID).mean
+        probs = trained.predict_points(corners, members).mean
         torch.testing.assert_close(plane["probs"][name].reshape(-1, 2), probs, atol=1e-5, rtol=0)
         _, figures = drawn(charts.PARTS["Predictions"], read(runs["moons"])[0])
         (ax,) = figures[f"The plane, {name}"].axes
