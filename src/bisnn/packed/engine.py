@@ -21,6 +21,7 @@ from llvmlite import ir
 from numba import types
 from numba.core.extending import intrinsic
 
+from bisnn.files import most_bytes
 from bisnn.packed import FLUSH, bits, encoding, file, threads
 from bisnn.packed.bits import kernel
 
@@ -28,7 +29,7 @@ _ZERO, _ONE, _FLUSH = np.float32(0), np.float32(1), np.float32(FLUSH)
 _U0 = np.uint32(0)
 GROUP = 8  # recordings of a dense layer that are worked on together: weights are then read once for all of them
 ROWS = 16  # of the input that are counted together, at least, by taking several time steps at once
-POINTS = 250  # encoded and predicted at a time
+POINTS = 250  # encoded and predicted at a time, at most
 TABLE = 1 << 26  # bytes of a layer's weights as int8 up to which they are kept, for sparse inputs
 _X, _W, _S = "uint32[:, :, :, :, :, ::1]", "uint32[:, :, ::1]", "float32[:, :, ::1]"  # spikes, weights, state
 
@@ -265,6 +266,9 @@ class Engine:
         self.network, self.threads = network, threads or _cores()
         self._layers = [_layer_of(layer, sparse) for layer in network.layers]
         self._neurons = [math.prod(layer.current_shape) for layer in network.layers]
+        outputs = [0 if layer.readout is None else len(layer.readout.V) for layer in network.layers]
+        each = file.cost(network.layers, outputs, network.count, network.encoding.get("steps", 1))[1]
+        self._points = max(1, min(POINTS, most_bytes() // (4 * each)))  # predicted at a time, whatever a file's time steps
         self._readouts = [
             None if layer.readout is None else _by_pixel(layer.readout.V, layer.output_shape) for layer in network.layers
         ]
@@ -316,10 +320,10 @@ class Engine:
 
     def predict_features(self, x: np.ndarray) -> Prediction:
         """Predict from raw features (N, d), in the units of the training file, by the file's own encoding."""
-        x, code = np.asarray(x), self.network.encoding
+        x, code, some = np.asarray(x), self.network.encoding, self._points
         members = []
-        for i in range(0, max(1, len(x)), POINTS):
-            results = [self.predict(encoding.spikes(code, x[i : i + POINTS], e)) for e in range(code.get("encodings", 1))]
+        for i in range(0, max(1, len(x)), some):
+            results = [self.predict(encoding.spikes(code, x[i : i + some], e)) for e in range(code.get("encodings", 1))]
             members.append(np.mean([result.members for result in results], 0, dtype=np.float32))
         return Prediction.of(np.concatenate(members, 1), self.network.task)
 
