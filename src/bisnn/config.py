@@ -18,7 +18,11 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from bisnn.files import read_text
+
 VERSION = 1  # of the file format
+DOTS = 100  # on a line: no setting has so many parts
+TOO_DEEP = "is nested too deeply; a config has sections, keys and plain values"
 PATHS = ("data.train", "data.test", "data.root")
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -370,15 +374,15 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
             raise ValueError(f"{path}: there is no such config file; {hint}")
         file = known[str(path)]
     try:
-        settings = tomllib.loads(file.read_text(encoding="utf-8"))
+        settings = _toml(read_text(file), str(file))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{file}: is not valid TOML: {error}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{file}: is not a text file in UTF-8; give a TOML config") from None
-    except IsADirectoryError:
-        raise ValueError(f"{file}: is a folder; give a TOML config") from None
     for override in overrides:
         key, equals, value = override.partition("=")
+        if key.count(".") > DOTS:
+            raise ValueError(f"--set {key:.40}...: {TOO_DEEP}")
         if not equals or not key.strip():
             raise ValueError(f"--set {override}: must read section.key=value, e.g. --set rule.lr=0.1")
         parsed = _value(value.strip())
@@ -401,8 +405,15 @@ def parse(settings: dict[str, Any], source: str) -> Config:
     try:
         return Config.model_validate(settings)
     except ValidationError as error:
-        lines = [_line(details, settings) for details in error.errors()]
-        raise ValueError("\n".join(f"{source}: {line}" for line in lines)) from None
+        raise ValueError("\n".join(f"{source}: {line}" for line in _lines(error, settings))) from None
+
+
+def _lines(error: ValidationError, settings: dict[str, Any]) -> list[str]:
+    """A line for each thing wrong."""
+    try:
+        return [_line(details, settings) for details in error.errors()]
+    except RecursionError:  # of a value, when it is shown
+        return [TOO_DEEP]
 
 
 def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
@@ -480,9 +491,21 @@ def _assign(settings: dict[str, Any], key: str, value: Any, source: str) -> None
 def _value(text: str) -> Any:
     """A TOML value; anything that is none is a string, so that quotes may be left out."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return _toml(f"value = {text}", "--set")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def _toml(text: str, source: str) -> dict[str, Any]:
+    """TOML, or a ValueError where it is nested deeper than the parser goes, or than it has memory for (keys of many parts)."""
+    if any(line.count(".") > DOTS for line in text.splitlines()):
+        raise ValueError(f"{source}: {TOO_DEEP}")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"{source}: {TOO_DEEP}") from None
+    except ValueError as error:  # also of whole numbers with too many digits
+        raise tomllib.TOMLDecodeError(str(error)) from None
 
 
 def _absolute(config: Config, folder: Path) -> Config:

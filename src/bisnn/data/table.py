@@ -1,27 +1,26 @@
 """One's own points from CSV, NPY and NPZ files. The files come from outside: every cell is checked, nothing in them is run.
 
-The csv module and numpy.load do the parsing; pandas would be a heavy dependency for it and would guess types.
+The csv module and numpy do the parsing; pandas would be a heavy dependency for it and would guess types.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
+from bisnn.data.arrays import read_arrays
+
 KINDS = (".csv", ".npy", ".npz")
 MISSING = ("", "na", "n/a", "null", "none", "-", "?")  # in a first row, these are missing numbers and no header
-_BROKEN = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, MemoryError)  # what damaged archives raise
 
 
 def read_features(path: str | Path, features: int) -> np.ndarray:
     """Points to predict, (N, features) float64: the columns of a CSV, the array of an NPY, the array `x` of an NPZ."""
     path = _existing(path)
-    x = _numbers(path, *_csv_rows(path)) if path.suffix.lower() == ".csv" else _floats(path, _arrays(path)["x"])
+    x = _numbers(path, *_csv_rows(path)) if path.suffix.lower() == ".csv" else _floats(path, read_arrays(path, ["x"])["x"])
     if x.shape[1] != features:
         hint = "; leave out the column of the class or target" if x.shape[1] == features + 1 else ""
         raise ValueError(f"{path}: the model takes {features} features a row; got {x.shape[1]}{hint}")
@@ -36,7 +35,7 @@ def read_labelled(path: str | Path) -> tuple[np.ndarray, list[str]]:
         if len(rows[0]) < 2:
             raise ValueError(f"{path}: needs at least one feature and, last, the class or target; got {len(rows[0])} column")
         return _numbers(path, [row[:-1] for row in rows], lines), [row[-1].strip() for row in rows]
-    arrays = _arrays(path)
+    arrays = read_arrays(path, ["x", "y"])
     x, y = _floats(path, arrays["x"]), arrays.get("y")
     if y is None:
         if path.suffix.lower() == ".npz":
@@ -85,6 +84,8 @@ def _existing(path: str | Path) -> Path:
         raise ValueError(f"{path}: is a folder; give a file")
     if not path.exists():
         raise ValueError(f"{path}: there is no such file; check the path")
+    if not path.is_file():
+        raise ValueError(f"{path}: is no regular file; give a file")  # a pipe might wait for ever
     return path
 
 
@@ -126,21 +127,6 @@ def _numbers(path: Path, rows: list[list[str]], lines: list[int] | None) -> np.n
                 where = f"line {lines[i]}, column {j + 1}" if lines else f"target of row {i + 1}"
                 raise ValueError(f"{path}: {where}: must be a finite number; got {cell!r}; replace it or drop the row")
     return np.array(rows, dtype=np.float64)
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        arrays = {"x": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
-    except (ValueError, EOFError, OSError, KeyError, *_BROKEN) as error:
-        if "pickle" in str(error).lower() or "object" in str(error).lower():
-            raise ValueError(
-                f"{path}: holds pickled Python objects, which could run code when read, or is no NumPy file; save plain numbers"
-            ) from None
-        raise ValueError(f"{path}: is damaged or no NumPy file ({error}); save it with numpy.save or numpy.savez") from None
-    if "x" not in arrays:
-        raise ValueError(f"{path}: needs an array named x, (N, features); got {', '.join(arrays) or 'none'}; numpy.savez(x=...)")
-    return arrays
 
 
 def _floats(path: Path, x: np.ndarray) -> np.ndarray:
