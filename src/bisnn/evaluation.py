@@ -12,7 +12,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from bisnn import kernels, metrics, weights
-from bisnn.checkpoint import RunFolder, load_tree, save_tree
+from bisnn.checkpoint import Damaged, RunFolder, load_tree, save_tree
 from bisnn.config import Events
 from bisnn.data.dataset import Dataset, Split, load_dataset, spikes
 from bisnn.data.recordings import Clips
@@ -73,7 +73,7 @@ def evaluate(folder: str | Path, *, show: bool = True, costs: Costs | None = Non
 def _seconds(run: RunFolder) -> float | None:
     """How long training took, where a checkpoint still knows it (the model does not: the same run gives the same file)."""
     try:
-        state, _ = run.load_state()
+        state, _ = run.load_state(lambda state: isinstance(state, dict) and type(state.get("seconds")) is float)
     except ValueError:
         return None
     return state["seconds"] if state else None
@@ -86,8 +86,10 @@ def load_evaluation(folder: str | Path) -> dict[str, Any]:
     if not run.evaluation_file.exists():
         raise ValueError(f"{folder}: has not been evaluated; do it with: bisnn evaluate {folder}")
     judged = load_tree(run.evaluation_file, "evaluation")
-    if judged.get("format") != FORMAT:
+    if isinstance(judged, dict) and judged.get("format") != FORMAT:
         raise ValueError(f"{folder}: was evaluated by another version of bisnn; do it again with: bisnn evaluate {folder}")
+    if not isinstance(judged, dict) or not judged.keys() >= {"model", "metrics"}:
+        raise Damaged(f"{run.evaluation_file}: is no evaluation; do it again with: bisnn evaluate {folder}")
     if not run.model_file.exists() or judged["model"] != file_digest(run.model_file):
         raise ValueError(f"{folder}: its model has changed since it was evaluated; do it again with: bisnn evaluate {folder}")
     return judged

@@ -21,6 +21,7 @@ from bisnn.data.dataset import Dataset, input_shape, rescaled, spikes, window
 from bisnn.data.events import Recording
 from bisnn.data.recordings import Clips, Loose
 from bisnn.display import note
+from bisnn.files import afford
 from bisnn.layers import Conv2d, Layer, Linear
 from bisnn.network import Network
 from bisnn.neuron import SRM
@@ -31,22 +32,34 @@ BATCH = 250  # points predicted at a time, at most
 VALUES, VALUES_ON_GPU = 1 << 25, 1 << 29  # of input and neurons, over all time steps, in a batch of predictions
 
 
-def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Network:
-    """The untrained network of a config, for inputs (T, B, *shape), on the CPU."""
-    layers: list[Layer] = []
-    of_input = shape
+def _planned(config: Config, shape: tuple[int, ...]) -> list[tuple[Layer, tuple[int, ...]]]:
+    """The layers of a config, still without weights, with the shapes that leave them; predictions by them are within the budget."""
+    layers: list[tuple[Layer, tuple[int, ...]]] = []
+    weights, values = 0, math.prod(shape)
     for conv in config.network.conv:
         settings = {"stride": conv.stride, "padding": conv.padding, "pool": conv.pool}
-        layers.append(Conv2d(shape[0], conv.channels, conv.kernel, **settings))  # type: ignore[arg-type]
+        layer = Conv2d(shape[0], conv.channels, conv.kernel, **settings)  # type: ignore[arg-type]
         try:
-            shape = layers[-1].shapes(shape)[1]
+            current, shape = layer.shapes(shape)
         except ValueError as error:
             raise ValueError(f"network.conv: {error}") from None
-    sizes = [math.prod(shape), *config.network.layers]
+        layers.append((layer, shape))
+        weights, values = weights + math.prod(layer.weight_shape()), values + math.prod(current)
+    for n, m in pairwise([math.prod(shape), *config.network.layers]):
+        layers.append((Linear(n, m), (m,)))
+        weights, values = weights + n * m, values + m
+    members = config.predict.samples if config.rule.name == "bayes" else 0
+    what = f"a prediction by {max(members, 1)} members over {config.steps} time steps"
+    afford("predict.samples, network and time steps", members * weights + 4 * config.steps * values, what)
+    return layers
+
+
+def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Network:
+    """The untrained network of a config, for inputs (T, B, *shape), on the CPU."""
+    layers = [layer for layer, _ in _planned(config, shape)]
     return Network(
         *layers,
-        *(Linear(n, m) for n, m in pairwise(sizes)),
-        input_shape=of_input,
+        input_shape=shape,
         readout=outputs,
         neuron=SRM(**config.neuron.model_dump()),
         weights="real" if config.rule.name == "full" else "binary",
@@ -207,19 +220,43 @@ def load(path: str | Path) -> Model:
     file = file_of(path)
     try:
         tree = load_tree(file, "model")
-        config = config_module.parse(tree["config"], str(file))
+        config = config_module.parse(tree["config"], "config")
         classes = tuple(tree["classes"])
         low, high = tree["scale"]["low"], tree["scale"]["high"]
+        _check(config, classes, low, high, tree)
         net = build_network(config, input_shape(config, len(low)), len(classes) or 1)
         net.load_state_dict(tree["net"])
         model = Model(net, config, classes, low, high, tree["epoch"], tree["data"])
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such run folder or model file; `bisnn train CONFIG` makes one") from None
-    except (KeyError, TypeError, RuntimeError) as error:
+    except Damaged:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise Damaged(f"{file}: is no model of this version of bisnn ({error})") from None
-    if not all(torch.isfinite(p).all() for p in net.parameters()):
+    if not all(torch.isfinite(p).all() for p in net.state_dict().values()):
         raise Damaged(f"{file}: holds weights that are not finite; train again")
     return model
+
+
+def _check(config: Config, classes: tuple[Any, ...], low: Any, high: Any, tree: dict[str, Any]) -> None:
+    """See that what a model file says fits together, before a network of its sizes is built."""
+    named = all(isinstance(name, str) and name.isprintable() for name in classes) and len(set(classes)) == len(classes)
+    if not named or bool(classes) != (config.task == "classification"):
+        raise ValueError("its classes are no names, or do not fit its task")
+    scaled = all(isinstance(x, Tensor) and x.dtype == torch.float64 and x.ndim == 1 and x.isfinite().all() for x in (low, high))
+    if not scaled or len(low) != len(high) or not bool((low < high).all()) or bool(len(low)) == isinstance(config.data, Events):
+        raise ValueError("its scale is none of features")
+    if type(tree["epoch"]) is not int or tree["epoch"] < 0 or not isinstance(tree["data"], str):
+        raise ValueError("its epoch or its fingerprint is none")
+    layers = _planned(config, input_shape(config, len(low)))
+    shapes = {f"layers.{i}.weight": layer.weight_shape() for i, (layer, _) in enumerate(layers)}
+    last = len(layers) - 1
+    for i, (_, leaving) in enumerate(layers):
+        if i == last or config.network.readout_after == "every":
+            shapes[f"readouts.{i}.V"] = (len(classes) or 1, math.prod(leaving))
+    for name, shape in shapes.items():
+        if tuple(tree["net"][name].shape) != shape or not tree["net"][name].is_floating_point():
+            raise ValueError(f"its {name} is {tuple(tree['net'][name].shape)}, and its config says {shape}")
 
 
 def weight_bits(net: Network) -> int:

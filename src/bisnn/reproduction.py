@@ -36,7 +36,7 @@ from bisnn.data.dataset import load_dataset
 from bisnn.data.toy import CLUSTERS, X_RANGE
 from bisnn.display import bars
 from bisnn.errors import Interrupted, Stopped
-from bisnn.files import write_atomic
+from bisnn.files import read_bytes, write_atomic
 from bisnn.prediction import Classification
 
 if TYPE_CHECKING:
@@ -176,8 +176,8 @@ def _earlier(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {"figures": {}}
     try:
-        results = json.loads(file.read_text())
-    except ValueError:
+        results = json.loads(read_bytes(file))
+    except (ValueError, RecursionError):
         results = None
     if not isinstance(results, dict) or not isinstance(results.get("figures"), dict):
         raise ValueError(f"{file}: is damaged; remove it or give another --out")

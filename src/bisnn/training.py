@@ -7,6 +7,7 @@ killed and resumed ends with the same bits as one that was not, at the same numb
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import functools
 import importlib.util
@@ -28,7 +29,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from bisnn import draws, kernels, metrics
-from bisnn.checkpoint import RunFolder
+from bisnn.checkpoint import RunFolder, alike
 from bisnn.config import Bayes, BopRule, Config, Events, Full, differences, parse
 from bisnn.data.dataset import input_shape, load_dataset, training_spikes
 from bisnn.display import RunDisplay
@@ -77,7 +78,7 @@ def _run(folder: RunFolder, fresh: Config | None, show: bool) -> Path:
         def begin() -> tuple[dict[str, Any] | None, list[str]]:
             if fresh is None:
                 stack.enter_context(folder.locked())
-                state, notes = folder.load_state()
+                state, notes = folder.load_state(training.fits)
                 if not folder.model_file.exists() or (state is not None and not state["finished"]):
                     folder.cut_metrics(state["rows"] if state else 0)
                 return state, notes
@@ -194,6 +195,16 @@ def build_rule(config: Config, net: torch.nn.Module, steps_per_epoch: int) -> Ru
     return STBiSNN(params, **options)
 
 
+def _state_after_a_step(rule: Rule | torch.optim.Optimizer) -> dict[str, Any]:
+    """What a copy of the rule has in its state after a step: the structure of every checkpoint of it."""
+    twin = copy.deepcopy(rule)
+    with twin.sampled() if isinstance(twin, Rule) else nullcontext():
+        for p in (p for group in twin.param_groups for p in group["params"]):
+            p.grad = torch.zeros_like(p)
+    twin.step()
+    return twin.state_dict()
+
+
 PROGRESS = ("step", "rows", "seconds", "sums", "before", "best", "since_best", "stopped_early")  # attributes of a Training
 
 
@@ -244,6 +255,20 @@ class Training:
         latents = [p.detach() for p in self.net.parameters()]
         about = {"config": self.config.to_toml(), "data": self.data.digest(), "processes": self.processes.count}
         return {**progress, **about, "finished": self.finished, "latents": latents, "rule": self.rule.state_dict()}
+
+    def fits(self, state: Any) -> bool:
+        """Whether this is a checkpoint as `state()` makes them, in all of its structure."""
+        mine = {**self.state(), "rule": _state_after_a_step(self.rule)}
+        best = state.get("best") if isinstance(state, dict) else None
+        if best is not None:
+            mine["best"] = {"loss": 0.0, "epoch": 0, "weights": mine["latents"]}
+        if not alike(mine, state) or min(state["step"], state["rows"], state["since_best"]) < 0:
+            return False
+        try:
+            parse(tomllib.loads(state["config"]), "config")
+        except (ValueError, RecursionError):
+            return False
+        return True
 
     def load(self, state: dict[str, Any], folder: RunFolder) -> None:
         """Go on from a checkpoint of the same config and the same data."""

@@ -395,7 +395,7 @@ def _encoding(about: Any, input_shape: tuple[int, ...]) -> dict[str, Any]:
     _require(set(about) == known and about["code"] in ("population", "rate"), f"its encoding is {about!r:.100}")
     _whole(about["steps"], 1, "the number of time steps")
     _whole(about["neurons"], 2, "the number of neurons a feature")
-    _whole(about["encodings"], 1, "the number of encodings")
+    _whole(about["encodings"], 1, "the number of encodings", MOST_MEMBERS)
     _seed(about["seed"])
     for name in ("low", "high"):
         _require(isinstance(about[name], list) and 1 <= len(about[name]) <= MOST_NEURONS, f"the encoding's {name} is no list")
