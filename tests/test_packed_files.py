@@ -225,7 +225,8 @@ def changed(name: str, **entries) -> bytes:
     return sealed(json.dumps({**about, **entries}), load_tensors(BASE[name]))
 
 
-ENCODING = {"code": "population", "steps": 2**26, "neurons": 3, "width": 1.0, "low": [0.0, 0.0], "high": [1.0, 2.0], "seed": 0}
+ENCODING = {"code": "population", "steps": 2**26, "neurons": 3, "width": 1.0, "low": [0.0, 0.0], "high": [1.0, 2.0]}
+ENCODING |= {"seed": 0, "encodings": 1}
 
 
 @pytest.mark.parametrize(
@@ -234,6 +235,7 @@ ENCODING = {"code": "population", "steps": 2**26, "neurons": 3, "width": 1.0, "l
         ("mixed, posterior", {"members": 10**6}, "the suggested number of members is 1000000"),
         ("mixed, posterior", {"members": 2**26}, "the suggested number of members is 67108864"),
         ("mixed", {"count": 2**26}, "the number of members is 67108864"),
+        ("encoding", {"encoding": {**ENCODING, "steps": 5, "encodings": 2**26}}, "the number of encodings is 67108864"),
         ("encoding", {"encoding": ENCODING}, "a network of 1 members would take .* bytes of memory; at most 1,073,741,824"),
     ],
 )
