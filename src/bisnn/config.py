@@ -53,13 +53,19 @@ class OneD(Section):
 
 
 class Table(Section):
-    """One's own points: a CSV, NPY or NPZ file of features and, in the last column (NPZ: `y`), the class or the target."""
+    """One's own points: a CSV, TSV, NPY or NPZ file (with `x`, `y` and perhaps `names`) of features and the class or target.
+
+    Columns of words are categories, blanks are filled in: see `packed.columns`.
+    """
 
     name: Literal["table"]
     train: str  # path, relative to the config file
     test: str | None = None  # path; without one, `test_share` of the rows
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     task: Literal["classification", "regression"] = "classification"
+    target: str | None = None  # column of the class or target, by name, or by number where there is no header; default: the last
+    drop: list[str] = []  # columns left out
+    categorical: list[str] = []  # columns of numbers that name categories
     rescale: bool = True  # each feature to [0, 1] by its range in the training rows
     validation: Share = 0.0
 

@@ -209,6 +209,7 @@ class Training:
     def __init__(self, config: Config, processes: Processes, show: bool = True):
         self.config, self.processes = config, processes
         self.data = load_dataset(config, show)
+        self.targets = self.data.standardised(self.data.train.y)
         points = len(self.data.train.x)
         if config.train.batch_size < processes.count:
             raise ValueError(f"train.batch_size: must be at least the {processes.count} processes; got {config.train.batch_size}")
@@ -270,7 +271,7 @@ class Training:
         if len(mine) == 0:
             mine = batch[:1]  # a last batch smaller than the number of processes: take part with weight 0
         x = training_spikes(config, data.x[mine], epoch, mine, self.processes.device)
-        y = to_device(data.y[mine], self.processes.device)
+        y = to_device(self.targets[mine], self.processes.device)
         seen = self._seen(epoch, mine)
         factor = 0.5 * (1 + math.cos(math.pi * self.step / (config.train.epochs * self.steps_per_epoch)))
         for group in self.rule.param_groups:
@@ -384,7 +385,9 @@ class Training:
     def _running(self) -> dict[str, Any]:
         """Means over the epoch so far."""
         points, loss, score, *rates = self.sums.tolist()
-        quality = {"accuracy": score / points} if self.config.task == "classification" else {"rmse": math.sqrt(score / points)}
+        quality = {"accuracy": score / points}
+        if self.config.task == "regression":
+            quality = {"rmse": self.data.target_scale * math.sqrt(score / points)}  # in the targets' units, as all but the loss
         return {"loss": loss / points, **quality, "rates": [rate / points for rate in rates]}
 
     def _end_epoch(self) -> dict[str, Any]:
@@ -409,7 +412,7 @@ class Training:
         if isinstance(result, Classification):
             return {"loss": metrics.nll(result.mean.cpu(), y), "accuracy": metrics.accuracy(result.mean.cpu(), y)}
         error = metrics.rmse(result.mean.cpu(), y)
-        return {"loss": error**2, "rmse": error}
+        return {"loss": (error / self.data.target_scale) ** 2, "rmse": error}
 
     def _compare(self, validation: dict[str, float]) -> None:
         if math.isfinite(validation["loss"]) and (self.best is None or validation["loss"] < self.best["loss"]):
