@@ -354,3 +354,32 @@ def test_a_constant_target(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert abs(float(model.load(folder).predict(np.array([[0.5]])).mean) - 7) < 3
+
+
+# No better than a guess
+
+
+def test_no_better_than_the_commonest_class(tmp_path, capsys):
+    rng = np.random.default_rng(8)
+    y = np.repeat(["b", "a"], [70, 50])
+    np.savez(tmp_path / "a.npz", x=rng.random((120, 2)), y=y)
+    data = {"name": "table", "train": str(tmp_path / "a.npz"), "test_share": 0.5}
+    folder = training.train(small("st", {"data": data}), tmp_path / "run", show=False)
+    verdict = evaluation.evaluate(folder, show=False)
+    assert verdict["baseline"]["majority class"]["accuracy"]["value"] == pytest.approx(35 / 60)
+    assert verdict["beaten_by"] == []
+    said = capsys.readouterr().err
+    assert "is no better, beyond chance, than always answering with the majority class (0.5833): train longer" in said
+
+
+def test_no_better_than_the_mean(priced, tmp_path, capsys):
+    verdict = json.loads((priced[0]["plain"] / "evaluation.json").read_text())
+    data = load_dataset(model.load(priced[0]["plain"]).config)
+    mean = float(data.train.y.mean())
+    baseline = verdict["baseline"]["training mean"]
+    assert baseline["rmse"]["value"] == pytest.approx(float((data.test.y - mean).square().mean().sqrt()))
+    assert "ensemble of 3" in verdict["beaten_by"]
+    np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).random((60, 2)), y=np.random.default_rng(1).normal(50, 3, 60))
+    noise = {"name": "table", "task": "regression", "train": str(tmp_path / "a.npz"), "test_share": 0.5}
+    evaluation.evaluate(training.train(small("st", {"data": noise}), tmp_path / "run", show=False), show=False)
+    assert "is no better, beyond chance, than always answering with the training mean (" in capsys.readouterr().err
