@@ -18,6 +18,8 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from bisnn import defaults
+
 VERSION = 1  # of the file format
 PATHS = ("data.train", "data.test", "data.root")
 
@@ -230,7 +232,7 @@ class Full(Section):
 
 
 class Train(Section):
-    epochs: Count
+    epochs: Annotated[int, Field(ge=0, le=10_000_000)] = 0  # 0: by the number of training points, recorded in the run's config
     batch_size: Count = 40  # over all processes
     samples: Count = 1  # realisations of the weights a step
     loss: Literal["logistic", "squared", "smooth_l1"] | None = None  # by default logistic for classes, squared for regression
@@ -277,7 +279,7 @@ class Config(Section):
     network: Architecture = Architecture()
     neuron: Neuron = Neuron()
     rule: Annotated[ST | Bayes | BopRule | Full, Field(discriminator="name")]
-    train: Train
+    train: Train = Train()
     predict: Predict = Predict()
 
     @property
@@ -300,9 +302,16 @@ class Config(Section):
     def loss(self) -> str:
         return self.train.loss or ("logistic" if self.task == "classification" else "squared")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _completed(cls, settings: Any) -> Any:
+        return defaults.completed(settings) if isinstance(settings, dict) else settings
+
     @model_validator(mode="after")
     def _together(self) -> Config:
         recordings = isinstance(self.data, Events)
+        if recordings and not self.train.epochs:
+            raise ValueError("train.epochs: is missing, and recordings have no default; add it")
         where = "data.steps" if recordings else "encode.steps"
         for name, burn_in in (("train.burn_in", self.train.burn_in), ("predict.burn_in", self.burn_in)):
             if burn_in >= self.steps:

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bisnn import draws, kernels, metrics
+from bisnn import defaults, draws, kernels, metrics
 from bisnn.checkpoint import RunFolder
 from bisnn.config import Bayes, BopRule, Config, Events, Full, differences, parse
 from bisnn.data.dataset import input_shape, load_dataset, training_spikes
@@ -73,6 +73,7 @@ def _run(folder: RunFolder, fresh: Config | None, show: bool) -> Path:
         stack.enter_context(_threads(config.train.threads))
         stack.enter_context(kernels.precision(config.train.precision))
         training = Training(config, processes, show)  # before anything is written: bad data leaves no folder behind
+        config = training.config
 
         def begin() -> tuple[dict[str, Any] | None, list[str]]:
             if fresh is None:
@@ -84,7 +85,7 @@ def _run(folder: RunFolder, fresh: Config | None, show: bool) -> Path:
             folder.check_new()
             folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(folder.locked())
-            folder.create(fresh)
+            folder.create(config)
             return None, []
 
         state, notes = processes.first(begin)
@@ -207,10 +208,13 @@ class Training:
     """A run in memory. `state()` is all that the next step depends on."""
 
     def __init__(self, config: Config, processes: Processes, show: bool = True):
-        self.config, self.processes = config, processes
+        self.processes = processes
         self.data = load_dataset(config, show)
         self.targets = self.data.standardised(self.data.train.y)
         points = len(self.data.train.x)
+        if not config.train.epochs:
+            config = config.updated(**{"train.epochs": defaults.epochs(points, config.train.batch_size)})
+        self.config = config
         if config.train.batch_size < processes.count:
             raise ValueError(f"train.batch_size: must be at least the {processes.count} processes; got {config.train.batch_size}")
         self.steps_per_epoch = math.ceil(points / config.train.batch_size)
@@ -335,6 +339,7 @@ class Training:
         first = self.processes.first  # only the first process writes; all learn of its errors
         tensorboard = _tensorboard(folder, self.epochs_done) if self.processes.rank == 0 else None
         began, saved, stop = time.monotonic() - self.seconds, time.monotonic(), False
+        row: dict[str, Any] = {}  # of the last epoch
         under_way: deque[Arriving] = deque()
 
         def read(ahead: int) -> None:
@@ -373,6 +378,8 @@ class Training:
         if tensorboard:
             tensorboard.close()
         first(lambda: self.trained_model().save(folder.model_file))
+        if self.finished and row and (guess := self._near_chance(row)):
+            display.say(f"{folder}: {guess}")
         if stop:
             where = "at its end" if self.finished else f"in epoch {self._epoch} of {self.config.train.epochs}"
             raise Interrupted(f"stopped {where} and saved; go on with: bisnn resume {folder}", caught[0] or signal.SIGTERM)
@@ -429,6 +436,21 @@ class Training:
             if advice is not None:
                 more = _more_spikes(self.config)
                 raise Stopped(advice.format(layer=layer, rate=rate, epoch=row["epoch"], folder=folder, more=more))
+
+    def _near_chance(self, row: dict[str, Any]) -> str:
+        """A line if the last epoch was hardly better than a guess that looks at no feature."""
+        y = self.data.train.y
+        if "accuracy" in row:
+            share = float(torch.bincount(y).max()) / len(y)
+            if row["accuracy"] > share + 2 * math.sqrt(share * (1 - share) / len(y)):
+                return ""
+            score = f"accuracy {row['accuracy']:.3f} on the training points, of which {share:.3f} are of the commonest class"
+        else:
+            deviation = float(y.double().std(correction=0))
+            if row.get("rmse", 0.0) < 0.95 * deviation:
+                return ""
+            score = f"RMSE {row['rmse']:.4g} on the training points, whose targets deviate by {deviation:.4g}"
+        return f"training ended near chance: {score}; try another rule.lr (or leave it out), more epochs, other features"
 
     def _model(self, epoch: int) -> Model:
         return Model.of(self.net, self.config, self.data, epoch)

@@ -196,9 +196,7 @@ def parse(content: bytes, name: str, members: int | Literal["map"] | None = None
     if not isinstance(header, dict) or header.get("kind") != "packed":
         raise BadFile(f"{name}: holds no packed network; `bisnn export RUN --to packed` makes such a file")
     if header.get("version") != VERSION:
-        raise BadFile(
-            f"{name}: was written in format {header.get('version')!r}, and this version reads 1 to {VERSION}; export it again"
-        )
+        raise BadFile(f"{name}: was written in format {header.get('version')!r}, and this version reads {VERSION}; export it again")
     body = header.get("network")
     if not isinstance(body, str) or header.get("digest") != _digest(body, tensors):
         raise BadFile(f"{name}: is damaged: its content does not match its digest; export it again")
