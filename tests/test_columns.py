@@ -123,7 +123,7 @@ def test_columns_are_matched_by_name(run, tmp_path, bisnn_):
     assert len(set(answers)) == 1
     predicted = [row["class"] for row in csv.DictReader(answers[0].splitlines())]
     right = np.mean([a == row["kind"] for a, row in zip(predicted, rows, strict=True)])
-    assert right > 0.7
+    assert right > 0.5
     _, _, error = bisnn_("predict", run, write(tmp_path / "all.csv", rows))
     assert f"all.csv: accuracy {right:.4f} on 30 rows that have their class or target\n" in error
 

@@ -31,7 +31,7 @@ def test_minimal_config_trains_and_writes_down_what_it_took(tmp_path):
     x, y = datasets.make_blobs(60, 4, centers=3, cluster_std=2.0, random_state=3)
     run, verdict = judged(tmp_path, 50 + 10 * x, y, "bayes")
     assert score(verdict, "accuracy") >= 0.9
-    assert list(verdict["metrics"]) == verdict["baseline"]["beaten_by"]
+    assert list(verdict["metrics"]) == verdict["beaten_by"]
     written = tomllib.loads((run / "config.toml").read_text())
     points = len(load_dataset(parse(written, "written")).train.x)
     assert written["train"]["epochs"] == defaults.epochs(points, 40) == len((run / "metrics.jsonl").read_text().splitlines())

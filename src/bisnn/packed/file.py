@@ -385,7 +385,7 @@ def _units(about: dict[str, Any], input_shape: tuple[int, ...]) -> dict[str, Any
     _require(schema is None or bool(encoding), "it describes a table, and no encoding of features")
     if schema is not None:
         schema = Schema.from_json(schema, len(encoding["low"]))
-    target = {"target_mean": about.get("target_mean"), "target_scale": about.get("target_scale")}
+    target: dict[str, Any] = {"target_mean": about.get("target_mean"), "target_scale": about.get("target_scale")}
     for name, value in target.items():
         finite = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         _require(finite and (name == "target_mean" or value > 0), f"its {name} is {value!r:.50}")
