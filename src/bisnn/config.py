@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from bisnn import defaults
 from bisnn.files import read_text
 
 VERSION = 1  # of the file format
@@ -57,13 +58,19 @@ class OneD(Section):
 
 
 class Table(Section):
-    """One's own points: a CSV, NPY or NPZ file of features and, in the last column (NPZ: `y`), the class or the target."""
+    """One's own points: a CSV, TSV, NPY or NPZ file (with `x`, `y` and perhaps `names`) of features and the class or target.
+
+    Columns of words are categories, blanks are filled in: see `packed.columns`.
+    """
 
     name: Literal["table"]
     train: str  # path, relative to the config file
     test: str | None = None  # path; without one, `test_share` of the rows
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     task: Literal["classification", "regression"] = "classification"
+    target: str | None = None  # column of the class or target, by name, or by number where there is no header; default: the last
+    drop: list[str] = []  # columns left out
+    categorical: list[str] = []  # columns of numbers that name categories
     rescale: bool = True  # each feature to [0, 1] by its range in the training rows
     validation: Share = 0.0
 
@@ -228,7 +235,7 @@ class Full(Section):
 
 
 class Train(Section):
-    epochs: Count
+    epochs: Annotated[int, Field(ge=0, le=10_000_000)] = 0  # 0: by the number of training points, recorded in the run's config
     batch_size: Count = 40  # over all processes
     samples: Count = 1  # realisations of the weights a step
     loss: Literal["logistic", "squared", "smooth_l1"] | None = None  # by default logistic for classes, squared for regression
@@ -275,7 +282,7 @@ class Config(Section):
     network: Architecture = Architecture()
     neuron: Neuron = Neuron()
     rule: Annotated[ST | Bayes | BopRule | Full, Field(discriminator="name")]
-    train: Train
+    train: Train = Train()
     predict: Predict = Predict()
 
     @property
@@ -298,9 +305,16 @@ class Config(Section):
     def loss(self) -> str:
         return self.train.loss or ("logistic" if self.task == "classification" else "squared")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _completed(cls, settings: Any) -> Any:
+        return defaults.completed(settings) if isinstance(settings, dict) else settings
+
     @model_validator(mode="after")
     def _together(self) -> Config:
         recordings = isinstance(self.data, Events)
+        if recordings and not self.train.epochs:
+            raise ValueError("train.epochs: is missing, and recordings have no default; add it")
         where = "data.steps" if recordings else "encode.steps"
         for name, burn_in in (("train.burn_in", self.train.burn_in), ("predict.burn_in", self.burn_in)):
             if burn_in >= self.steps:

@@ -16,7 +16,7 @@ from bisnn.checkpoint import Damaged, RunFolder, load_tree, save_tree
 from bisnn.config import Events
 from bisnn.data.dataset import Dataset, Split, load_dataset, spikes
 from bisnn.data.recordings import Clips
-from bisnn.display import bars
+from bisnn.display import bars, note
 from bisnn.energy import Costs, ledger
 from bisnn.files import file_digest, write_atomic
 from bisnn.model import Model, load, weight_bits
@@ -63,11 +63,32 @@ def evaluate(folder: str | Path, *, show: bool = True, costs: Costs | None = Non
         tree["energy"] = _energy(model, data.test[0], costs)
         tree["recordings"] = data.test.x.digest().hex() if isinstance(data.test.x, Clips) else ""
         tree |= {"seconds": _seconds(run), "epoch": model.epoch, "model": file_digest(run.model_file)}
+        tree["beaten_by"] = _beaten_by(tree)
         save_tree(run.evaluation_file, tree, "evaluation")
-        shown = ("task", "rule", "epoch", "points", "seconds", "metrics", "baseline", "memory", "energy")
+        shown = ("task", "rule", "epoch", "points", "seconds", "metrics", "baseline", "beaten_by", "memory", "energy")
         verdict = {name: tree[name] for name in shown}
         write_atomic(run.path / "evaluation.json", (json.dumps(verdict, indent=1) + "\n").encode())
+    _warn_of_guesses(folder, verdict)
     return verdict
+
+
+def _beaten_by(tree: dict[str, Any]) -> list[str]:
+    """The predictors whose whole 95 % interval of the accuracy, or RMSE, is better than the baseline."""
+    ((_, baseline),) = tree["baseline"].items()
+    if "rmse" in baseline:
+        return [name for name, row in tree["metrics"].items() if row["rmse"]["high"] < baseline["rmse"]["value"]]
+    return [name for name, row in tree["metrics"].items() if row["accuracy"]["low"] > baseline["accuracy"]["value"]]
+
+
+def _warn_of_guesses(folder: str | Path, verdict: dict[str, Any]) -> None:
+    ((label, baseline),) = verdict["baseline"].items()
+    metric = "rmse" if "rmse" in baseline else "accuracy"
+    for name, row in verdict["metrics"].items():
+        if name not in verdict["beaten_by"]:
+            note(
+                f"{folder}: {name} ({metric} {row[metric]['value']:.4g}) is no better, beyond chance, than always answering with "
+                f"the {label} ({baseline[metric]['value']:.4g}): train longer, or look at the data"
+            )
 
 
 def _seconds(run: RunFolder) -> float | None:

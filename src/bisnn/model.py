@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from bisnn import config as config_module
+from bisnn import metrics
 from bisnn.checkpoint import Damaged, RunFolder, load_tree, save_tree
 from bisnn.checks import positive_int
 from bisnn.config import Config, Digits, Events, Tonic
+from bisnn.data import table
 from bisnn.data.dataset import Dataset, input_shape, rescaled, spikes, window
 from bisnn.data.events import Recording
 from bisnn.data.recordings import Clips, Loose
@@ -25,6 +27,7 @@ from bisnn.files import afford
 from bisnn.layers import Conv2d, Layer, Linear
 from bisnn.network import Network
 from bisnn.neuron import SRM
+from bisnn.packed.columns import BadSchema, Schema, category, is_blank
 from bisnn.prediction import Classification, Regression, predict
 from bisnn.weights import draw_members
 
@@ -74,7 +77,7 @@ def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Netwo
 
 @dataclass(frozen=True)
 class Model:
-    """A trained network with all it takes to predict: encoding, scale of the features, names of the classes."""
+    """A trained network with all it takes to predict: encoding, scale of features and targets, names of columns and classes."""
 
     net: Network
     config: Config
@@ -83,10 +86,14 @@ class Model:
     high: Tensor
     epoch: int  # that the weights are from
     data: str  # fingerprint of the points it was trained on
+    schema: Schema | None = None  # of a table: from its columns to features
+    target_mean: float = 0.0  # a table's target is what the network says, times the scale, plus the mean
+    target_scale: float = 1.0
 
     @classmethod
     def of(cls, net: Network, config: Config, data: Dataset, epoch: int) -> Model:
-        return cls(net, config, data.classes, data.low, data.high, epoch, data.digest())
+        target = (data.target_mean, data.target_scale)
+        return cls(net, config, data.classes, data.low, data.high, epoch, data.digest(), data.schema, *target)
 
     @property
     def features(self) -> int:
@@ -106,15 +113,17 @@ class Model:
 
     def predict(
         self,
-        x: np.ndarray,
+        x: Any,
         samples: int | Literal["usual"] | None = "usual",
         over_time: str = "mean",
         advance: Callable[[int], Any] = lambda points: None,
     ) -> Classification | Regression:
-        """Predict from raw features (N, d), in the units of the training file.
+        """Predict from raw features, in the units of the training file; predictions are in those of its targets.
 
         Args:
-            x: one row a point.
+            x: an array (N, d), one row per point. For a model of a table, as `bisnn.packed.columns.Schema.encode` takes it: all
+                columns but the target, numbers or text, NaN where a cell is blank; or a mapping from their names to a value, or to
+                one per point. A line on stderr says what no training row was like.
             samples: "usual" for the config's ensemble (or the one set of weights, where there is no posterior), None for the MAP
                 weights, K for an ensemble of K.
             over_time: as in `bisnn.predict`.
@@ -124,6 +133,10 @@ class Model:
             raise ValueError(
                 f"x: this model was trained on {self.config.data.name} recordings and takes no features; use predict_recordings"
             )
+        if self.schema is not None:
+            x, notes = self.schema.encode(x)
+            for text in notes:
+                note(text)
         x = np.asarray(x, dtype=np.float64)
         if x.ndim != 2 or x.shape[1] != self.features or len(x) == 0 or not np.isfinite(x).all():
             raise ValueError(f"x: must be finite, (N, {self.features}) with N >= 1; got shape {x.shape}; one row a point")
@@ -194,12 +207,37 @@ class Model:
             results = [predict(self.net, s, members, **options) for s in coded]
             members_of.append(torch.stack([result.members for result in results]).mean(0))
             advance(len(index))
-        return type(results[0]).of(torch.cat(members_of, 1 if over_time == "mean" else 2))
+        joined = type(results[0]).of(torch.cat(members_of, 1 if over_time == "mean" else 2))
+        return self._in_units(joined) if isinstance(joined, Regression) else joined
+
+    def _in_units(self, result: Regression) -> Regression:
+        """Of the targets; in float64, as an offset may be large beside the deviations."""
+        if self.target_scale == 1 and self.target_mean == 0:
+            return result
+        mean, members = (self.target_mean + self.target_scale * part.double() for part in (result.mean, result.members))
+        return Regression(mean, members, self.target_scale * result.std.double())
+
+    def score(self, result: Classification | Regression, labels: Sequence[str]) -> str:
+        """Accuracy, or RMSE, on the rows whose class or target is given, as a line of text."""
+        rows = [i for i, label in enumerate(labels) if not is_blank(label)]
+        if not rows:
+            return "the column of the class or target is blank: no score"
+        given, mean = [labels[i] for i in rows], result.mean.cpu()[rows]
+        where = f"on {len(rows)} rows that have their class or target"
+        if isinstance(result, Regression):
+            y = torch.from_numpy(table.targets("labels", given))
+            return f"RMSE {metrics.rmse(mean, y):.4g} {where}"
+        names = [category(name) for name in self.classes]
+        right = [names[best] == category(label) for best, label in zip(mean.argmax(-1).tolist(), given, strict=True)]
+        unknown = sum(category(label) not in names for label in given)
+        more = f"; {unknown} of a class that the model does not know count as wrong" if unknown else ""
+        return f"accuracy {sum(right) / len(rows):.4f} {where}{more}"
 
     def save(self, path: Path) -> None:
         """One safetensors file: latents, constants, readouts; settings and scales in its header."""
         about: dict[str, Any] = {"config": self.config.model_dump(exclude_none=True), "classes": list(self.classes)}
-        about |= {"epoch": self.epoch, "data": self.data}
+        about |= {"epoch": self.epoch, "data": self.data, "schema": self.schema and self.schema.to_json()}
+        about["target"] = {"mean": self.target_mean, "scale": self.target_scale}
         scale = {"low": self.low, "high": self.high}
         save_tree(path, {**about, "scale": scale, "net": self.net.state_dict()}, "model")
 
@@ -226,7 +264,7 @@ def load(path: str | Path) -> Model:
         _check(config, classes, low, high, tree)
         net = build_network(config, input_shape(config, len(low)), len(classes) or 1)
         net.load_state_dict(tree["net"])
-        model = Model(net, config, classes, low, high, tree["epoch"], tree["data"])
+        model = Model(net, config, classes, low, high, tree["epoch"], tree["data"], **_units(tree, len(low)))
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such run folder or model file; `bisnn train CONFIG` makes one") from None
     except Damaged:
@@ -257,6 +295,15 @@ def _check(config: Config, classes: tuple[Any, ...], low: Any, high: Any, tree: 
     for name, shape in shapes.items():
         if tuple(tree["net"][name].shape) != shape or not tree["net"][name].is_floating_point():
             raise ValueError(f"its {name} is {tuple(tree['net'][name].shape)}, and its config says {shape}")
+
+
+def _units(tree: dict[str, Any], features: int) -> dict[str, Any]:
+    """What a model file says of its table, checked."""
+    schema = None if tree["schema"] is None else Schema.from_json(tree["schema"], features)
+    mean, scale = tree["target"]["mean"], tree["target"]["scale"]
+    if not (math.isfinite(mean) and math.isfinite(scale) and scale > 0):
+        raise BadSchema(f"its targets have the mean {mean} and the scale {scale}")
+    return {"schema": schema, "target_mean": mean, "target_scale": scale}
 
 
 def weight_bits(net: Network) -> int:

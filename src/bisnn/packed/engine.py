@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -305,7 +306,10 @@ class Engine:
         return functools.reduce(np.add, cast("list[np.ndarray]", readouts[-count:])) * np.float32(1 / count)
 
     def predict(self, x: np.ndarray) -> Prediction:
-        """Predict from whole recordings x, (T, B, *input_shape): the mean over time, after the burn-in, and over the members."""
+        """Predict from whole recordings x, (T, B, *input_shape): the mean over time, after the burn-in, and over the members.
+
+        Regression is in the units of the training targets.
+        """
         logits = self.run(x).logits
         if logits is None:
             raise ValueError("predict: needs a readout after the last layer; this network has none; use run(x, spikes=True)")
@@ -316,15 +320,27 @@ class Engine:
         if self.network.task == "classification":
             y = np.exp(y - y.max(-1, keepdims=True))
             y /= y.sum(-1, keepdims=True)
-        return Prediction.of(y.mean(1), self.network.task)
+        members = y.mean(1)
+        if self.network.target_mean or self.network.target_scale != 1:  # in float64: an offset may be large
+            members = self.network.target_mean + self.network.target_scale * members.astype(np.float64)
+        return Prediction.of(members, self.network.task)
 
-    def predict_features(self, x: np.ndarray) -> Prediction:
-        """Predict from raw features (N, d), in the units of the training file, by the file's own encoding."""
+    def predict_features(self, x: Any) -> Prediction:
+        """Predict from raw features, in the units of the training file, by the file's own encoding.
+
+        x is an array (N, d); for a model of a table, as `packed.columns.Schema.encode` takes it: its columns, numbers or text, NaN
+        where a cell is blank, or a mapping from their names to a value, or to one per point. Cells that no training row was like
+        raise a UserWarning.
+        """
+        if self.network.schema is not None:
+            x, notes = self.network.schema.encode(x)
+            for note in notes:
+                warnings.warn(note, stacklevel=2)
         x, code, some = np.asarray(x), self.network.encoding, self._points
         members = []
         for i in range(0, max(1, len(x)), some):
             results = [self.predict(encoding.spikes(code, x[i : i + some], e)) for e in range(code.get("encodings", 1))]
-            members.append(np.mean([result.members for result in results], 0, dtype=np.float32))
+            members.append(np.mean([result.members for result in results], 0))
         return Prediction.of(np.concatenate(members, 1), self.network.task)
 
     def _packed(self, x: np.ndarray) -> np.ndarray:

@@ -22,10 +22,10 @@ from safetensors.numpy import load, save
 
 from bisnn.files import afford, read_bytes, write_atomic
 from bisnn.packed import philox
+from bisnn.packed.columns import Schema
 from bisnn.packed.philox import Purpose
 
-VERSION = 2
-READS = (1, VERSION)  # in the first format the last layer alone speaks
+VERSION = 3
 KINDS = ("dense", "conv", "recurrent")
 MOST_NEURONS = 1 << 26  # of a layer, and the most of anything else that a header counts
 MOST_MEMBERS = 1 << 14  # that a file has or suggests: drawing each takes time
@@ -107,6 +107,9 @@ class Network:
     burn_in: int = 0  # first time steps that a prediction leaves out
     readouts: int = 1  # how many of the last layers speak: a prediction comes from the mean of their readouts
     encoding: dict[str, Any] = field(default_factory=dict)  # from features to spikes; empty where spikes come in
+    schema: Schema | None = None  # of a table: from its columns to features
+    target_mean: float = 0.0  # regression: a prediction is the mean of the logits, times the scale, plus the mean
+    target_scale: float = 1.0
     source: str = ""  # digest of the model file it was made from
     members: int = 0  # that the file suggests to draw from its posterior
     seed: int = 0  # for drawing them
@@ -155,8 +158,9 @@ def write(network: Network, path: str | Path) -> int:
             tensors[f"{i}.readout"] = _bits(layer.readout.V)
             tensors[f"{i}.scale"] = np.array([layer.readout.scale], np.float32)
         layers.append({name: value for name, value in about.items() if value is not None})
-    names = ("task", "classes", "burn_in", "readouts", "encoding", "source", "members", "seed")
+    names = ("task", "classes", "burn_in", "readouts", "encoding", "target_mean", "target_scale", "source", "members", "seed")
     about = {name: getattr(network, name) for name in names}
+    about["schema"] = None if network.schema is None else network.schema.to_json()
     about |= {"layers": layers, "count": 0 if network.layers[0].posterior is not None else network.count, "generator": GENERATOR}
     body = json.dumps(about, separators=(",", ":"))
     header = {"kind": "packed", "version": VERSION, "network": body, "digest": _digest(body, tensors)}
@@ -196,10 +200,8 @@ def parse(content: bytes, name: str, members: int | Literal["map"] | None = None
         raise BadFile(f"{name}: is damaged or no safetensors file ({_short(error)})") from None
     if not isinstance(header, dict) or header.get("kind") != "packed":
         raise BadFile(f"{name}: holds no packed network; `bisnn export RUN --to packed` makes such a file")
-    if header.get("version") not in READS:
-        raise BadFile(
-            f"{name}: was written in format {header.get('version')!r}, and this version reads 1 and {VERSION}; export it again"
-        )
+    if header.get("version") != VERSION:
+        raise BadFile(f"{name}: was written in format {header.get('version')!r}, and this version reads {VERSION}; export it again")
     try:
         body = _text(header.get("network"), "its description", most=len(content))
         if header.get("digest") != _digest(body, tensors):
@@ -308,8 +310,8 @@ def _network(about: Any, tensors: dict[str, np.ndarray], members: int | str | No
         task=about["task"],
         classes=tuple(_text(name, "the name of a class") for name in classes),
         burn_in=_whole(about.get("burn_in"), 0, "the burn-in"),
-        readouts=_whole(about.get("readouts", 1), 1, "the number of layers that speak"),
-        encoding=encoding,
+        readouts=_whole(about.get("readouts"), 1, "the number of layers that speak"),
+        **_units(about, encoding),
         source=_text(about.get("source"), "the source"),
         members=suggested,
         seed=seed,
@@ -408,6 +410,19 @@ def _encoding(about: Any, input_shape: tuple[int, ...]) -> dict[str, Any]:
     size = len(about["low"]) * (about["neurons"] if about["code"] == "population" else 1)
     _require(fits and about["width"] > 0 and (size,) == input_shape, "its encoding does not fit its input")
     return about
+
+
+def _units(about: dict[str, Any], encoding: dict[str, Any]) -> dict[str, Any]:
+    """From what a user has to spikes, and from logits to what a user wants."""
+    schema = about.get("schema")
+    _require(schema is None or bool(encoding), "it describes a table, and no encoding of features")
+    if schema is not None:
+        schema = Schema.from_json(schema, len(encoding["low"]))
+    target: dict[str, Any] = {"target_mean": about.get("target_mean"), "target_scale": about.get("target_scale")}
+    for name, value in target.items():
+        finite = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        _require(finite and (name == "target_mean" or value > 0), f"its {name} is {value!r:.50}")
+    return {"encoding": encoding, "schema": schema, **target}
 
 
 def draw(posterior: np.ndarray, count: int, seed: int, layer: int) -> np.ndarray:
