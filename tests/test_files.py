@@ -96,7 +96,7 @@ def test_damaged_arrays(tmp_path, content):
         path = tmp_path / f"x{suffix}"
         path.write_bytes(content)
         with taking(4 * 2**20), pytest.raises(ValueError, match=r"damaged or no NumPy file|pickled"):
-            table.read_features(path, 2)
+            table.read_points(path, None, 2)[0]
 
 
 @given(data=st.data())
@@ -109,7 +109,7 @@ def test_hostile_arrays(tmp_path_factory, data):
         path = tmp_path_factory.mktemp("a") / f"x{suffix}"
         path.write_bytes(seen)
         with warnings.catch_warnings(action="ignore"):
-            x = read_or_refused(str(path), lambda path=path: table.read_features(path, 2))
+            x = read_or_refused(str(path), lambda path=path: table.read_points(path, None, 2)[0])
         assert x is None or np.isfinite(x).all()
 
 
@@ -121,8 +121,9 @@ def test_what_is_not_needed_is_not_read(tmp_path):
         archive.writestr("readme.txt", "no array")
         archive.writestr("broken.npy", b"no array")
     with taking(10 * 2**20):
-        assert np.array_equal(table.read_features(path, 2), X)
-        assert table.read_labelled(path)[1] == ["0", "1", "2"]
+        rows = table.read(path)
+        assert np.array_equal(np.stack(rows.values[:-1], 1), X)
+        assert rows.values[-1] == ["0", "1", "2"]
 
 
 def test_arrays_within_the_budget(tmp_path, monkeypatch):
@@ -132,9 +133,9 @@ def test_arrays_within_the_budget(tmp_path, monkeypatch):
     assert path.stat().st_size < 10_000
     monkeypatch.setenv("BISNN_MOST_BYTES", str(4 * 2**20))
     with taking(2**20), pytest.raises(ValueError, match=r"an array \(250000, 2\) of float64 would take .*set BISNN_MOST_BYTES"):
-        table.read_features(path, 2)
+        table.read_points(path, None, 2)[0]
     monkeypatch.setenv("BISNN_MOST_BYTES", str(16 * 2**20))
-    assert table.read_features(path, 2).shape == (250_000, 2)
+    assert table.read_points(path, None, 2)[0].shape == (250_000, 2)
 
 
 def idx(*sizes: int, content: bytes = b"") -> bytes:
@@ -232,7 +233,7 @@ def test_hostile_settings(data):
 @pytest.mark.parametrize("name", ["c.toml", "x.csv", "x.npy", "x.npz"])
 def test_pipes_and_devices_are_no_files(tmp_path, name):
     """They would wait for ever, or never end."""
-    read = config.load if name == "c.toml" else lambda path: table.read_features(path, 2)
+    read = config.load if name == "c.toml" else lambda path: table.read_points(path, None, 2)[0]
     os.mkfifo(tmp_path / name)
     with pytest.raises(ValueError, match="is no regular file"):
         read(tmp_path / name)

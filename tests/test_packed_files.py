@@ -252,6 +252,7 @@ def padded(depth: int) -> bytes:
         tensors |= {f"{i}.weights": np.ones(1, np.uint8), f"{i}.kappa": np.ones(1, np.float32)}
         tensors[f"{i}.constants"] = np.array([0.5, 0.5, 0.5, 1], np.float32)
     about = {"task": "classification", "classes": [], "burn_in": 0, "readouts": 1, "encoding": {}, "source": "", "members": 0}
+    about |= {"schema": None, "target_mean": 0.0, "target_scale": 1.0}
     body = {**about, "seed": 0, "layers": layers, "count": 1, "generator": file.GENERATOR}
     return sealed(json.dumps(body), tensors)
 
