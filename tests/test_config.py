@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisnn import config
+from bisnn import config, defaults
 from bisnn.reproduction import FIGURES
 from runs import RECORDED, RULES, small
 
@@ -46,7 +46,7 @@ MISTAKES = {
     "data.name=moons": "table, nmnist, mnist_dvs, digits, tonic; got 'moons'; did you mean 'two_moons'?",
     "train.epochs=1.5": "train.epochs: must be a valid integer; got 1.5",
     "train.epochs=ten": "train.epochs: must be a valid integer; got 'ten'",
-    "train.epochs=0": "train.epochs: must be greater than or equal to 1; got 0",
+    "train.epochs=-1": "train.epochs: must be greater than or equal to 0; got -1",
     "rule.lr=-0.1": "rule.lr: must be greater than 0; got -0.1",
     "rule.lr=nan": "rule.lr: must be a finite number; got nan",
     "rule.temperature=-1": "rule.temperature: must be greater than or equal to 0; got -1",
@@ -89,8 +89,8 @@ def test_mistake_is_one_clear_line(override):
 
 def test_several_mistakes_are_a_line_each_and_name_the_file(tmp_path):
     file = tmp_path / "mine.toml"
-    file.write_text('version = 1\nsed = 1\n[data]\nname = "two_moons"\n[rule]\nname = "st"\n[train]\nepochs = 1\n')
-    with pytest.raises(ValueError, match=r"rule\.lr: is missing") as error:
+    file.write_text('version = 1\nsed = 1\n[data]\nname = "two_moons"\n[rule]\nname = "bop"\nlr = 0.1\n[train]\nepochs = 1\n')
+    with pytest.raises(ValueError, match=r"rule\.threshold: is missing") as error:
         config.load(file)
     lines = str(error.value).splitlines()
     assert len(lines) == 2
@@ -187,3 +187,55 @@ def test_differences():
     assert config.differences(a, a.updated(**{"train.threads": 7})) == []
     assert config.differences(a, a.updated(**{"rule.lr": 0.2, "seed": 3})) == ["seed", "rule.lr"]
     assert "rule.temperature" in config.differences(a, small("st"))
+
+
+BAYES, ST = {"name": "bayes"}, {"name": "st"}
+MINIMAL = {"version": 1, "data": {"name": "table", "train": "/points.csv"}}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_configs_state_what_has_a_default_by_rule_and_data(name):
+    settings = tomllib.loads(SHIPPED[name].read_text())
+    assert defaults.completed(settings) == settings
+    assert settings["train"]["epochs"] > 0
+
+
+@pytest.mark.parametrize(
+    ("sections", "rule", "schedule"),
+    [
+        ({"rule": BAYES}, {"lr": 10.0, "temperature": 2.7e-4, "straight_through": True, "precondition": "none"}, "cosine"),
+        ({"rule": ST}, {"lr": 3.33, "precondition": "none"}, "cosine"),
+        ({"rule": {"name": "full"}}, {"lr": 0.03, "optimizer": "adam"}, "cosine"),
+        ({"rule": ST, "encode": {"steps": 40}}, {"lr": 10.0}, "cosine"),  # a third of the steps that count
+        ({"rule": BAYES, "train": {"over_time": "mean", "schedule": "constant"}}, {"lr": 900.0, "temperature": 3e-6}, "constant"),
+        ({"rule": {**BAYES, "precondition": "adam"}}, {"lr": 0.1, "straight_through": True}, "cosine"),
+        ({"rule": {**BAYES, "straight_through": False}}, {"lr": 10.0, "straight_through": False}, "cosine"),
+        ({"rule": {**BAYES, "lr": 0.5}}, {"lr": 0.5, "temperature": 2.7e-4, "straight_through": False}, "constant"),
+    ],
+)
+def test_what_a_config_may_leave_out(sections, rule, schedule):
+    """A learning rate that is given gets the paper's rule; one that is left out gets what works."""
+    resolved = config.parse({**MINIMAL, **sections}, "minimal")
+    assert resolved.rule.model_dump().items() >= rule.items()
+    assert resolved.train.schedule == schedule
+    assert config.parse(tomllib.loads(resolved.to_toml()), "again") == resolved
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"rule": {"name": "bop", "threshold": 0.1}}, "rule.lr: is missing"),
+        ({"rule": {**ST, "precondition": "momentum"}}, "rule.lr: is missing"),
+        ({"rule": {"name": "full", "optimizer": "sgd"}}, "rule.lr: is missing"),
+        ({"rule": ST, "encode": {"steps": "many"}}, "encode.steps: must be a valid integer"),
+        ({"rule": ST, "data": {"name": "nmnist"}, "train": {"epochs": 1}}, "rule.lr: is missing"),
+        ({"rule": {**ST, "lr": 1.0}, "data": {"name": "nmnist"}}, "train.epochs: is missing, and recordings have no"),
+    ],
+)
+def test_what_has_no_default(sections, message):
+    with pytest.raises(ValueError, match=message):
+        config.parse({**MINIMAL, **sections}, "minimal")
+
+
+def test_fewer_epochs_for_more_points():
+    assert [defaults.epochs(n, 40) for n in (10, 200, 400, 1000, 100_000)] == [60, 60, 30, 20, 20]

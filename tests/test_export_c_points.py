@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ import torch
 import bisnn
 from bisnn import Linear, Network, training
 from bisnn.packed import Engine, c, encoding, file
+from bisnn.packed.columns import Column, Schema
 from bisnn.packing import describe
 from runs import small
 from test_export_c import COMPILERS, FLAGS, STRICT, build, drawn, outcome
@@ -232,15 +232,6 @@ def test_a_network_of_recordings_has_no_encoder(tmp_path):
     assert outcome(tmp_path)[0] == 0
 
 
-@dataclass(frozen=True)
-class OfTable(file.Network):
-    """A network that knows its table."""
-
-    target_mean: float = -1234.5
-    target_scale: float = 0.1
-    schema: object = field(default_factory=lambda: SimpleNamespace(features=["age", "job */ \n = cook"]))
-
-
 PRINT_UNITS = """
 #include <stdio.h>
 #include "model.h"
@@ -253,7 +244,9 @@ int main(void) {
 
 def test_regression_knows_the_units_of_its_target_and_the_names_of_its_features(tmp_path):
     plain = points_network(RATE, 2)
-    for network, said in ((plain, "1 1"), (OfTable(**vars(plain)), "0.10000000000000001 1235.5")):
+    columns = (Column("age"), Column("job */ \n", categories=("cook",)))
+    of_table = replace(plain, target_mean=-1234.5, target_scale=0.1, schema=Schema(columns, ("age", "job */ \n")))
+    for network, said in ((plain, "1 1"), (of_table, "0.10000000000000001 1235.5")):
         written(network, tmp_path)
         (tmp_path / "units.c").write_text(PRINT_UNITS)
         build(tmp_path, *STRICT, sources="model.c units.c")

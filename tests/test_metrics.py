@@ -20,6 +20,11 @@ def test_against_scikit_learn():
     one_hot = torch.nn.functional.one_hot(LABELS, C).numpy()
     p, y = PROBS.numpy(), LABELS.numpy()
     assert metrics.accuracy(PROBS, LABELS) == pytest.approx(sklearn.metrics.accuracy_score(y, p.argmax(1)))
+    some = LABELS != 2  # a class that does not occur has no share
+    uneven = torch.cat([LABELS[some], torch.zeros(70, dtype=torch.int64)])
+    probs = torch.cat([PROBS[some], PROBS[:70]])
+    expected = pytest.approx(sklearn.metrics.recall_score(uneven, probs.argmax(1), labels=[0, 1, 3], average="macro"))
+    assert metrics.balanced_accuracy(probs, uneven) == expected != metrics.accuracy(probs, uneven)
     assert metrics.nll(PROBS, LABELS) == pytest.approx(sklearn.metrics.log_loss(y, p))
     assert metrics.brier(PROBS, LABELS) == pytest.approx(((p - one_hot) ** 2).sum(1).mean())
     binary = torch.stack([1 - PROBS[:, 0], PROBS[:, 0]], 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import tracemalloc
 from dataclasses import fields, replace
 
@@ -15,7 +17,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from bisnn import packing
-from bisnn.packed import BadFile, Engine, file
+from bisnn.packed import BadFile, Engine, Unfit, file
 from networks import KINDS, build
 from test_packed import drawn, spoken
 
@@ -103,8 +105,16 @@ def test_damaged_files(name, at, byte, cut):
     assert not survives(bytes(changed)), "a digest is over all of it"
 
 
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=3)  # lone surrogates too
+LARGE = [2**14, 2**26, 2**30]
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 70) | st.integers() | st.floats() | st.text(max_size=3) | st.just(2**30),
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 70)
+    | st.integers()
+    | st.floats()
+    | ANY_TEXT
+    | st.sampled_from([2**14, 2**26, 2**30]),
     lambda children: st.lists(children, max_size=4) | st.dictionaries(st.sampled_from(["kind", "mask", "x"]), children, max_size=2),
     max_leaves=6,
 )
@@ -174,16 +184,11 @@ def test_which_readouts_speak(tmp_path):
         file.parse(contents(broken, tmp_path / "n"), "f")
 
 
-def test_files_of_the_first_format():
-    """They say nothing about readouts: the last layer alone speaks."""
-    body, tensors = json.loads(json.loads(file._metadata(BASE["mixed"]))["network"]), load_tensors(BASE["mixed"])
-    del body["readouts"]
-    text = json.dumps(body)
-    for version, good in ((1, True), (0, False), (3, False)):
+def test_files_of_other_formats_are_refused():
+    text, tensors = json.loads(file._metadata(BASE["mixed"]))["network"], load_tensors(BASE["mixed"])
+    for version, good in ((file.VERSION, True), (file.VERSION - 1, False), (file.VERSION + 1, False)):
         header = {"kind": "packed", "version": version, "network": text, "digest": file._digest(text, tensors)}
         assert survives(save_tensors(tensors, {"bisnn": json.dumps(header)})) == good
-        if good:
-            assert file.parse(save_tensors(tensors, {"bisnn": json.dumps(header)}), "f").readouts == 1
 
 
 def test_claims_take_no_memory(tmp_path):
@@ -193,12 +198,114 @@ def test_claims_take_no_memory(tmp_path):
     with pytest.raises(BadFile, match="cannot have"):
         file.parse(sealed(json.dumps(about), load_tensors(BASE["pooled"])), "f")
     about = json.loads(json.loads(file._metadata(BASE["mixed"]))["network"])
-    about["count"] = 2**26
-    with pytest.raises(BadFile, match="weights is uint8"):
-        file.parse(sealed(json.dumps(about), load_tensors(BASE["mixed"])), "f")
     about |= {"count": 2, "readouts": 2**26}
-    tracemalloc.start()
-    with pytest.raises(BadFile, match="layers are to speak"):
+    with taking(10 * 2**20), pytest.raises(BadFile, match="layers are to speak"):
         file.parse(sealed(json.dumps(about), load_tensors(BASE["mixed"])), "f")
-    assert tracemalloc.get_traced_memory()[1] < 10 * 2**20
-    tracemalloc.stop()
+
+
+@contextlib.contextmanager
+def taking(most: int):
+    """What is inside may take so many bytes of memory."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+
+
+def changed(name: str, **entries) -> bytes:
+    """A base file with other entries in its header, and a digest to match."""
+    about = json.loads(json.loads(file._metadata(BASE[name]))["network"])
+    return sealed(json.dumps({**about, **entries}), load_tensors(BASE[name]))
+
+
+ENCODING = {"code": "population", "steps": 2**26, "neurons": 3, "width": 1.0, "low": [0.0, 0.0], "high": [1.0, 2.0]}
+ENCODING |= {"seed": 0, "encodings": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "refused"),
+    [
+        ("mixed, posterior", {"members": 10**6}, "the suggested number of members is 1000000"),
+        ("mixed, posterior", {"members": 2**26}, "the suggested number of members is 67108864"),
+        ("mixed", {"count": 2**26}, "the number of members is 67108864"),
+        ("encoding", {"encoding": {**ENCODING, "steps": 5, "encodings": 2**26}}, "the number of encodings is 67108864"),
+        ("encoding", {"encoding": ENCODING}, "a network of 1 members would take .* bytes of memory; at most 1,073,741,824"),
+    ],
+)
+def test_one_budget(name, entries, refused):
+    """Each of these small files asked for gigabytes, or for minutes."""
+    content = changed(name, **entries)
+    assert len(content) < 5000
+    with taking(2 * 2**20), pytest.raises(BadFile, match=refused):
+        file.parse(content, "f")
+
+
+def padded(depth: int) -> bytes:
+    """Convolutions of one weight, each of which pads its input: a few bytes for each million of neurons."""
+    layers, tensors, side = [], {}, 1
+    for i in range(depth):
+        about = {"kind": "conv", "input_shape": [1, side, side], "neurons": 1, "kernel": [1, 1], "stride": [1, 1]}
+        layers.append({**about, "padding": [250, 250], "pool": 1})
+        side += 500
+        tensors |= {f"{i}.weights": np.ones(1, np.uint8), f"{i}.kappa": np.ones(1, np.float32)}
+        tensors[f"{i}.constants"] = np.array([0.5, 0.5, 0.5, 1], np.float32)
+    about = {"task": "classification", "classes": [], "burn_in": 0, "readouts": 1, "encoding": {}, "source": "", "members": 0}
+    about |= {"schema": None, "target_mean": 0.0, "target_scale": 1.0}
+    body = {**about, "seed": 0, "layers": layers, "count": 1, "generator": file.GENERATOR}
+    return sealed(json.dumps(body), tensors)
+
+
+def test_the_budget_is_for_all_layers_together():
+    assert len(file.parse(padded(2), "f").layers) == 2
+    with taking(2 * 2**20), pytest.raises(BadFile, match="a network of 1 members would take"):
+        file.parse(padded(16), "f")
+
+
+def test_the_budget_can_be_changed(monkeypatch):
+    monkeypatch.setenv("BISNN_MOST_BYTES", "1000")
+    with pytest.raises(BadFile, match="at most 1,000; set BISNN_MOST_BYTES for more"):
+        file.parse(BASE["mixed"], "f")
+    monkeypatch.setenv("BISNN_MOST_BYTES", "many")
+    with pytest.raises(ValueError, match="BISNN_MOST_BYTES: must be a whole number of bytes; got 'many'"):
+        file.parse(BASE["mixed"], "f")
+    monkeypatch.setenv("BISNN_MOST_BYTES", str(2**24))
+    assert file.parse(BASE["mixed"], "f").count == 2
+
+
+def test_members_that_are_asked_for_are_within_the_budget():
+    """The caller's number is no fault of the file."""
+    with taking(2 * 2**20), pytest.raises(Unfit, match="a network of 10000000 members would take"):
+        file.parse(BASE["mixed, posterior"], "f", members=10**7)
+
+
+def test_long_encodings_are_predicted_in_smaller_batches():
+    code = {**ENCODING, "steps": 20_000}
+    engine = Engine(file.parse(changed("encoding", encoding=code), "f"), threads=1)
+    assert 1 <= engine._points < 250
+    x = np.random.default_rng(0).random((engine._points + 2, 2))
+    with taking(2**29):
+        assert engine.predict_features(x).mean.shape == (len(x), 3)
+
+
+@pytest.mark.parametrize("body", ["\ud800", '{"layers": "\udfff"}'])
+def test_a_lone_surrogate_in_the_header(body):
+    header = {"kind": "packed", "version": file.VERSION, "network": body, "digest": ""}
+    with pytest.raises(BadFile, match="its description is no text"):
+        file.parse(save_tensors({}, {"bisnn": json.dumps(header)}), "f")
+    with pytest.raises(BadFile, match="the name of a class is no text"):
+        file.parse(changed("mixed", classes=["a", "b", "\ud800"]), "f")
+
+
+def test_only_regular_files_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(BadFile, match="is no regular file"):
+            file.read(path)
+    with pytest.raises(BadFile, match="is a folder"):
+        file.read(tmp_path)
+    with open(tmp_path / "large", "wb") as large:
+        large.truncate(2**31)  # a hole, no bytes on disk
+    with taking(2**20), pytest.raises(BadFile, match="its content would take 2,147,483,648 bytes"):
+        file.read(tmp_path / "large")

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bisnn import config
 from bisnn.config import Config
-from bisnn.files import write_atomic
+from bisnn.files import open_regular, read_bytes, write_atomic
 
 VERSION = 1  # of the files
 
@@ -43,21 +43,44 @@ def save_tree(path: Path, tree: Any, kind: str) -> None:
 def load_tree(path: Path, kind: str) -> Any:
     """What `save_tree` wrote. A file that is damaged or of another kind raises `Damaged`."""
     try:
-        with safe_open(path, "pt") as file:
+        with open_regular(path), safe_open(path, "pt") as file:  # the second takes names alone, and waits for pipes
             header = json.loads((file.metadata() or {}).get("bisnn", "{}"))
             names = list(file.keys())
             tensors = {name: file.get_tensor(name).clone() for name in names}  # copies: the file itself is mapped
-    except (SafetensorError, OSError, RuntimeError, json.JSONDecodeError) as error:
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         if isinstance(error, (FileNotFoundError, PermissionError)):
             raise
-        raise Damaged(f"{path}: is damaged or no safetensors file ({error})") from None
-    if header.get("kind") != kind:
-        raise Damaged(f"{path}: is no bisnn {kind} file; it says {header.get('kind', 'nothing of its kind')!r}")
+        raise Damaged(f"{path}: is damaged or no safetensors file ({_short(error)})") from None
+    if not isinstance(header, dict) or header.get("kind") != kind:
+        said = header.get("kind", "nothing of its kind") if isinstance(header, dict) else "nothing of its kind"
+        raise Damaged(f"{path}: is no bisnn {kind} file; it says {said!r:.50}")
     if header.get("version") != VERSION:
-        raise Damaged(f"{path}: was written by another version of bisnn: format {header.get('version')}, this one reads {VERSION}")
-    if header.get("digest") != _digest(header.get("tree", ""), tensors):
-        raise Damaged(f"{path}: is damaged: its content does not match its digest")
-    return _unpacked(json.loads(header["tree"]), tensors)
+        raise Damaged(
+            f"{path}: was written by another version of bisnn: format {header.get('version')!r:.50}, this one reads {VERSION}"
+        )
+    try:
+        if header.get("digest") == _digest(header["tree"], tensors):
+            return _unpacked(json.loads(header["tree"]), tensors)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # RecursionError is a RuntimeError
+        raise Damaged(f"{path}: its header does not describe a {kind} ({_short(error)})") from None
+    raise Damaged(f"{path}: is damaged: its content does not match its digest")
+
+
+def _short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:200]
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two trees have the same structure: keys, lengths, kinds of values, types and shapes of tensors."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(alike(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return isinstance(b, (list, tuple)) and len(a) == len(b) and all(map(alike, a, b))
+    if isinstance(a, float):
+        return isinstance(b, (int, float)) and not isinstance(b, bool)
+    return type(a) is type(b)
 
 
 def _digest(body: str, tensors: dict[str, Tensor]) -> str:
@@ -157,12 +180,20 @@ class RunFolder:
         else:
             save_tree(self.state_file, state, "state")
 
-    def load_state(self) -> tuple[dict[str, Any] | None, list[str]]:
-        """The newest whole checkpoint, None if there is none yet; and what the user should be told about damaged ones."""
+    def load_state(
+        self, fits: Callable[[Any], bool] = lambda state: isinstance(state, dict)
+    ) -> tuple[dict[str, Any] | None, list[str]]:
+        """The newest whole checkpoint, None if there is none yet; and what the user should be told about damaged ones.
+
+        `fits` says whether a tree is a checkpoint of this run: a right digest does not make it one.
+        """
         damaged: list[str] = []
         for file in (self.state_file, self.previous_file):
             try:
-                return load_tree(file, "state"), [f"{why}; using the checkpoint before it" for why in damaged]
+                state = load_tree(file, "state")
+                if not fits(state):
+                    raise Damaged(f"{file}: is damaged: it is no checkpoint of this run")
+                return state, [f"{why}; using the checkpoint before it" for why in damaged]
             except FileNotFoundError:
                 continue
             except Damaged as error:
@@ -180,7 +211,7 @@ class RunFolder:
 
     def cut_metrics(self, rows: int) -> None:
         """Keep the first `rows` rows: those after the checkpoint, and one that a kill left half-written, will come again."""
-        lines = self.metrics_file.read_bytes().splitlines(keepends=True) if self.metrics_file.exists() else []
+        lines = read_bytes(self.metrics_file).splitlines(keepends=True) if self.metrics_file.exists() else []
         whole = [line for line in lines if line.endswith(b"\n")]
         if len(whole) < rows:
             raise ValueError(f"{self.metrics_file}: has {len(whole)} rows where the checkpoint knows {rows}; restore the file")
@@ -191,8 +222,8 @@ class RunFolder:
         """The rows so far; a last line that is still being written is left out."""
         if not self.metrics_file.exists():
             return []
-        lines = self.metrics_file.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = read_bytes(self.metrics_file).splitlines(keepends=True)
         try:
-            return [json.loads(line) for line in lines if line.endswith("\n")]
-        except json.JSONDecodeError as error:
+            return [json.loads(line) for line in lines if line.endswith(b"\n")]
+        except (ValueError, RecursionError) as error:
             raise Damaged(f"{self.metrics_file}: is damaged: {error}") from None

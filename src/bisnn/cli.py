@@ -157,12 +157,14 @@ def _verdict(folder: Path, quiet: bool, energy: bool = False, costs: Sequence[st
     verdict = evaluation.evaluate(folder, show=not quiet, costs=Costs.parse(costs))
     _say_if_unfinished(folder)
     table = Table(title=f"{folder}: {verdict['points']} test points; value and 95 % bootstrap interval", box=box.SIMPLE)
+    table.collapse_padding, table.pad_edge = True, False  # six columns of intervals fit into 80 characters
     table.add_column("predictor")
     names = list(next(iter(verdict["metrics"].values())))
     for name in names:
-        table.add_column({"nll": "NLL", "ece": "ECE", "rmse": "RMSE", "mae": "MAE"}.get(name, name))
-    for predictor, values in verdict["metrics"].items():
-        table.add_row(predictor, *("{value:.4f}\n{low:.3f}-{high:.3f}".format(**values[name]) for name in names))
+        table.add_column({"nll": "NLL", "ece": "ECE", "rmse": "RMSE", "mae": "MAE"}.get(name, name.replace("_", " ")))
+    for predictor, values in (verdict["metrics"] | verdict["baseline"]).items():
+        cells = ("{value:.4f}\n{low:.3f}-{high:.3f}".format(**values[name]) if name in values else "" for name in names)
+        table.add_row(predictor, *cells)
     memory = verdict["memory"]
     console = _console()
     console.print(table)
@@ -226,7 +228,7 @@ def predict(
         list[Path],
         typer.Argument(
             metavar="INPUT...",
-            help="CSV, NPY or NPZ: one row a point, one column a feature. Or recordings, .aedat or .bin, and folders of them.",
+            help="CSV, TSV, NPY or NPZ: one row per point; columns by name. Or recordings, .aedat or .bin, and folders of them.",
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Write the predictions here, as CSV.")] = None,
@@ -238,7 +240,7 @@ def predict(
     from bisnn import model as models
     from bisnn.config import Events
     from bisnn.data import events, recordings, table
-    from bisnn.display import bars
+    from bisnn.display import bars, note
     from bisnn.files import write_atomic
 
     if out is not None and (out.suffix.lower() != ".csv" or out.resolve() in [path.resolve() for path in data]):
@@ -253,11 +255,17 @@ def predict(
         raise ValueError(f"{data[0]}: is a recording, and {run} was trained on points; give a CSV, NPY or NPZ file of them")
     if not files and len(data) > 1:
         raise ValueError(f"{data[1]}: {run} was trained on points, which come in one file; got {len(data)}; give one at a time")
-    x: Any = files or table.read_features(data[0], model.features)
-    with bars(show=not quiet and len(x) > model.batch) as progress:
-        bar = progress.add_task("recordings" if files else "points", total=len(x))
+    x: Any = files
+    labels = None
+    if not files:
+        x, labels = table.read_points(data[0], model.schema, model.features)
+    count = len(next(iter(x.values()))) if isinstance(x, dict) else len(x)
+    with bars(show=not quiet and count > model.batch) as progress:
+        bar = progress.add_task("recordings" if files else "points", total=count)
         answer = model.predict_recordings if files else model.predict
         result = answer(x, samples or usual, advance=lambda some: progress.advance(bar, some))
+    if labels is not None:
+        note(f"{data[0]}: {model.score(result, labels)}")
     header, rows = _prediction_rows(model, result)
     if files:
         header, rows = ["file", *header], [[str(file), *row] for file, row in zip(files, rows, strict=True)]

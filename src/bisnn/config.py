@@ -18,7 +18,12 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from bisnn import defaults
+from bisnn.files import read_text
+
 VERSION = 1  # of the file format
+DOTS = 100  # on a line: no setting has so many parts
+TOO_DEEP = "is nested too deeply; a config has sections, keys and plain values"
 PATHS = ("data.train", "data.test", "data.root")
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -53,13 +58,19 @@ class OneD(Section):
 
 
 class Table(Section):
-    """One's own points: a CSV, NPY or NPZ file of features and, in the last column (NPZ: `y`), the class or the target."""
+    """One's own points: a CSV, TSV, NPY or NPZ file (with `x`, `y` and perhaps `names`) of features and the class or target.
+
+    Columns of words are categories, blanks are filled in: see `packed.columns`.
+    """
 
     name: Literal["table"]
     train: str  # path, relative to the config file
     test: str | None = None  # path; without one, `test_share` of the rows
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     task: Literal["classification", "regression"] = "classification"
+    target: str | None = None  # column of the class or target, by name, or by number where there is no header; default: the last
+    drop: list[str] = []  # columns left out
+    categorical: list[str] = []  # columns of numbers that name categories
     rescale: bool = True  # each feature to [0, 1] by its range in the training rows
     validation: Share = 0.0
 
@@ -224,7 +235,7 @@ class Full(Section):
 
 
 class Train(Section):
-    epochs: Count
+    epochs: Annotated[int, Field(ge=0, le=10_000_000)] = 0  # 0: by the number of training points, recorded in the run's config
     batch_size: Count = 40  # over all processes
     samples: Count = 1  # realisations of the weights a step
     loss: Literal["logistic", "squared", "smooth_l1"] | None = None  # by default logistic for classes, squared for regression
@@ -271,7 +282,7 @@ class Config(Section):
     network: Architecture = Architecture()
     neuron: Neuron = Neuron()
     rule: Annotated[ST | Bayes | BopRule | Full, Field(discriminator="name")]
-    train: Train
+    train: Train = Train()
     predict: Predict = Predict()
 
     @property
@@ -294,9 +305,16 @@ class Config(Section):
     def loss(self) -> str:
         return self.train.loss or ("logistic" if self.task == "classification" else "squared")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _completed(cls, settings: Any) -> Any:
+        return defaults.completed(settings) if isinstance(settings, dict) else settings
+
     @model_validator(mode="after")
     def _together(self) -> Config:
         recordings = isinstance(self.data, Events)
+        if recordings and not self.train.epochs:
+            raise ValueError("train.epochs: is missing, and recordings have no default; add it")
         where = "data.steps" if recordings else "encode.steps"
         for name, burn_in in (("train.burn_in", self.train.burn_in), ("predict.burn_in", self.burn_in)):
             if burn_in >= self.steps:
@@ -370,15 +388,15 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
             raise ValueError(f"{path}: there is no such config file; {hint}")
         file = known[str(path)]
     try:
-        settings = tomllib.loads(file.read_text(encoding="utf-8"))
+        settings = _toml(read_text(file), str(file))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{file}: is not valid TOML: {error}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{file}: is not a text file in UTF-8; give a TOML config") from None
-    except IsADirectoryError:
-        raise ValueError(f"{file}: is a folder; give a TOML config") from None
     for override in overrides:
         key, equals, value = override.partition("=")
+        if key.count(".") > DOTS:
+            raise ValueError(f"--set {key:.40}...: {TOO_DEEP}")
         if not equals or not key.strip():
             raise ValueError(f"--set {override}: must read section.key=value, e.g. --set rule.lr=0.1")
         parsed = _value(value.strip())
@@ -401,8 +419,15 @@ def parse(settings: dict[str, Any], source: str) -> Config:
     try:
         return Config.model_validate(settings)
     except ValidationError as error:
-        lines = [_line(details, settings) for details in error.errors()]
-        raise ValueError("\n".join(f"{source}: {line}" for line in lines)) from None
+        raise ValueError("\n".join(f"{source}: {line}" for line in _lines(error, settings))) from None
+
+
+def _lines(error: ValidationError, settings: dict[str, Any]) -> list[str]:
+    """A line for each thing wrong."""
+    try:
+        return [_line(details, settings) for details in error.errors()]
+    except RecursionError:  # of a value, when it is shown
+        return [TOO_DEEP]
 
 
 def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
@@ -480,9 +505,21 @@ def _assign(settings: dict[str, Any], key: str, value: Any, source: str) -> None
 def _value(text: str) -> Any:
     """A TOML value; anything that is none is a string, so that quotes may be left out."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return _toml(f"value = {text}", "--set")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def _toml(text: str, source: str) -> dict[str, Any]:
+    """TOML, or a ValueError where it is nested deeper than the parser goes, or than it has memory for (keys of many parts)."""
+    if any(line.count(".") > DOTS for line in text.splitlines()):
+        raise ValueError(f"{source}: {TOO_DEEP}")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"{source}: {TOO_DEEP}") from None
+    except ValueError as error:  # also of whole numbers with too many digits
+        raise tomllib.TOMLDecodeError(str(error)) from None
 
 
 def _absolute(config: Config, folder: Path) -> Config:

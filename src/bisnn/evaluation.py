@@ -12,22 +12,25 @@ from rich.progress import Progress
 from torch import Tensor
 
 from bisnn import kernels, metrics, weights
-from bisnn.checkpoint import RunFolder, load_tree, save_tree
+from bisnn.checkpoint import Damaged, RunFolder, load_tree, save_tree
 from bisnn.config import Events
-from bisnn.data.dataset import Dataset, load_dataset, spikes
+from bisnn.data.dataset import Dataset, Split, load_dataset, spikes
 from bisnn.data.recordings import Clips
-from bisnn.display import bars
+from bisnn.display import bars, note
 from bisnn.energy import Costs, ledger
 from bisnn.files import file_digest, write_atomic
 from bisnn.model import Model, load, weight_bits
 from bisnn.prediction import Classification, Regression
 
 SHOWN = 200  # test points that rates and uncertainty over time are taken from
-RASTERS = 3  # test points whose spikes are kept
+EXAMPLES = 6  # test points whose input and spikes are kept
+WRONG = 4  # of these, at most, that the model gets wrong
+PLANE = 40  # points per side of the grid over the plane of a model with two features
 SLICES = 6  # of time, that the events of a recording are counted in
 MAPS = 8  # channels of a convolutional layer whose spikes are counted
 COUNTED = 16  # test points that the energy ledger counts
 BINS = 40  # of the histogram of p
+FORMAT = 2  # of what is stored: it grows with what a report shows
 
 
 def predictors(model: Model) -> dict[str, int | None]:
@@ -60,16 +63,38 @@ def evaluate(folder: str | Path, *, show: bool = True, costs: Costs | None = Non
         tree["energy"] = _energy(model, data.test[0], costs)
         tree["recordings"] = data.test.x.digest().hex() if isinstance(data.test.x, Clips) else ""
         tree |= {"seconds": _seconds(run), "epoch": model.epoch, "model": file_digest(run.model_file)}
+        tree["beaten_by"] = _beaten_by(tree)
         save_tree(run.evaluation_file, tree, "evaluation")
-        verdict = {name: tree[name] for name in ("task", "rule", "epoch", "points", "seconds", "metrics", "memory", "energy")}
+        shown = ("task", "rule", "epoch", "points", "seconds", "metrics", "baseline", "beaten_by", "memory", "energy")
+        verdict = {name: tree[name] for name in shown}
         write_atomic(run.path / "evaluation.json", (json.dumps(verdict, indent=1) + "\n").encode())
+    _warn_of_guesses(folder, verdict)
     return verdict
+
+
+def _beaten_by(tree: dict[str, Any]) -> list[str]:
+    """The predictors whose whole 95 % interval of the accuracy, or RMSE, is better than the baseline."""
+    ((_, baseline),) = tree["baseline"].items()
+    if "rmse" in baseline:
+        return [name for name, row in tree["metrics"].items() if row["rmse"]["high"] < baseline["rmse"]["value"]]
+    return [name for name, row in tree["metrics"].items() if row["accuracy"]["low"] > baseline["accuracy"]["value"]]
+
+
+def _warn_of_guesses(folder: str | Path, verdict: dict[str, Any]) -> None:
+    ((label, baseline),) = verdict["baseline"].items()
+    metric = "rmse" if "rmse" in baseline else "accuracy"
+    for name, row in verdict["metrics"].items():
+        if name not in verdict["beaten_by"]:
+            note(
+                f"{folder}: {name} ({metric} {row[metric]['value']:.4g}) is no better, beyond chance, than always answering with "
+                f"the {label} ({baseline[metric]['value']:.4g}): train longer, or look at the data"
+            )
 
 
 def _seconds(run: RunFolder) -> float | None:
     """How long training took, where a checkpoint still knows it (the model does not: the same run gives the same file)."""
     try:
-        state, _ = run.load_state()
+        state, _ = run.load_state(lambda state: isinstance(state, dict) and type(state.get("seconds")) is float)
     except ValueError:
         return None
     return state["seconds"] if state else None
@@ -82,6 +107,10 @@ def load_evaluation(folder: str | Path) -> dict[str, Any]:
     if not run.evaluation_file.exists():
         raise ValueError(f"{folder}: has not been evaluated; do it with: bisnn evaluate {folder}")
     judged = load_tree(run.evaluation_file, "evaluation")
+    if isinstance(judged, dict) and judged.get("format") != FORMAT:
+        raise ValueError(f"{folder}: was evaluated by another version of bisnn; do it again with: bisnn evaluate {folder}")
+    if not isinstance(judged, dict) or not judged.keys() >= {"model", "metrics"}:
+        raise Damaged(f"{run.evaluation_file}: is no evaluation; do it again with: bisnn evaluate {folder}")
     if not run.model_file.exists() or judged["model"] != file_digest(run.model_file):
         raise ValueError(f"{folder}: its model has changed since it was evaluated; do it again with: bisnn evaluate {folder}")
     return judged
@@ -101,8 +130,10 @@ def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
     x, y = data.test
     some = _evenly(len(x), SHOWN)
     names = predictors(model)
-    bar = progress.add_task("test points", total=sum((k or 1) * (len(x) + len(some)) for k in names.values()))
-    results, judged, over_time = {}, {}, {}
+    plane = unit_grid(PLANE) if model.classes and model.features == 2 else torch.zeros(0, 2)
+    work = len(x) + len(some) + len(plane)
+    bar = progress.add_task("test points", total=sum((k or 1) * work for k in names.values()))
+    results, judged, over_time, planes = {}, {}, {}, {}
     for name, members in names.items():
         advance = lambda points, members=members: progress.advance(bar, points * (members or 1))  # noqa: E731
         result = model.predict_points(x, members, advance=advance)
@@ -110,8 +141,12 @@ def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
         judged[name] = judge(result, y, model.config.seed)
         running = model.predict_points(x[some], members, "running", advance)
         over_time[name] = _over_time(running, y[some])
+        if len(plane):
+            probs = model.predict_points(plane, members, advance=advance).mean.cpu()
+            planes[name] = probs.reshape(PLANE, PLANE, -1)
     bits = weight_bits(model.net)
     return {
+        "format": FORMAT,
         "task": model.config.task,
         "rule": model.config.rule.name,
         "classes": list(model.classes),
@@ -119,9 +154,12 @@ def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
         "x": torch.zeros(len(x), 0) if isinstance(x, Clips) else x,
         "y": y,
         "predictors": results,
+        "members": names,
         "metrics": judged,
+        "baseline": _baseline(data.train.y, y, len(model.classes), model.config.seed),
         "over_time": over_time,  # of `SHOWN` test points, from the end of the burn-in
-        **_activity(model, x, some),
+        "plane": _plane(planes, model, data.train),
+        **_activity(model, x, some, _examples(result, y)),
         "posterior": _posterior(model),
         "memory": {"weights": bits, "bytes_1_bit": -(-bits // 8), "bytes_32_bit": 4 * bits},
     }
@@ -137,6 +175,48 @@ def judge(result: Classification | Regression, y: Tensor, seed: int) -> dict[str
         mean_of = lambda a, b: float(a.mean())  # noqa: E731
         judged["deviation"] = metrics.bootstrap(mean_of, spread, y, resamples=200, seed=seed)._asdict()
     return judged
+
+
+def _baseline(train: Tensor, y: Tensor, classes: int, seed: int) -> dict[str, dict[str, dict[str, float]]]:
+    """The metrics on y of what can be said without a look at a point: the training points' class shares, or mean target."""
+    if classes:
+        mean = (torch.bincount(train, minlength=classes) / len(train)).expand(len(y), -1)
+        return {"majority class": judge(Classification(mean, mean[None], *torch.zeros(3, len(y))), y, seed)}
+    mean = train.double().mean(0).to(y.dtype).expand(len(y), -1)
+    judged = judge(Regression(mean, mean[None], torch.zeros_like(mean)), y, seed)
+    return {"training mean": {name: value for name, value in judged.items() if name != "deviation"}}
+
+
+def unit_grid(side: int) -> Tensor:
+    """side x side points over the unit square, row by row, (side^2, 2)."""
+    axis = torch.linspace(0, 1, side)
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    return torch.stack([x.flatten(), y.flatten()], 1)
+
+
+def _plane(probs: dict[str, Tensor], model: Model, train: Split) -> dict[str, Any] | None:
+    """Probabilities over the plane of the two features, (rows, columns, C) per predictor, and some of the training points."""
+    if not probs:
+        return None
+    some = _evenly(len(train.x), SHOWN)
+    return {"probs": probs, "low": model.low, "high": model.high, "x": train.x[some], "y": train.y[some]}
+
+
+def _examples(result: Classification | Regression, y: Tensor) -> Tensor:
+    """Indices of a few test points: first those that are worst, i.e. surest of a wrong class or farthest off, then good ones."""
+    mean = result.mean.cpu()
+    if isinstance(result, Classification):
+        confidence, top = mean.max(-1)
+        badness = torch.where(top == y, 0, confidence)
+        fine = badness == 0
+    else:
+        badness = (mean - y).abs().sum(1)
+        fine = badness <= badness.median()
+    worst = badness.argsort(descending=True, stable=True)[:WRONG]
+    worst = worst[badness[worst] > 0]
+    fine[worst] = False
+    good = fine.nonzero()[:, 0]
+    return torch.cat([worst, good[_evenly(len(good), EXAMPLES - len(worst))]])
 
 
 def _parts(result: Classification | Regression) -> dict[str, Tensor]:
@@ -171,10 +251,9 @@ def _energy(model: Model, x: Tensor | Clips, costs: Costs | None) -> dict[str, A
 
 
 @torch.no_grad()
-def _activity(model: Model, x: Tensor | Clips, some: Tensor) -> dict[str, Any]:
+def _activity(model: Model, x: Tensor | Clips, some: Tensor, few: Tensor) -> dict[str, Any]:
     """Firing rates of every neuron over some of the points x, and spikes of a few, with the MAP weights (or the real ones)."""
     net = model.net
-    few = some[_evenly(len(some), RASTERS)]
     realised = [weights.hard(weights.sign(p)) if net.weights == "binary" else p for p in net.parameters()]
 
     def run(points: Tensor) -> list[Tensor]:
@@ -188,7 +267,7 @@ def _activity(model: Model, x: Tensor | Clips, some: Tensor) -> dict[str, Any]:
     images = len(shape) == 3 and shape[0] == 2 and min(shape) > 1  # ON and OFF on a sensor of pixels
     seen = _slices(inputs, data.bin_us) if isinstance(data, Events) and images else _rows(inputs)
     left = [_maps(s, rate) if s.ndim > 3 else _rows(s) for s, rate in zip(layers, rates, strict=True)]
-    return {"raster": {"points": few, "shape": shape, "input": seen, "layers": left}, "rates": rates}  # (n,); (N,) each
+    return {"raster": {"points": few, "input": seen, "layers": left}, "rates": rates}  # (n,); (N,) each
 
 
 def _rows(s: Tensor) -> Tensor:

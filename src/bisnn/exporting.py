@@ -143,4 +143,5 @@ def describe_model(trained: model.Model, predictor: str = "map", members: int | 
     if isinstance(config.data, Events):  # spikes come in
         encoding = {}
     about: dict[str, Any] = {"task": config.task, "classes": trained.classes, "burn_in": config.burn_in, "encoding": encoding}
+    about |= {"schema": trained.schema, "target_mean": trained.target_mean, "target_scale": trained.target_scale}
     return replace(bits, **about, members=count if predictor == "posterior" else 0, seed=config.seed)

@@ -1,11 +1,57 @@
-"""Files: written whole or not at all, and told apart by their content."""
+"""Files: written whole or not at all, told apart by their content, and read with care: one budget for what they ask for."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
+import stat
 from pathlib import Path
+from typing import BinaryIO
+
+MOST_BYTES = 1 << 30  # of memory that one file may ask for, unless the environment's BISNN_MOST_BYTES says otherwise
+
+
+def most_bytes() -> int:
+    """The budget of a file from outside, in bytes of memory: for what it holds, unpacked, and for what it makes us compute."""
+    text = os.environ.get("BISNN_MOST_BYTES", str(MOST_BYTES))
+    if not text.isdecimal():
+        raise ValueError(f"BISNN_MOST_BYTES: must be a whole number of bytes; got {text!r}; give e.g. {4 * MOST_BYTES}")
+    return int(text)
+
+
+def afford(name: object, needed: int, what: str, error: type[ValueError] = ValueError) -> None:
+    """Raise where a file asks for more memory than the budget. To be called before any of it is taken."""
+    most = most_bytes()
+    if needed > most:
+        raise error(f"{name}: {what} would take {needed:,} bytes of memory; at most {most:,}; set BISNN_MOST_BYTES for more")
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a file for reading. Pipes and devices, which may wait or go on for ever, are refused, and so are folders."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # a pipe must not wait for its writer
+    if "\0" in str(path):
+        raise ValueError(f"{str(path)!r}: cannot be opened: no file has a zero byte in its name; check the path")
+    descriptor = os.open(path, flags)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+    raise ValueError(f"{path}: is {kind}; give a file")
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """All of a regular file that is within the budget."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        afford(path, size, "its content")
+        return file.read(size)
+
+
+def read_text(path: str | Path) -> str:
+    """As `read_bytes`, as text in UTF-8."""
+    return read_bytes(path).decode()
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -33,4 +79,4 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 def file_digest(path: Path) -> str:
     """Of a file's content."""
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    return hashlib.blake2b(read_bytes(path), digest_size=16).hexdigest()

@@ -104,7 +104,7 @@ class Layer(nn.Module):
         """Current and output shape for this input shape, or a ValueError."""
         raise NotImplementedError
 
-    def _weight_shape(self) -> tuple[int, ...]:
+    def weight_shape(self) -> tuple[int, ...]:
         raise NotImplementedError
 
     def _parents(self) -> Tensor:
@@ -129,7 +129,7 @@ class Layer(nn.Module):
         self.current_shape, self.output_shape = self.shapes(input_shape)
         self.input_shape, self.binary = input_shape, binary
         self.neuron = self.own_neuron or neuron
-        w = _normal(self._weight_shape(), seed, Purpose.WEIGHTS, number)
+        w = _normal(self.weight_shape(), seed, Purpose.WEIGHTS, number)
         self.weight = nn.Parameter((init * sign(w) if binary else w).to(dtype))
         if binary:
             make_binary(self.weight)
@@ -253,7 +253,7 @@ class Linear(Layer):
         _check_size(self.n_in, input_shape)
         return (self.n_out,), (self.n_out,)
 
-    def _weight_shape(self) -> tuple[int, ...]:
+    def weight_shape(self) -> tuple[int, ...]:
         return (self.n_out, self.n_in)
 
     def _parents(self) -> Tensor:
@@ -331,7 +331,7 @@ class Conv2d(Layer):
             )
         return (self.channels_out, H, W), (self.channels_out, H // self.pool, W // self.pool)
 
-    def _weight_shape(self) -> tuple[int, ...]:
+    def weight_shape(self) -> tuple[int, ...]:
         return (self.channels_out, self.channels_in, *self.kernel_size)
 
     def _parents(self) -> Tensor:
@@ -427,7 +427,7 @@ class Recurrent(Layer):
     def _trace_shape(self) -> tuple[int, ...]:
         return (self.n_in + self.n,)  # the layer's own spikes are inputs too
 
-    def _weight_shape(self) -> tuple[int, ...]:
+    def weight_shape(self) -> tuple[int, ...]:
         return (self.n, self.n_in + self.n) if self.mask is None else (int(self.mask.sum()),)
 
     def _parents(self) -> Tensor:

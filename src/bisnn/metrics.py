@@ -41,6 +41,18 @@ def accuracy(probs: Tensor, labels: Tensor) -> float:
     return float((probs.argmax(-1) == labels).double().mean())
 
 
+def balanced_accuracy(probs: Tensor, labels: Tensor) -> float:
+    """Mean over the classes that occur of the share of each that is right: a rare class counts as much as a frequent one.
+
+    >>> balanced_accuracy(torch.eye(2)[[0, 0, 0, 0]], torch.tensor([0, 0, 0, 1]))
+    0.5
+    """
+    _check(probs, labels)
+    right = (probs.argmax(-1) == labels).double()
+    size = torch.bincount(labels)
+    return float((torch.bincount(labels, weights=right) / size)[size > 0].mean())
+
+
 def nll(probs: Tensor, labels: Tensor) -> float:
     """Mean negative log-likelihood in nats; a probability of 0 counts as the smallest positive number of its dtype."""
     _check(probs, labels)
@@ -92,7 +104,13 @@ def mae(predicted: Tensor, target: Tensor) -> float:
     return float(_errors(predicted, target).abs().mean())
 
 
-METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"accuracy": accuracy, "nll": nll, "brier": brier, "ece": ece}
+METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
+    "accuracy": accuracy,
+    "balanced_accuracy": balanced_accuracy,
+    "nll": nll,
+    "brier": brier,
+    "ece": ece,
+}
 REGRESSION_METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"rmse": rmse, "mae": mae}
 
 

@@ -14,16 +14,20 @@ import torch
 from torch import Tensor
 
 from bisnn import config as config_module
+from bisnn import metrics
 from bisnn.checkpoint import Damaged, RunFolder, load_tree, save_tree
 from bisnn.checks import positive_int
 from bisnn.config import Config, Digits, Events, Tonic
+from bisnn.data import table
 from bisnn.data.dataset import Dataset, input_shape, rescaled, spikes, window
 from bisnn.data.events import Recording
 from bisnn.data.recordings import Clips, Loose
 from bisnn.display import note
+from bisnn.files import afford
 from bisnn.layers import Conv2d, Layer, Linear
 from bisnn.network import Network
 from bisnn.neuron import SRM
+from bisnn.packed.columns import BadSchema, Schema, category, is_blank
 from bisnn.prediction import Classification, Regression, predict
 from bisnn.weights import draw_members
 
@@ -31,22 +35,34 @@ BATCH = 250  # points predicted at a time, at most
 VALUES, VALUES_ON_GPU = 1 << 25, 1 << 29  # of input and neurons, over all time steps, in a batch of predictions
 
 
-def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Network:
-    """The untrained network of a config, for inputs (T, B, *shape), on the CPU."""
-    layers: list[Layer] = []
-    of_input = shape
+def _planned(config: Config, shape: tuple[int, ...]) -> list[tuple[Layer, tuple[int, ...]]]:
+    """The layers of a config, still without weights, with the shapes that leave them; predictions by them are within the budget."""
+    layers: list[tuple[Layer, tuple[int, ...]]] = []
+    weights, values = 0, math.prod(shape)
     for conv in config.network.conv:
         settings = {"stride": conv.stride, "padding": conv.padding, "pool": conv.pool}
-        layers.append(Conv2d(shape[0], conv.channels, conv.kernel, **settings))  # type: ignore[arg-type]
+        layer = Conv2d(shape[0], conv.channels, conv.kernel, **settings)  # type: ignore[arg-type]
         try:
-            shape = layers[-1].shapes(shape)[1]
+            current, shape = layer.shapes(shape)
         except ValueError as error:
             raise ValueError(f"network.conv: {error}") from None
-    sizes = [math.prod(shape), *config.network.layers]
+        layers.append((layer, shape))
+        weights, values = weights + math.prod(layer.weight_shape()), values + math.prod(current)
+    for n, m in pairwise([math.prod(shape), *config.network.layers]):
+        layers.append((Linear(n, m), (m,)))
+        weights, values = weights + n * m, values + m
+    members = config.predict.samples if config.rule.name == "bayes" else 0
+    what = f"a prediction by {max(members, 1)} members over {config.steps} time steps"
+    afford("predict.samples, network and time steps", members * weights + 4 * config.steps * values, what)
+    return layers
+
+
+def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Network:
+    """The untrained network of a config, for inputs (T, B, *shape), on the CPU."""
+    layers = [layer for layer, _ in _planned(config, shape)]
     return Network(
         *layers,
-        *(Linear(n, m) for n, m in pairwise(sizes)),
-        input_shape=of_input,
+        input_shape=shape,
         readout=outputs,
         neuron=SRM(**config.neuron.model_dump()),
         weights="real" if config.rule.name == "full" else "binary",
@@ -61,7 +77,7 @@ def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Netwo
 
 @dataclass(frozen=True)
 class Model:
-    """A trained network with all it takes to predict: encoding, scale of the features, names of the classes."""
+    """A trained network with all it takes to predict: encoding, scale of features and targets, names of columns and classes."""
 
     net: Network
     config: Config
@@ -70,10 +86,14 @@ class Model:
     high: Tensor
     epoch: int  # that the weights are from
     data: str  # fingerprint of the points it was trained on
+    schema: Schema | None = None  # of a table: from its columns to features
+    target_mean: float = 0.0  # a table's target is what the network says, times the scale, plus the mean
+    target_scale: float = 1.0
 
     @classmethod
     def of(cls, net: Network, config: Config, data: Dataset, epoch: int) -> Model:
-        return cls(net, config, data.classes, data.low, data.high, epoch, data.digest())
+        target = (data.target_mean, data.target_scale)
+        return cls(net, config, data.classes, data.low, data.high, epoch, data.digest(), data.schema, *target)
 
     @property
     def features(self) -> int:
@@ -93,15 +113,17 @@ class Model:
 
     def predict(
         self,
-        x: np.ndarray,
+        x: Any,
         samples: int | Literal["usual"] | None = "usual",
         over_time: str = "mean",
         advance: Callable[[int], Any] = lambda points: None,
     ) -> Classification | Regression:
-        """Predict from raw features (N, d), in the units of the training file.
+        """Predict from raw features, in the units of the training file; predictions are in those of its targets.
 
         Args:
-            x: one row a point.
+            x: an array (N, d), one row per point. For a model of a table, as `bisnn.packed.columns.Schema.encode` takes it: all
+                columns but the target, numbers or text, NaN where a cell is blank; or a mapping from their names to a value, or to
+                one per point. A line on stderr says what no training row was like.
             samples: "usual" for the config's ensemble (or the one set of weights, where there is no posterior), None for the MAP
                 weights, K for an ensemble of K.
             over_time: as in `bisnn.predict`.
@@ -111,6 +133,10 @@ class Model:
             raise ValueError(
                 f"x: this model was trained on {self.config.data.name} recordings and takes no features; use predict_recordings"
             )
+        if self.schema is not None:
+            x, notes = self.schema.encode(x)
+            for text in notes:
+                note(text)
         x = np.asarray(x, dtype=np.float64)
         if x.ndim != 2 or x.shape[1] != self.features or len(x) == 0 or not np.isfinite(x).all():
             raise ValueError(f"x: must be finite, (N, {self.features}) with N >= 1; got shape {x.shape}; one row a point")
@@ -181,12 +207,37 @@ class Model:
             results = [predict(self.net, s, members, **options) for s in coded]
             members_of.append(torch.stack([result.members for result in results]).mean(0))
             advance(len(index))
-        return type(results[0]).of(torch.cat(members_of, 1 if over_time == "mean" else 2))
+        joined = type(results[0]).of(torch.cat(members_of, 1 if over_time == "mean" else 2))
+        return self._in_units(joined) if isinstance(joined, Regression) else joined
+
+    def _in_units(self, result: Regression) -> Regression:
+        """Of the targets; in float64, as an offset may be large beside the deviations."""
+        if self.target_scale == 1 and self.target_mean == 0:
+            return result
+        mean, members = (self.target_mean + self.target_scale * part.double() for part in (result.mean, result.members))
+        return Regression(mean, members, self.target_scale * result.std.double())
+
+    def score(self, result: Classification | Regression, labels: Sequence[str]) -> str:
+        """Accuracy, or RMSE, on the rows whose class or target is given, as a line of text."""
+        rows = [i for i, label in enumerate(labels) if not is_blank(label)]
+        if not rows:
+            return "the column of the class or target is blank: no score"
+        given, mean = [labels[i] for i in rows], result.mean.cpu()[rows]
+        where = f"on {len(rows)} rows that have their class or target"
+        if isinstance(result, Regression):
+            y = torch.from_numpy(table.targets("labels", given))
+            return f"RMSE {metrics.rmse(mean, y):.4g} {where}"
+        names = [category(name) for name in self.classes]
+        right = [names[best] == category(label) for best, label in zip(mean.argmax(-1).tolist(), given, strict=True)]
+        unknown = sum(category(label) not in names for label in given)
+        more = f"; {unknown} of a class that the model does not know count as wrong" if unknown else ""
+        return f"accuracy {sum(right) / len(rows):.4f} {where}{more}"
 
     def save(self, path: Path) -> None:
         """One safetensors file: latents, constants, readouts; settings and scales in its header."""
         about: dict[str, Any] = {"config": self.config.model_dump(exclude_none=True), "classes": list(self.classes)}
-        about |= {"epoch": self.epoch, "data": self.data}
+        about |= {"epoch": self.epoch, "data": self.data, "schema": self.schema and self.schema.to_json()}
+        about["target"] = {"mean": self.target_mean, "scale": self.target_scale}
         scale = {"low": self.low, "high": self.high}
         save_tree(path, {**about, "scale": scale, "net": self.net.state_dict()}, "model")
 
@@ -207,19 +258,52 @@ def load(path: str | Path) -> Model:
     file = file_of(path)
     try:
         tree = load_tree(file, "model")
-        config = config_module.parse(tree["config"], str(file))
+        config = config_module.parse(tree["config"], "config")
         classes = tuple(tree["classes"])
         low, high = tree["scale"]["low"], tree["scale"]["high"]
+        _check(config, classes, low, high, tree)
         net = build_network(config, input_shape(config, len(low)), len(classes) or 1)
         net.load_state_dict(tree["net"])
-        model = Model(net, config, classes, low, high, tree["epoch"], tree["data"])
+        model = Model(net, config, classes, low, high, tree["epoch"], tree["data"], **_units(tree, len(low)))
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such run folder or model file; `bisnn train CONFIG` makes one") from None
-    except (KeyError, TypeError, RuntimeError) as error:
+    except Damaged:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise Damaged(f"{file}: is no model of this version of bisnn ({error})") from None
-    if not all(torch.isfinite(p).all() for p in net.parameters()):
+    if not all(torch.isfinite(p).all() for p in net.state_dict().values()):
         raise Damaged(f"{file}: holds weights that are not finite; train again")
     return model
+
+
+def _check(config: Config, classes: tuple[Any, ...], low: Any, high: Any, tree: dict[str, Any]) -> None:
+    """See that what a model file says fits together, before a network of its sizes is built."""
+    named = all(isinstance(name, str) and name.isprintable() for name in classes) and len(set(classes)) == len(classes)
+    if not named or bool(classes) != (config.task == "classification"):
+        raise ValueError("its classes are no names, or do not fit its task")
+    scaled = all(isinstance(x, Tensor) and x.dtype == torch.float64 and x.ndim == 1 and x.isfinite().all() for x in (low, high))
+    if not scaled or len(low) != len(high) or not bool((low < high).all()) or bool(len(low)) == isinstance(config.data, Events):
+        raise ValueError("its scale is none of features")
+    if type(tree["epoch"]) is not int or tree["epoch"] < 0 or not isinstance(tree["data"], str):
+        raise ValueError("its epoch or its fingerprint is none")
+    layers = _planned(config, input_shape(config, len(low)))
+    shapes = {f"layers.{i}.weight": layer.weight_shape() for i, (layer, _) in enumerate(layers)}
+    last = len(layers) - 1
+    for i, (_, leaving) in enumerate(layers):
+        if i == last or config.network.readout_after == "every":
+            shapes[f"readouts.{i}.V"] = (len(classes) or 1, math.prod(leaving))
+    for name, shape in shapes.items():
+        if tuple(tree["net"][name].shape) != shape or not tree["net"][name].is_floating_point():
+            raise ValueError(f"its {name} is {tuple(tree['net'][name].shape)}, and its config says {shape}")
+
+
+def _units(tree: dict[str, Any], features: int) -> dict[str, Any]:
+    """What a model file says of its table, checked."""
+    schema = None if tree["schema"] is None else Schema.from_json(tree["schema"], features)
+    mean, scale = tree["target"]["mean"], tree["target"]["scale"]
+    if not (math.isfinite(mean) and math.isfinite(scale) and scale > 0):
+        raise BadSchema(f"its targets have the mean {mean} and the scale {scale}")
+    return {"schema": schema, "target_mean": mean, "target_scale": scale}
 
 
 def weight_bits(net: Network) -> int:

@@ -6,6 +6,7 @@ Text from files goes into the page only through jinja2, which escapes it.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -18,13 +19,23 @@ import bisnn
 from bisnn import charts
 from bisnn.charts import RULES, TITLES, Run
 from bisnn.checkpoint import RunFolder
-from bisnn.config import Table
+from bisnn.config import Config, Table, differences
 from bisnn.display import bars
 from bisnn.energy import ANN, HYPOTHETICAL, si
 from bisnn.evaluation import load_evaluation
 from bisnn.files import write_atomic
 
-HIGHER_IS_BETTER = {"accuracy": True, "nll": False, "brier": False, "ece": False, "rmse": False, "mae": False}
+HIGHER_IS_BETTER = {
+    "accuracy": True,
+    "balanced_accuracy": True,
+    "nll": False,
+    "brier": False,
+    "ece": False,
+    "rmse": False,
+    "mae": False,
+}
+PERCENT = ("accuracy", "balanced_accuracy")
+PICTURES, RIGHT = 9, 3  # test recordings shown, at most, and of these, that all predictors get right
 
 
 def report(folders: Sequence[str | Path], out: str | Path | None = None, *, show: bool = True) -> Path:
@@ -48,7 +59,9 @@ def report(folders: Sequence[str | Path], out: str | Path | None = None, *, show
     shared = _recordings(runs)
     sections = []
     with charts.styled(), bars(show=show) as progress:
-        bar = progress.add_task("charts", total=len(shared) + len(runs) * len(charts.PARTS))
+        bar = progress.add_task("charts", total=1 + len(shared) + len(runs) * len(charts.PARTS))
+        verdicts = _verdicts(runs)
+        progress.advance(bar)
         recordings = []
         for group in shared:
             recordings.append(_seen(group))
@@ -58,10 +71,9 @@ def report(folders: Sequence[str | Path], out: str | Path | None = None, *, show
             for title, draw in charts.PARTS.items():
                 drawn[title] = draw(run)
                 progress.advance(bar)
-            memory, energy = run.judged["memory"], run.judged.get("energy")  # older evaluations have no ledger
-            sections.append({"run": run, "facts": _facts(run), "memory": memory, "energy": energy, "parts": drawn})
+            sections.append({"run": run, "facts": _facts(run), "parts": drawn})
     number = itertools.count(1).__next__
-    content = {"verdicts": _verdicts(runs), "recordings": recordings, "sections": sections}
+    content = {"verdicts": verdicts, "recordings": recordings, "sections": sections}
     page = _template().render(**content, number=number, version=bisnn.__version__)
     try:
         write_atomic(path, page.encode())
@@ -105,6 +117,7 @@ def _verdict(group: list[tuple[int, Run]]) -> dict[str, Any]:
     names = list(dict.fromkeys(name for *_, values in rows for name in values))
     scales = {name: _scale([values[name] for *_, values in rows if name in values]) for name in names}
     best = {name: _best(name, [values[name]["value"] for *_, values in rows if name in values]) for name in names}
+    compared = [run for _, run in group]
     table = []
     for number, run, predictor, values in rows:
         cells = [_cell(name, values.get(name), scales[name], best[name]) for name in names]
@@ -121,7 +134,41 @@ def _verdict(group: list[tuple[int, Run]]) -> dict[str, Any]:
         "headline": f"{top[1].label}, {top[2]}, {_headline(top[1].judged['points'], top[3])}",
         "names": [(TITLES.get(name, name.capitalize()), _arrow(name)) for name in names],
         "rows": table,
+        "baselines": _baselines(compared, names),
+        "runs": compared,
+        "settings": _differing(compared),
+        "learning": charts.overlay(compared) if len(group) > 1 else [],
     }
+
+
+def _baselines(runs: list[Run], names: list[str]) -> list[dict[str, Any]]:
+    """What predicts without a look at the points; runs that share their points share it."""
+    found: list[dict[str, Any]] = []
+    for run in runs:
+        for name, values in run.judged["baseline"].items():
+            same = [row for row in found if row["values"] == values]
+            if not same:
+                found.append({"name": name, "values": values, "runs": []})
+            (same or found)[-1]["runs"].append(run.label)
+    for row in found:
+        row["cells"] = [row["values"].get(name) and {**row["values"][name], "percent": name in PERCENT} for name in names]
+    return found
+
+
+def _differing(runs: list[Run]) -> dict[str, list[str]]:
+    """The settings in which the runs differ, by dotted key: the value of each run, as TOML has it."""
+    first, *others = (run.config for run in runs)
+    keys = dict.fromkeys(key for other in others for key in differences(first, other))
+    return {key: [_setting(run.config, key) for run in runs] for key in keys}
+
+
+def _setting(config: Config, key: str) -> str:
+    value: Any = config.model_dump()
+    for part in key.split("."):
+        value = value.get(part)
+    if value is None:  # another rule's, say
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _headline(points: int, values: dict[str, dict[str, float]]) -> str:
@@ -151,12 +198,14 @@ def _cell(name: str, interval: dict[str, float] | None, scale: tuple[float, floa
     if interval is None:
         return None
     at = {end: round(100 * (min(max(interval[end], scale[0]), sum(scale)) - scale[0]) / scale[1], 2) for end in interval}
-    return {**interval, "percent": name == "accuracy", "best": interval["value"] == best, "at": at}
+    return {**interval, "percent": name in PERCENT, "best": interval["value"] == best, "at": at}
 
 
 def _number(value: float, percent: bool = False) -> str:
     if percent:
         return f"{100 * value:.1f}"
+    if 100 <= abs(value) < 1e9:
+        return f"{value:,.1f}" if abs(value) < 1e4 else f"{value:,.0f}"
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 100 else f"{value:.3g}"
 
 
@@ -194,22 +243,28 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 
 def _recordings(runs: list[Run]) -> list[list[tuple[int, Run]]]:
-    """The runs that have recordings to draw, by number: those that were shown the same ones together."""
+    """The runs that have recordings to draw, by number: those that were tested on the same ones together."""
     groups: dict[tuple[Any, ...], list[tuple[int, Run]]] = {}
     for number, run in enumerate(runs, 1):
         if charts.recorded(run):
-            kept, classes, y = run.judged["raster"], run.judged["classes"], run.judged["y"]
-            seen = (kept["input"]["counts"].numpy().tobytes(), *kept["input"]["edges_us"])
-            truth = tuple((point, classes[y[point]]) for point in kept["points"].tolist())
-            groups.setdefault((*seen, truth), []).append((number, run))
+            judged = run.judged
+            tested_on = (judged["recordings"], *judged["raster"]["input"]["edges_us"], *judged["classes"])
+            groups.setdefault(tested_on, []).append((number, run))
     return list(groups.values())
 
 
 def _seen(group: list[tuple[int, Run]]) -> dict[str, Any]:
-    """The recordings that these runs share: a chart of each, and what every predictor of theirs says of it."""
-    first = group[0][1]
-    points = first.judged["raster"]["points"].tolist()
-    return {"runs": group, "seen": [(charts.events(first, i), _said(group, point)) for i, point in enumerate(points)]}
+    """Recordings that these runs were tested on, what most predictors get wrong first: a chart of each, and what they say."""
+    kept: dict[int, tuple[Run, int]] = {}  # the first run that keeps a recording, and its place there
+    for _, run in group:
+        for i, point in enumerate(run.judged["raster"]["points"].tolist()):
+            kept.setdefault(point, (run, i))
+    said = {point: _said(group, point) for point in kept}
+    order = sorted(said, key=lambda point: sum(row["right"] for row in said[point]))
+    disputed = [point for point in order if not all(row["right"] for row in said[point])]
+    right = [point for point in order if point not in disputed][:RIGHT]
+    shown = disputed[: PICTURES - len(right)] + right
+    return {"runs": group, "seen": [(charts.events(*kept[point]), said[point]) for point in shown]}
 
 
 def _said(group: list[tuple[int, Run]], point: int) -> list[dict[str, Any]]:
@@ -217,6 +272,7 @@ def _said(group: list[tuple[int, Run]], point: int) -> list[dict[str, Any]]:
     for number, run in group:
         for predictor, result in run.judged["predictors"].items():
             confidence, top = result["mean"][point].max(-1)
-            verdict = {"name": run.judged["classes"][top], "confidence": float(confidence), "right": top == run.judged["y"][point]}
+            right = bool(top == run.judged["y"][point])
+            verdict = {"name": run.judged["classes"][top], "confidence": float(confidence), "right": right}
             said.append({"number": number, "run": run, "predictor": predictor, **verdict})
     return said

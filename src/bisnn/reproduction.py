@@ -36,7 +36,7 @@ from bisnn.data.dataset import load_dataset
 from bisnn.data.toy import CLUSTERS, X_RANGE
 from bisnn.display import bars
 from bisnn.errors import Interrupted, Stopped
-from bisnn.files import write_atomic
+from bisnn.files import read_bytes, write_atomic
 from bisnn.prediction import Classification
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ HEADERS = {
     "nll": "NLL",
     "ece": "ECE",
 }
+HIDDEN = ("method", "predictor", "seeds", "epochs", "balanced_accuracy", "brier", "confidence")  # from the table
 FAR = 0.1  # share of the square, farthest from all training points, that "far from the data" means
 
 
@@ -175,8 +176,8 @@ def _earlier(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {"figures": {}}
     try:
-        results = json.loads(file.read_text())
-    except ValueError:
+        results = json.loads(read_bytes(file))
+    except (ValueError, RecursionError):
         results = None
     if not isinstance(results, dict) or not isinstance(results.get("figures"), dict):
         raise ValueError(f"{file}: is damaged; remove it or give another --out")
@@ -352,9 +353,7 @@ def _fig2(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
 
 def grid() -> Tensor:
     """GRID x GRID points over the unit square, row by row, (GRID^2, 2)."""
-    axis = torch.linspace(0, 1, GRID)
-    y, x = torch.meshgrid(axis, axis, indexing="ij")
-    return torch.stack([x.flatten(), y.flatten()], 1)
+    return evaluation.unit_grid(GRID)
 
 
 def farthest(points: Tensor, train: Tensor) -> Tensor:
@@ -391,7 +390,7 @@ def table(figure: dict[str, Any]) -> Table:
     from rich.table import Table
 
     first = figure["summary"][0]
-    numbers = [name for name in first if name not in ("method", "predictor", "seeds", "epochs", "brier", "confidence")]
+    numbers = [name for name in first if name not in HIDDEN]
     grid = Table("method", *(HEADERS.get(name, name.replace("_", " ")) for name in numbers))
     over = "mean and deviation over seeds" if len(figure["seeds"]) > 1 else "seed"
     grid.title = f"recipe {figure['recipe']}, {over} {', '.join(map(str, figure['seeds']))}"
@@ -407,4 +406,5 @@ def _cell(value: dict[str, float] | None, seeds: int) -> str:
 
 
 def _short(value: float) -> str:
-    return f"{value:.3f}" if value < 1000 else energy.si(value, "")
+    """Three decimals of what is small, one of what is large, a prefix on what is larger still."""
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}" if value < 1000 else energy.si(value, "")

@@ -7,6 +7,7 @@ killed and resumed ends with the same bits as one that was not, at the same numb
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import functools
 import importlib.util
@@ -27,8 +28,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bisnn import draws, kernels, metrics
-from bisnn.checkpoint import RunFolder
+from bisnn import defaults, draws, kernels, metrics
+from bisnn.checkpoint import RunFolder, alike
 from bisnn.config import Bayes, BopRule, Config, Events, Full, differences, parse
 from bisnn.data.dataset import input_shape, load_dataset, training_spikes
 from bisnn.display import RunDisplay
@@ -73,18 +74,19 @@ def _run(folder: RunFolder, fresh: Config | None, show: bool) -> Path:
         stack.enter_context(_threads(config.train.threads))
         stack.enter_context(kernels.precision(config.train.precision))
         training = Training(config, processes, show)  # before anything is written: bad data leaves no folder behind
+        config = training.config
 
         def begin() -> tuple[dict[str, Any] | None, list[str]]:
             if fresh is None:
                 stack.enter_context(folder.locked())
-                state, notes = folder.load_state()
+                state, notes = folder.load_state(training.fits)
                 if not folder.model_file.exists() or (state is not None and not state["finished"]):
                     folder.cut_metrics(state["rows"] if state else 0)
                 return state, notes
             folder.check_new()
             folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(folder.locked())
-            folder.create(fresh)
+            folder.create(config)
             return None, []
 
         state, notes = processes.first(begin)
@@ -194,6 +196,16 @@ def build_rule(config: Config, net: torch.nn.Module, steps_per_epoch: int) -> Ru
     return STBiSNN(params, **options)
 
 
+def _state_after_a_step(rule: Rule | torch.optim.Optimizer) -> dict[str, Any]:
+    """What a copy of the rule has in its state after a step: the structure of every checkpoint of it."""
+    twin = copy.deepcopy(rule)
+    with twin.sampled() if isinstance(twin, Rule) else nullcontext():
+        for p in (p for group in twin.param_groups for p in group["params"]):
+            p.grad = torch.zeros_like(p)
+    twin.step()
+    return twin.state_dict()
+
+
 PROGRESS = ("step", "rows", "seconds", "sums", "before", "best", "since_best", "stopped_early")  # attributes of a Training
 
 
@@ -207,9 +219,13 @@ class Training:
     """A run in memory. `state()` is all that the next step depends on."""
 
     def __init__(self, config: Config, processes: Processes, show: bool = True):
-        self.config, self.processes = config, processes
+        self.processes = processes
         self.data = load_dataset(config, show)
+        self.targets = self.data.standardised(self.data.train.y)
         points = len(self.data.train.x)
+        if not config.train.epochs:
+            config = config.updated(**{"train.epochs": defaults.epochs(points, config.train.batch_size)})
+        self.config = config
         if config.train.batch_size < processes.count:
             raise ValueError(f"train.batch_size: must be at least the {processes.count} processes; got {config.train.batch_size}")
         self.steps_per_epoch = math.ceil(points / config.train.batch_size)
@@ -245,6 +261,20 @@ class Training:
         about = {"config": self.config.to_toml(), "data": self.data.digest(), "processes": self.processes.count}
         return {**progress, **about, "finished": self.finished, "latents": latents, "rule": self.rule.state_dict()}
 
+    def fits(self, state: Any) -> bool:
+        """Whether this is a checkpoint as `state()` makes them, in all of its structure."""
+        mine = {**self.state(), "rule": _state_after_a_step(self.rule)}
+        best = state.get("best") if isinstance(state, dict) else None
+        if best is not None:
+            mine["best"] = {"loss": 0.0, "epoch": 0, "weights": mine["latents"]}
+        if not alike(mine, state) or min(state["step"], state["rows"], state["since_best"]) < 0:
+            return False
+        try:
+            parse(tomllib.loads(state["config"]), "config")
+        except (ValueError, RecursionError):
+            return False
+        return True
+
     def load(self, state: dict[str, Any], folder: RunFolder) -> None:
         """Go on from a checkpoint of the same config and the same data."""
         changed = differences(parse(tomllib.loads(state["config"]), str(folder)), self.config)
@@ -270,7 +300,7 @@ class Training:
         if len(mine) == 0:
             mine = batch[:1]  # a last batch smaller than the number of processes: take part with weight 0
         x = training_spikes(config, data.x[mine], epoch, mine, self.processes.device)
-        y = to_device(data.y[mine], self.processes.device)
+        y = to_device(self.targets[mine], self.processes.device)
         seen = self._seen(epoch, mine)
         factor = 0.5 * (1 + math.cos(math.pi * self.step / (config.train.epochs * self.steps_per_epoch)))
         for group in self.rule.param_groups:
@@ -334,6 +364,7 @@ class Training:
         first = self.processes.first  # only the first process writes; all learn of its errors
         tensorboard = _tensorboard(folder, self.epochs_done) if self.processes.rank == 0 else None
         began, saved, stop = time.monotonic() - self.seconds, time.monotonic(), False
+        row: dict[str, Any] = {}  # of the last epoch
         under_way: deque[Arriving] = deque()
 
         def read(ahead: int) -> None:
@@ -372,6 +403,8 @@ class Training:
         if tensorboard:
             tensorboard.close()
         first(lambda: self.trained_model().save(folder.model_file))
+        if self.finished and row and (guess := self._near_chance(row)):
+            display.say(f"{folder}: {guess}")
         if stop:
             where = "at its end" if self.finished else f"in epoch {self._epoch} of {self.config.train.epochs}"
             raise Interrupted(f"stopped {where} and saved; go on with: bisnn resume {folder}", caught[0] or signal.SIGTERM)
@@ -384,7 +417,9 @@ class Training:
     def _running(self) -> dict[str, Any]:
         """Means over the epoch so far."""
         points, loss, score, *rates = self.sums.tolist()
-        quality = {"accuracy": score / points} if self.config.task == "classification" else {"rmse": math.sqrt(score / points)}
+        quality = {"accuracy": score / points}
+        if self.config.task == "regression":
+            quality = {"rmse": self.data.target_scale * math.sqrt(score / points)}  # in the targets' units, as all but the loss
         return {"loss": loss / points, **quality, "rates": [rate / points for rate in rates]}
 
     def _end_epoch(self) -> dict[str, Any]:
@@ -409,7 +444,7 @@ class Training:
         if isinstance(result, Classification):
             return {"loss": metrics.nll(result.mean.cpu(), y), "accuracy": metrics.accuracy(result.mean.cpu(), y)}
         error = metrics.rmse(result.mean.cpu(), y)
-        return {"loss": error**2, "rmse": error}
+        return {"loss": (error / self.data.target_scale) ** 2, "rmse": error}
 
     def _compare(self, validation: dict[str, float]) -> None:
         if math.isfinite(validation["loss"]) and (self.best is None or validation["loss"] < self.best["loss"]):
@@ -426,6 +461,21 @@ class Training:
             if advice is not None:
                 more = _more_spikes(self.config)
                 raise Stopped(advice.format(layer=layer, rate=rate, epoch=row["epoch"], folder=folder, more=more))
+
+    def _near_chance(self, row: dict[str, Any]) -> str:
+        """A line if the last epoch was hardly better than a guess that looks at no feature."""
+        y = self.data.train.y
+        if "accuracy" in row:
+            share = float(torch.bincount(y).max()) / len(y)
+            if row["accuracy"] > share + 2 * math.sqrt(share * (1 - share) / len(y)):
+                return ""
+            score = f"accuracy {row['accuracy']:.3f} on the training points, of which {share:.3f} are of the commonest class"
+        else:
+            deviation = float(y.double().std(correction=0))
+            if row.get("rmse", 0.0) < 0.95 * deviation:
+                return ""
+            score = f"RMSE {row['rmse']:.4g} on the training points, whose targets deviate by {deviation:.4g}"
+        return f"training ended near chance: {score}; try another rule.lr (or leave it out), more epochs, other features"
 
     def _model(self, epoch: int) -> Model:
         return Model.of(self.net, self.config, self.data, epoch)

@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from bisnn.files import open_regular
+
 MAGIC = b"bisnnbits1\n"
 LENGTH = 4096  # bytes of magic and header: records begin at a page
 
@@ -32,8 +34,13 @@ class BadCache(ValueError):
 
 def folder() -> Path:
     """Where caches lie: the environment variable BISNN_CACHE, or a folder of the user's cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("BISNN_CACHE") or Path(home) / "bisnn")
+    chosen = os.environ.get("BISNN_CACHE")
+    if chosen:
+        return Path(chosen)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bisnn"
+    except RuntimeError:
+        raise ValueError("BISNN_CACHE: must name a folder for caches, as this user has no home; got none; set it") from None
 
 
 def key(about: dict[str, Any], files: Iterable[Path], root: Path) -> str:
@@ -57,15 +64,15 @@ class Bits:
 
     def __init__(self, path: Path):
         self.path = path
-        with open(path, "rb") as file:
-            start = file.read(LENGTH)
         try:
+            with open_regular(path) as file:
+                start = file.read(LENGTH)
             if not start.startswith(MAGIC):
                 raise ValueError("another kind of file")
             header = json.loads(start[len(MAGIC) :].rstrip(b"\0"))
-            self.shape: tuple[int, ...] = tuple(int(n) for n in header["shape"])
-            self.count = int(header["count"])
-        except (ValueError, KeyError, TypeError) as error:
+            self.shape = _sizes(header["shape"])
+            (self.count,) = _sizes([header["count"]])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise BadCache(f"{path}: is no file of recordings ({error}); delete it, and it will be made again") from None
         self.size = -(-math.prod(self.shape) // 8)
         if path.stat().st_size != LENGTH + self.count * (4 + self.size):
@@ -96,6 +103,13 @@ class Bits:
         return hashlib.blake2b(repr(self.shape).encode() + self._sums[index].tobytes(), digest_size=16).digest()
 
 
+def _sizes(values: Any) -> tuple[int, ...]:
+    """Sizes from a header, which may say anything."""
+    if not isinstance(values, list) or not all(type(value) is int and 0 < value < 1 << 40 for value in values):
+        raise ValueError(f"{values!r:.50} are no sizes")
+    return tuple(values)
+
+
 def _mapped(path: Path, count: int, size: int, mode: Any) -> tuple[np.ndarray, np.ndarray]:
     sums = np.memmap(path, "<u4", mode, LENGTH, (count,))
     return sums, np.memmap(path, np.uint8, mode, LENGTH + 4 * count, (count, size))
@@ -121,18 +135,18 @@ def build(
         return Bits(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial, lock = (path.with_name(path.name + suffix) for suffix in (".partial", ".lock"))
-    try:
-        with FileLock(lock):
-            if not path.exists():  # else another process was quicker
-                try:
-                    _fill(partial, shape, count, record, advance)
-                except ValueError:  # of a file that is no recording: once it is mended, all this has another name
-                    partial.unlink(missing_ok=True)
-                    raise
-                os.replace(partial, path)
-    finally:
-        with contextlib.suppress(OSError):
-            lock.unlink()
+    with FileLock(lock):
+        if not path.exists():  # else another process was quicker
+            try:
+                _fill(partial, shape, count, record, advance)
+            except ValueError:  # of a file that is no recording: once it is mended, all this has another name
+                partial.unlink(missing_ok=True)
+                raise
+            os.replace(partial, path)
+    # Only now that the file is there. After a failure another process may hold this lock and build: were it removed, a third would
+    # make a lock of its own and build the same file at the same time.
+    with contextlib.suppress(OSError):
+        lock.unlink()
     return Bits(path)
 
 

@@ -20,11 +20,12 @@ from bisnn.data.tonic_sets import FromTonic
 from bisnn.data.toy import one_d, two_moons
 from bisnn.gpu import to_device
 from bisnn.packed import encoding, philox
+from bisnn.packed.columns import Schema
 from bisnn.packed.philox import Purpose
 
 
 class Split(NamedTuple):
-    """x: points (N, d) float32, or recordings; y (N,) int64 labels or (N, 1) float32 targets."""
+    """x: points (N, d) float32, or recordings; y (N,) int64 labels or (N, 1) targets: float32, a table's float64."""
 
     x: Tensor | Clips
     y: Tensor
@@ -40,6 +41,9 @@ class Dataset:
     classes: tuple[str, ...]  # names; empty for regression
     low: Tensor  # (d,) float64: what `rescaled` maps to 0; empty for recordings
     high: Tensor  # (d,) to 1
+    schema: Schema | None = None  # of a table
+    target_mean: float = 0.0  # of a table's training targets: the network learns (y - mean) / scale
+    target_scale: float = 1.0
 
     def digest(self) -> str:
         """A fingerprint of all points: a file that was edited is another dataset."""
@@ -55,6 +59,10 @@ class Dataset:
         if isinstance(source, (NMNIST, MNISTDVS, Tonic)) and digest != self.digest():  # simulated ones may differ between devices
             root = source.root or os.environ.get("BISNN_DATA")
             raise ValueError(f"{root}: its recordings are not those that {run} began with: restore them")
+
+    def standardised(self, y: Tensor) -> Tensor:
+        """What the network is to say for labels or targets y."""
+        return y if self.classes else ((y - self.target_mean) / self.target_scale).float()
 
     @property
     def outputs(self) -> int:
@@ -77,8 +85,8 @@ def load_dataset(config: Config, show: bool = True) -> Dataset:
     low = high = torch.zeros(0, dtype=torch.float64)
     train: Split
     if isinstance(data, Table):
-        train, test, classes, low, high = _from_table(data, config.seed)
-    elif isinstance(data, Events):
+        return _from_table(data, config.seed)
+    if isinstance(data, Events):
         train, test, classes = _from_recordings(data, config.train.device if torch.cuda.is_available() else "cpu", show)
     elif isinstance(data, TwoMoons):
         train, test = (Split(*part) for part in two_moons(data.train, data.test, noise=data.noise, seed=config.seed))
@@ -86,16 +94,22 @@ def load_dataset(config: Config, show: bool = True) -> Dataset:
     else:
         assert isinstance(data, OneD)
         train, test = (Split(*part) for part in one_d(data.per_unit, data.test, noise=data.noise, seed=config.seed))
-    if isinstance(train.x, Tensor) and not isinstance(data, Table):
+    if isinstance(train.x, Tensor):
         low, high = torch.zeros(train.x.shape[1]).double(), torch.ones(train.x.shape[1]).double()
     validation = None
     if data.validation:
-        held_out = max(1, round(data.validation * len(train.x)))
-        if held_out >= len(train.x):
-            raise ValueError(f"data.validation: leaves no training point of {len(train.x)}; got {data.validation:g}; lower it")
-        order = torch.from_numpy(philox.permutation(len(train.x), config.seed, Purpose.VALIDATION_SPLIT))
-        validation, train = (Split(train.x[part], train.y[part]) for part in order.split([held_out, len(order) - held_out]))
+        parts = _validation_rows(len(train.x), data.validation, config.seed)
+        train, validation = (Split(train.x[part], train.y[part]) for part in parts)
     return Dataset(train, validation, test, classes, low, high)
+
+
+def _validation_rows(points: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Which training points stay, and which are held out, at random."""
+    held_out = max(1, round(share * points))
+    if held_out >= points:
+        raise ValueError(f"data.validation: leaves no training point of {points}; got {share:g}; lower it")
+    order = torch.from_numpy(philox.permutation(points, seed, Purpose.VALIDATION_SPLIT))
+    return order[held_out:], order[:held_out]
 
 
 def _from_recordings(data: Events, device: str, show: bool) -> tuple[Split, Split, tuple[str, ...]]:
@@ -146,34 +160,52 @@ def _splits(parts: Sequence[recordings.Recordings]) -> tuple[Split, Split, tuple
     return train, test, parts[0].names
 
 
-def _from_table(data: Table, seed: int) -> tuple[Split, Split, tuple[str, ...], Tensor, Tensor]:
-    x, texts = table.read_labelled(data.train)
-    files, parts = [data.train], [(x, texts)]
-    if data.test is not None:
-        parts.append(table.read_labelled(data.test))
-        files.append(data.test)
-        if parts[1][0].shape[1] != x.shape[1]:
-            raise ValueError(f"{data.test}: must have the {x.shape[1]} features of {data.train}; got {parts[1][0].shape[1]}")
-    else:
-        held_out = _held_out(texts if data.task == "classification" else [""] * len(texts), data.test_share, seed)
-        if held_out.all() or not held_out.any():
-            raise ValueError(f"{data.train}: has {len(x)} rows, too few to hold out data.test_share = {data.test_share:g} of them")
-        rows = [np.flatnonzero(~held_out), np.flatnonzero(held_out)]
-        parts = [(x[chosen], [texts[i] for i in chosen]) for chosen in rows]
-        files.append(data.train)
-    low, high = np.zeros(x.shape[1]), np.ones(x.shape[1])
+def _from_table(data: Table, seed: int) -> Dataset:
+    """Everything that is learned (fills, categories, ranges, the targets' scale) comes from the training rows alone."""
+    rows = table.read(data.train)
+    kept, held_out = _kept_and_tested(rows, data, seed)
+    learning, validation = (kept, None)
+    if data.validation:
+        learning, validation = (kept[part.numpy()] for part in _validation_rows(len(kept), data.validation, seed))
+    schema = table.learned_schema(rows, data, learning)
+    assert schema.target is not None
+    tested = rows.at(held_out) if data.test is None else table.read(data.test)
+    parts = [rows.at(learning), tested, *([] if validation is None else [rows.at(validation)])]
+    classes, y = _labels(rows.at(kept), parts, schema, data.task)
+    x = [schema.encode(table.matched(part, schema)[0])[0] for part in parts]
+    low, high = np.zeros(x[0].shape[1]), np.ones(x[0].shape[1])
     if data.rescale:
-        low, high = parts[0][0].min(0), parts[0][0].max(0)
+        low, high = x[0].min(0), x[0].max(0)
         high = np.where(high > low, high, low + 1)  # a constant feature stays at 0
     bounds = torch.from_numpy(low), torch.from_numpy(high)
-    splits, classes = [], None
-    for file, (features, column) in zip(files, parts, strict=True):
-        if data.task == "classification":
-            y, classes = table.labels(file, column, classes)
-        else:
-            y = table.targets(file, column).astype(np.float32)
-        splits.append(Split(rescaled(features, *bounds), torch.from_numpy(y)))
-    return splits[0], splits[1], classes or (), *bounds
+    train, test, *held = (Split(rescaled(some, *bounds), torch.from_numpy(of)) for some, of in zip(x, y, strict=True))
+    mean, scale = (float(y[0].mean()), float(y[0].std()) or 1.0) if data.task == "regression" else (0.0, 1.0)
+    return Dataset(train, held[0] if held else None, test, classes, *bounds, schema, mean, scale)
+
+
+def _kept_and_tested(rows: table.Rows, data: Table, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the training file to train on, and to test on where there is no test file."""
+    if data.test is not None:
+        return np.arange(len(rows)), np.arange(0)
+    target = rows.names[-1] if data.target is None else data.target
+    known = data.task == "classification" and target in rows.names  # else `learned_schema` says what is wrong
+    held_out = _held_out(rows.texts(target) if known else [""] * len(rows), data.test_share, seed)
+    if held_out.all() or not held_out.any():
+        raise ValueError(f"{data.train}: has {len(rows)} rows, too few to hold out data.test_share = {data.test_share:g} of them")
+    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def _labels(training: table.Rows, parts: list[table.Rows], schema: Schema, task: str) -> tuple[tuple[str, ...], list[np.ndarray]]:
+    """Names of the classes of the training rows, held-out ones included, and the labels or targets of each part."""
+    columns = [table.matched(part, schema)[1] for part in parts]
+    for part, column in zip(parts, columns, strict=True):
+        if column is None:
+            raise ValueError(f"{part.path}: has no column {schema.target!r} with the classes or targets; add it")
+    texts = [(part.path, column) for part, column in zip(parts, columns, strict=True) if column is not None]
+    if task == "regression":
+        return (), [table.targets(path, column) for path, column in texts]
+    _, classes = table.labels(training.path, training.texts(schema.target or ""))
+    return classes, [table.labels(path, column, classes)[0] for path, column in texts]
 
 
 def _held_out(classes: list[str], share: float, seed: int) -> np.ndarray:

@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from bisnn.files import write_atomic
+from bisnn.files import open_regular, write_atomic
 
 EVENTS = np.dtype([("x", np.int16), ("y", np.int16), ("t", np.int64), ("p", bool)])
 DVS128, NMNIST = (128, 128), (34, 34)  # sensors: width, height
@@ -203,29 +202,21 @@ def _checked_crop(crop: Sequence[int] | None, size: tuple[int, int]) -> tuple[in
 
 
 def _content(path: Path, most_bytes: int) -> bytes:
-    """All of a regular file that is not too large. Opened without waiting: a pipe without a writer would wait for ever."""
+    """All of a regular file that is not too large."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > most_bytes:
+                raise BadEvents(
+                    f"{path}: has {size:,} bytes; at most {most_bytes:,} are read; split it, or raise most_bytes in Python"
+                )
+            content = file.read(size)
     except FileNotFoundError:
         raise BadEvents(f"{path}: there is no such file; check the path") from None
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise BadEvents(f"{str(path)!r}: cannot be opened ({getattr(error, 'strerror', error)}); check the path") from None
-    try:
-        about = os.fstat(descriptor)
-        if stat.S_ISDIR(about.st_mode):
-            raise BadEvents(f"{path}: is a folder; give a file")
-        if not stat.S_ISREG(about.st_mode):
-            raise BadEvents(f"{path}: is no regular file; give the file of a recording")
-        if about.st_size > most_bytes:
-            raise BadEvents(
-                f"{path}: has {about.st_size:,} bytes; at most {most_bytes:,} are read; split it, or raise most_bytes in Python"
-            )
-        with open(descriptor, "rb", closefd=False) as file:
-            content = file.read(about.st_size)
     except OSError as error:
-        raise BadEvents(f"{path}: cannot be read ({error.strerror}); check the disk") from None
-    finally:
-        os.close(descriptor)
+        raise BadEvents(f"{path}: cannot be opened or read ({error.strerror}); check the path") from None
+    except ValueError as error:
+        raise BadEvents(str(error)) from None
     if len(content) >= NOTHING and not content.strip(b"\0"):
         raise BadEvents(f"{path}: its {len(content):,} bytes are all 0, as of a download that failed; get it again")
     if not content:

@@ -10,6 +10,8 @@ import functools
 import gzip
 import hashlib
 import json
+import math
+import os
 import struct
 import zlib
 from collections.abc import Callable, Sequence
@@ -26,7 +28,7 @@ from bisnn.data import cache, events
 from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, Camera, Motion, Window, binned, record
 from bisnn.data.recordings import MNISTDVS, Recordings
 from bisnn.display import bars, note
-from bisnn.files import write_atomic
+from bisnn.files import afford, open_regular, read_bytes, write_atomic
 
 FORMAT = 1  # of what is made: another number, and caches are built anew
 TOGETHER, TOGETHER_ON_GPU = 64, 1024  # images simulated at a time
@@ -70,20 +72,34 @@ def _found(folder: Path, name: str) -> Path:
 
 
 def read_idx(path: Path, axes: int) -> np.ndarray:
-    """An idx file of bytes, gzipped if its name ends so: 0 0 8 axes, the sizes as big-endian uint32, then the bytes."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            head = file.read(4 + 4 * axes)
-            sizes = struct.unpack(f">{axes}I", head[4:])
-            if head[:4] != bytes([0, 0, 8, axes]) or sizes[0] > MOST_IMAGES or any(size > 256 for size in sizes[1:]):
-                raise ValueError("another kind of file")
-            count = int(np.prod(sizes, dtype=np.int64))
-            content = file.read(count + 1)
-        if len(content) != count:
-            raise ValueError("longer or shorter than it says")
-    except (OSError, EOFError, zlib.error, struct.error, ValueError) as error:
-        raise ValueError(f"{path}: is damaged or no idx file of {axes} axes ({error}); take the original") from None
+    """An idx file of bytes, gzipped if its name ends so: 0 0 8 axes, the sizes as big-endian uint32, then the bytes.
+
+    No more is unpacked than the sizes say, and nothing before they are affordable.
+    """
+    with open_regular(path) as raw:
+        try:
+            with gzip.open(raw) if path.suffix == ".gz" else raw as file:
+                head = file.read(4 + 4 * axes)
+                sizes = struct.unpack(f">{axes}I", head[4:])
+                if head[:4] != bytes([0, 0, 8, axes]) or sizes[0] > MOST_IMAGES or any(size > 256 for size in sizes[1:]):
+                    raise ValueError("another kind of file")
+                count = math.prod(sizes)
+                packs = 1032 if path.suffix == ".gz" else 1  # bytes that gzip makes one of, at most
+                if count > packs * os.fstat(raw.fileno()).st_size:
+                    raise ValueError(f"it claims {count:,} bytes, which it cannot hold")
+                afford(path, 9 * count, f"what is {sizes} bytes", _TooLarge)  # as bytes, and as floats, twice
+                content = file.read(count + 1)
+            if len(content) != count:
+                raise ValueError("longer or shorter than it says")
+        except _TooLarge as error:
+            raise ValueError(str(error)) from None
+        except (OSError, EOFError, zlib.error, struct.error, ValueError) as error:
+            raise ValueError(f"{path}: is damaged or no idx file of {axes} axes ({error}); take the original") from None
     return np.frombuffer(content, np.uint8).reshape(sizes)
+
+
+class _TooLarge(ValueError):
+    """A file that may be whole, but asks for too much."""
 
 
 def simulate(
@@ -162,7 +178,7 @@ def _sign(path: Path, settings: dict[str, Any]) -> None:
     text = json.dumps(settings, indent=1) + "\n"
     if not path.exists():
         write_atomic(path, text.encode())
-    elif path.read_text(encoding="utf-8", errors="replace") != text:
+    elif read_bytes(path) != text.encode():
         raise ValueError(
             f"out: {path.parent} was made with other images, another seed or another camera ({path.name}); give another folder"
         )

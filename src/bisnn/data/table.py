@@ -1,62 +1,180 @@
-"""One's own points from CSV, NPY and NPZ files. The files come from outside: every cell is checked, nothing in them is run.
+"""One's own points from CSV, TSV, NPY and NPZ files. The files come from outside: every cell is checked, nothing in them is run.
 
-The csv module and numpy.load do the parsing; pandas would be a heavy dependency for it and would guess types.
+The csv module and numpy do the parsing; pandas would be a heavy dependency for it and would guess types.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-import zipfile
-import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-KINDS = (".csv", ".npy", ".npz")
-MISSING = ("", "na", "n/a", "null", "none", "-", "?")  # in a first row, these are missing numbers and no header
-_BROKEN = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, MemoryError)  # what damaged archives raise
+from bisnn.config import Table as TableConfig
+from bisnn.data.arrays import read_arrays
+from bisnn.display import note
+from bisnn.packed.columns import Column, Schema, as_number, category, is_blank, numbers
+
+KINDS = (".csv", ".tsv", ".npy", ".npz")
 
 
-def read_features(path: str | Path, features: int) -> np.ndarray:
-    """Points to predict, (N, features) float64: the columns of a CSV, the array of an NPY, the array `x` of an NPZ."""
+@dataclass(frozen=True)
+class Rows:
+    """The content of a file, column by column: text from a CSV, numbers from NumPy's files."""
+
+    path: Path
+    names: tuple[str, ...]  # of the columns; "1", "2", ... where the file gives none
+    header: bool  # whether it gives them
+    values: tuple[list[str] | np.ndarray, ...]  # (N,) each
+    lines: list[int] | None = None  # of a CSV's rows
+
+    def __len__(self) -> int:
+        return len(self.values[0])
+
+    def where(self, name: str, row: int) -> str:
+        place = f"line {self.lines[row]}" if self.lines else f"row {row + 1}"
+        return f"{self.path}: {place}, column {name!r}" if self.header else f"{self.path}: {place}, column {name}"
+
+    def column(self, name: str) -> list[str] | np.ndarray:
+        return self.values[self.names.index(name)]
+
+    def texts(self, name: str) -> list[str]:
+        """A column of classes or targets, as text."""
+        values = self.column(name)
+        return [_text(value) for value in values.tolist()] if isinstance(values, np.ndarray) else values
+
+    def at(self, chosen: np.ndarray) -> Rows:
+        """Some of the rows."""
+        some = [values[chosen] if isinstance(values, np.ndarray) else [values[i] for i in chosen] for values in self.values]
+        return replace(self, values=tuple(some), lines=None if self.lines is None else [self.lines[i] for i in chosen])
+
+
+def read(path: str | Path) -> Rows:
+    """All rows of a CSV or TSV file, an NPY file, or the arrays `x`, `y` and `names` (of x's columns) of an NPZ file."""
     path = _existing(path)
-    x = _numbers(path, *_csv_rows(path)) if path.suffix.lower() == ".csv" else _floats(path, _arrays(path)["x"])
-    if x.shape[1] != features:
-        hint = "; leave out the column of the class or target" if x.shape[1] == features + 1 else ""
-        raise ValueError(f"{path}: the model takes {features} features a row; got {x.shape[1]}{hint}")
-    return x
-
-
-def read_labelled(path: str | Path) -> tuple[np.ndarray, list[str]]:
-    """Features (N, d) float64 and the class or target of each row, as text: the last column, or the array `y` of an NPZ."""
-    path = _existing(path)
-    if path.suffix.lower() == ".csv":
-        rows, lines = _csv_rows(path)
-        if len(rows[0]) < 2:
-            raise ValueError(f"{path}: needs at least one feature and, last, the class or target; got {len(rows[0])} column")
-        return _numbers(path, [row[:-1] for row in rows], lines), [row[-1].strip() for row in rows]
-    arrays = _arrays(path)
+    if path.suffix.lower() in (".csv", ".tsv"):
+        return _csv_rows(path)
+    arrays = read_arrays(path, ["x", "y", "names"])
     x, y = _floats(path, arrays["x"]), arrays.get("y")
-    if y is None:
-        if path.suffix.lower() == ".npz":
-            raise ValueError(f"{path}: has no array y with the classes or targets; got x alone; save it with numpy.savez(x=, y=)")
-        if x.shape[1] < 2:
-            raise ValueError(f"{path}: needs at least one feature and, last, the class or target; got {x.shape[1]} column")
-        x, y = x[:, :-1], x[:, -1]
+    values: list[list[str] | np.ndarray] = list(x.T)
+    if y is not None:
+        values.append(_labels_of(path, y, len(x)))
+    names = tuple(str(i + 1) for i in range(len(values)))
+    if "names" in arrays:
+        names = (*_names_of(path, arrays["names"], x.shape[1]), *(["y"] if y is not None else []))
+        _check_distinct(path, names)
+    return Rows(path, names, "names" in arrays, tuple(values))
+
+
+def matched(rows: Rows, schema: Schema) -> tuple[dict[str, Any], list[str] | None]:
+    """The columns that a model takes, and its target as text where the file has it.
+
+    By name, in any order, if file and model have names. Else by position: the file has the features alone, in the order of the
+    training file, or all columns of the training file.
+    """
+    names: Sequence[str] = rows.names
+    if rows.header and schema.named:
+        schema.check_names(names, rows.path)
+    elif len(names) == len(schema.layout):
+        names = schema.layout
+    elif len(names) == len(schema.columns):
+        names = [column.name for column in schema.columns]
+    else:
+        whole = f", or {len(schema.layout)}, as the training file has" if len(schema.layout) > len(schema.columns) else ""
+        raise ValueError(
+            f"{rows.path}: must have {len(schema.columns)} columns, the model's features in their order{whole}; got {len(names)}"
+        )
+    by_name = dict(zip(names, rows.names, strict=True))
+    labels = rows.texts(by_name[schema.target]) if schema.target in by_name else None
+    values = {column.name: rows.column(by_name[column.name]) for column in schema.columns}
+    numeric = {c.name: numbers(by_name[c.name], values[c.name], rows.where) for c in schema.columns if not c.categories}
+    return values | numeric, labels
+
+
+def read_points(path: str | Path, schema: Schema | None, features: int) -> tuple[Any, list[str] | None]:
+    """Points to predict, as `Model.predict` takes them, and the column of the class or target where the file has it.
+
+    Without a schema, so many columns of numbers, none of them blank.
+    """
+    rows = read(path)
+    if schema is not None:
+        if rows.header and not schema.named:
+            note(f"{path}: its columns are taken by position, as the training file gave them no names")
+        return matched(rows, schema)
+    x = np.stack(list(matched(rows, Schema.numbered(features))[0].values()), 1)
+    for row, column in np.argwhere(np.isnan(x)):
+        raise ValueError(f"{rows.where(rows.names[column], row)}: must be a finite number; it is blank; fill it in or drop the row")
+    return x, None
+
+
+def learned_schema(rows: Rows, data: TableConfig, training: np.ndarray) -> Schema:
+    """What becomes of each column, learned from these of the rows alone."""
+    target = rows.names[-1] if data.target is None else data.target
+    for key, names in (("target", [target]), ("drop", data.drop), ("categorical", data.categorical)):
+        for name in names:
+            if name not in rows.names:
+                raise ValueError(f"data.{key}: {rows.path} has no column {name!r}; it has {', '.join(rows.names)}")
+            if key != "target" and (name == target or (key == "categorical" and name in data.drop)):
+                raise ValueError(f"data.{key}: column {name!r} is the target or dropped already; leave it out")
+    some = rows.at(training)
+    columns = [
+        _learned_column(some, name, name in data.categorical) for name in rows.names if name != target and name not in data.drop
+    ]
+    if not columns:
+        raise ValueError(f"{rows.path}: needs at least one feature beside the class or target; got {len(rows.names)} column")
+    return Schema(tuple(columns), rows.names, target)
+
+
+def _learned_column(rows: Rows, name: str, categorical: bool) -> Column:
+    values = rows.column(name)
+    given = [value for value in values if not is_blank(value)]
+    if not given:
+        raise ValueError(f"{rows.path}: column {name!r} is blank in all training rows; name it in data.drop")
+    if categorical or all(as_number(value) is None for value in given):
+        categories = sorted({category(value) for value in values})
+        if not categorical and len(categories) > max(2, len(values) // 2):
+            raise ValueError(
+                f"{rows.path}: column {name!r} has {len(categories)} different words in {len(values)} training rows; name it in "
+                "data.drop, or in data.categorical if they are categories"
+            )
+        return Column(name, categories=tuple(categories))
+    x = numbers(name, values, rows.where)
+    return Column(name, float(np.nanmedian(x)), bool(np.isnan(x).any()))
+
+
+def _labels_of(path: Path, y: np.ndarray, rows: int) -> list[str] | np.ndarray:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if y.ndim != 1 or len(y) != len(x):
-        raise ValueError(f"{path}: y must have one entry for each of the {len(x)} rows of x; got shape {y.shape}")
+    if y.ndim != 1 or len(y) != rows:
+        raise ValueError(f"{path}: y must have one entry for each of the {rows} rows of x; got shape {y.shape}")
     if y.dtype.kind == "f" and not np.isfinite(y).all():
         raise ValueError(f"{path}: row {int(np.argmin(np.isfinite(y))) + 1} of y is not finite; drop it or fill it in")
-    return x, [_text(value) for value in y.tolist()]
+    return [_text(value) for value in y.tolist()]
+
+
+def _names_of(path: Path, names: np.ndarray, count: int) -> list[str]:
+    if names.dtype.kind != "U" or names.shape != (count,):
+        raise ValueError(f"{path}: names must be {count} texts, one for each column of x; got {names.dtype} {names.shape}")
+    return names.tolist()
+
+
+def _check_distinct(path: Path, names: Sequence[str]) -> None:
+    for i, name in enumerate(names):
+        if not name:
+            raise ValueError(f"{path}: column {i + 1} has no name; give it one, or leave it out if it numbers the rows")
+        if name in names[:i]:
+            raise ValueError(f"{path}: two columns are named {name!r}; rename one")
 
 
 def labels(path: str | Path, texts: list[str], classes: tuple[str, ...] | None = None) -> tuple[np.ndarray, tuple[str, ...]]:
     """Class numbers (N,) int64 and the classes' names; in order of value if they are numbers, else of the alphabet."""
-    if any(not text for text in texts):
-        raise ValueError(f"{path}: row {texts.index('') + 1} has no class; fill it in or drop the row")
+    blank = [i for i, text in enumerate(texts) if is_blank(text)]
+    if blank:
+        raise ValueError(f"{path}: row {blank[0] + 1} has no class; fill it in or drop the row")
     if classes is None:
         names = set(texts)
         whole = all(re.fullmatch(r"[+-]?[0-9]+", name) for name in names)
@@ -74,7 +192,13 @@ def labels(path: str | Path, texts: list[str], classes: tuple[str, ...] | None =
 
 def targets(path: str | Path, texts: list[str]) -> np.ndarray:
     """Real targets, (N, 1) float64."""
-    return _numbers(_existing(path), [[text] for text in texts], None)
+    found = [as_number(text) for text in texts]
+    for i, number in enumerate(found):
+        if number is None or not np.isfinite(number):
+            raise ValueError(
+                f"{path}: target of row {i + 1}: must be a finite number; got {texts[i]!r}; fill it in or drop the row"
+            )
+    return np.array(found, dtype=np.float64)[:, None]
 
 
 def _existing(path: str | Path) -> Path:
@@ -85,62 +209,57 @@ def _existing(path: str | Path) -> Path:
         raise ValueError(f"{path}: is a folder; give a file")
     if not path.exists():
         raise ValueError(f"{path}: there is no such file; check the path")
+    if not path.is_file():
+        raise ValueError(f"{path}: is no regular file; give a file")  # a pipe might wait for ever
     return path
 
 
-def _csv_rows(path: Path) -> tuple[list[list[str]], list[int]]:
-    """The rows as text and their line numbers; a first row of words is taken as the header. Empty lines are passed over."""
+def _csv_rows(path: Path) -> Rows:
+    """A first row of words, none blank but perhaps the first, is the header. Empty lines are passed over."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            first = file.readline()
+            first = re.sub(r'"[^"]*"', "", file.readline())  # a quoted cell may hold any character
             file.seek(0)
-            delimiter = max(",;\t", key=first.count)
+            delimiter = next((mark for mark in "\t;" if mark in first), ",")  # a comma beside these is a decimal one
             reader = csv.reader(file, delimiter=delimiter)
-            numbered = [(row, reader.line_num) for row in reader if row]
+            numbered = [([cell.strip() for cell in row], reader.line_num) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path}: is no CSV text in UTF-8 ({error}); save it as one") from None
-    if numbered and not any(_is_number(cell) or cell.strip().lower() in MISSING for cell in numbered[0][0]):
-        del numbered[0]
+    if delimiter != ",":
+        numbered = _with_decimal_points(path, numbered)
+    header = numbered.pop(0)[0] if numbered and _is_header(numbered[0][0]) else None
     if not numbered:
         raise ValueError(f"{path}: is empty: it has no rows of numbers; give at least one")
     rows, lines = [row for row, _ in numbered], [line for _, line in numbered]
+    columns = len(header or rows[0])
     for row, line in numbered:
-        if len(row) != len(rows[0]):
-            raise ValueError(f"{path}: line {line} has {len(row)} columns, the first {len(rows[0])}; make them equal")
-    return rows, lines
+        if len(row) != columns:
+            raise ValueError(f"{path}: line {line} has {len(row)} columns, the first {columns}; make them equal")
+    if header:
+        _check_distinct(path, header)
+    names = tuple(header or (str(i + 1) for i in range(columns)))
+    return Rows(path, names, header is not None, tuple([list(cells) for cells in zip(*rows, strict=True)]), lines)
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _is_header(cells: list[str]) -> bool:
+    return not any(as_number(cell) is not None or is_blank(cell) for cell in cells[1:] or cells) and as_number(cells[0]) is None
 
 
-def _numbers(path: Path, rows: list[list[str]], lines: list[int] | None) -> np.ndarray:
-    """Cells to float64. `lines` are the rows' line numbers; None if the rows are targets, one a row."""
-    for i, row in enumerate(rows):
-        for j, cell in enumerate(row):
-            if not _is_number(cell) or not np.isfinite(float(cell)):
-                where = f"line {lines[i]}, column {j + 1}" if lines else f"target of row {i + 1}"
-                raise ValueError(f"{path}: {where}: must be a finite number; got {cell!r}; replace it or drop the row")
-    return np.array(rows, dtype=np.float64)
+_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?")
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        arrays = {"x": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
-    except (ValueError, EOFError, OSError, KeyError, *_BROKEN) as error:
-        if "pickle" in str(error).lower() or "object" in str(error).lower():
-            raise ValueError(
-                f"{path}: holds pickled Python objects, which could run code when read, or is no NumPy file; save plain numbers"
-            ) from None
-        raise ValueError(f"{path}: is damaged or no NumPy file ({error}); save it with numpy.save or numpy.savez") from None
-    if "x" not in arrays:
-        raise ValueError(f"{path}: needs an array named x, (N, features); got {', '.join(arrays) or 'none'}; numpy.savez(x=...)")
-    return arrays
+def _with_decimal_points(path: Path, rows: list[tuple[list[str], int]]) -> list[tuple[list[str], int]]:
+    """1,5 as 1.5; a file that has both could mean thousands by one of them. Rows come with their line numbers."""
+    if not any(_DECIMAL_COMMA.fullmatch(cell) for row, _ in rows for cell in row):
+        return rows
+    for row, line in rows:
+        for cell in row:
+            if "." in cell and as_number(cell) is not None:
+                raise ValueError(
+                    f"{path}: line {line}: {cell!r} has a decimal point where other numbers have a comma; write all of them alike"
+                )
+    point = lambda cell: cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell  # noqa: E731
+    return [([point(cell) for cell in row], line) for row, line in rows]
 
 
 def _floats(path: Path, x: np.ndarray) -> np.ndarray:

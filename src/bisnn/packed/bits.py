@@ -15,11 +15,14 @@ All release the GIL and take a range lo..hi of their first axis, for a thread ea
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numba import njit, types
+from numba.core.caching import FunctionCache
 from numba.core.extending import intrinsic
 
 _M, _B = "float32[:, ::1]", "uint32[:, ::1]"  # matrix of floats, of words
@@ -40,7 +43,29 @@ def kernel(signature: str, contract: bool = False, reorder: bool = False) -> Cal
     of small integers, which are exact in any order, may `reorder`.
     """
     allowed = {name for name, chosen in (("contract", contract), ("reassoc", reorder)) if chosen}
-    return njit(signature, nogil=True, cache=True, error_model="numpy", fastmath=allowed or False)
+    options = {"nogil": True, "error_model": "numpy", "fastmath": allowed or False}
+    return lambda function: _compiled(function, signature, options)
+
+
+def _compiled(function: Callable[..., Any], signature: str, options: dict[str, Any]) -> Callable[..., Any]:
+    """From numba's cache; anew where that is damaged; in memory where nothing can be kept (a read-only system, a full disk)."""
+    for emptied in (False, True):
+        try:
+            if emptied:
+                FunctionCache(function).flush()
+            return njit(signature, cache=True, **options)(function)
+        except Exception:  # whatever reading a damaged cache raises; the function's own errors come again below
+            continue
+    compiled = njit(signature, **options)(function)
+    _say_not_kept()
+    return compiled
+
+
+@functools.cache
+def _say_not_kept() -> None:
+    """Once a process, on stderr. (`display.note` needs rich, and nothing here does.)"""
+    text = "no folder for compiled kernels is writable: they are compiled in memory, at every start"
+    print(f"bisnn: {text}; set NUMBA_CACHE_DIR to a folder that is", file=sys.stderr)
 
 
 @intrinsic

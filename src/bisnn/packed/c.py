@@ -222,9 +222,8 @@ class _Source:
         if network.classes:
             constants["CLASSES"] = len(network.classes)
         if network.task == "regression":
-            mean, scale = getattr(network, "target_mean", 0.0), getattr(network, "target_scale", 1.0)
-            constants["TARGET_MEAN"] = f"({float(mean)!r}) /* a prediction is the mean logit ... */"
-            constants["TARGET_SCALE"] = f"{float(scale)!r} /* ... times the scale, plus the mean */"
+            constants["TARGET_MEAN"] = f"({float(network.target_mean)!r}) /* a prediction is the mean logit ... */"
+            constants["TARGET_SCALE"] = f"{float(network.target_scale)!r} /* ... times the scale, plus the mean */"
         return constants | {"FLASH_BYTES": self.sizes["flash"], "RAM_BYTES": self.sizes["ram"]}
 
     def _classes(self) -> list[str]:
@@ -363,10 +362,9 @@ def _width(names: tuple[str, ...]) -> int:
 
 def _feature_order(network: file.Network) -> str:
     """What a comment says of it."""
-    schema = getattr(network, "schema", None)
-    if schema is None:
+    if network.schema is None:
         return "in the order of its columns."
-    names = [re.sub(r"[^\w .,=()%-]", "_", name, flags=re.ASCII) for name in schema.features]
+    names = [re.sub(r"[^\w .,=()%-]", "_", name, flags=re.ASCII) for name in network.schema.features]
     return "in this order:" + "".join(f"\n *   {name}" for name in names)
 
 

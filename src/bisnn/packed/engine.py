@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from llvmlite import ir
 from numba import types
 from numba.core.extending import intrinsic
 
+from bisnn.files import most_bytes
 from bisnn.packed import FLUSH, bits, encoding, file, threads
 from bisnn.packed.bits import kernel
 
@@ -28,7 +30,7 @@ _ZERO, _ONE, _FLUSH = np.float32(0), np.float32(1), np.float32(FLUSH)
 _U0 = np.uint32(0)
 GROUP = 8  # recordings of a dense layer that are worked on together: weights are then read once for all of them
 ROWS = 16  # of the input that are counted together, at least, by taking several time steps at once
-POINTS = 250  # encoded and predicted at a time
+POINTS = 250  # encoded and predicted at a time, at most
 TABLE = 1 << 26  # bytes of a layer's weights as int8 up to which they are kept, for sparse inputs
 _X, _W, _S = "uint32[:, :, :, :, :, ::1]", "uint32[:, :, ::1]", "float32[:, :, ::1]"  # spikes, weights, state
 
@@ -265,6 +267,9 @@ class Engine:
         self.network, self.threads = network, threads or _cores()
         self._layers = [_layer_of(layer, sparse) for layer in network.layers]
         self._neurons = [math.prod(layer.current_shape) for layer in network.layers]
+        outputs = [0 if layer.readout is None else len(layer.readout.V) for layer in network.layers]
+        each = file.cost(network.layers, outputs, network.count, network.encoding.get("steps", 1))[1]
+        self._points = max(1, min(POINTS, most_bytes() // (4 * each)))  # predicted at a time, whatever a file's time steps
         self._readouts = [
             None if layer.readout is None else _by_pixel(layer.readout.V, layer.output_shape) for layer in network.layers
         ]
@@ -301,7 +306,10 @@ class Engine:
         return functools.reduce(np.add, cast("list[np.ndarray]", readouts[-count:])) * np.float32(1 / count)
 
     def predict(self, x: np.ndarray) -> Prediction:
-        """Predict from whole recordings x, (T, B, *input_shape): the mean over time, after the burn-in, and over the members."""
+        """Predict from whole recordings x, (T, B, *input_shape): the mean over time, after the burn-in, and over the members.
+
+        Regression is in the units of the training targets.
+        """
         logits = self.run(x).logits
         if logits is None:
             raise ValueError("predict: needs a readout after the last layer; this network has none; use run(x, spikes=True)")
@@ -312,15 +320,27 @@ class Engine:
         if self.network.task == "classification":
             y = np.exp(y - y.max(-1, keepdims=True))
             y /= y.sum(-1, keepdims=True)
-        return Prediction.of(y.mean(1), self.network.task)
+        members = y.mean(1)
+        if self.network.target_mean or self.network.target_scale != 1:  # in float64: an offset may be large
+            members = self.network.target_mean + self.network.target_scale * members.astype(np.float64)
+        return Prediction.of(members, self.network.task)
 
-    def predict_features(self, x: np.ndarray) -> Prediction:
-        """Predict from raw features (N, d), in the units of the training file, by the file's own encoding."""
-        x, code = np.asarray(x), self.network.encoding
+    def predict_features(self, x: Any) -> Prediction:
+        """Predict from raw features, in the units of the training file, by the file's own encoding.
+
+        x is an array (N, d); for a model of a table, as `packed.columns.Schema.encode` takes it: its columns, numbers or text, NaN
+        where a cell is blank, or a mapping from their names to a value, or to one per point. Cells that no training row was like
+        raise a UserWarning.
+        """
+        if self.network.schema is not None:
+            x, notes = self.network.schema.encode(x)
+            for note in notes:
+                warnings.warn(note, stacklevel=2)
+        x, code, some = np.asarray(x), self.network.encoding, self._points
         members = []
-        for i in range(0, max(1, len(x)), POINTS):
-            results = [self.predict(encoding.spikes(code, x[i : i + POINTS], e)) for e in range(code.get("encodings", 1))]
-            members.append(np.mean([result.members for result in results], 0, dtype=np.float32))
+        for i in range(0, max(1, len(x)), some):
+            results = [self.predict(encoding.spikes(code, x[i : i + some], e)) for e in range(code.get("encodings", 1))]
+            members.append(np.mean([result.members for result in results], 0))
         return Prediction.of(np.concatenate(members, 1), self.network.task)
 
     def _packed(self, x: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
 """A trained network as what it is: bits. Its description in memory, and the one file that holds it.
 
 The file is safetensors with a JSON header. Weights are one bit each (1 is +1), lowest bit of a byte first, in the order of the
-network's parameters: member, neuron, input. Reading a file runs no code, and a file from outside is believed in nothing: all sizes
-are checked before memory is taken for them. Only numpy and safetensors are needed here.
+network's parameters: member, neuron, input. Reading a file runs no code, and nothing in a file from outside is taken on trust: all
+that it asks for in total is checked against one budget before any memory is taken. Only numpy and safetensors are needed here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,14 +20,15 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from bisnn.files import write_atomic
+from bisnn.files import afford, read_bytes, write_atomic
 from bisnn.packed import philox
+from bisnn.packed.columns import Schema
 from bisnn.packed.philox import Purpose
 
-VERSION = 2
-READS = (1, VERSION)  # in the first format the last layer alone speaks
+VERSION = 3
 KINDS = ("dense", "conv", "recurrent")
-MOST_NEURONS = 1 << 26  # of a layer: a header of a few bytes cannot ask for more memory than that
+MOST_NEURONS = 1 << 26  # of a layer, and the most of anything else that a header counts
+MOST_MEMBERS = 1 << 14  # that a file has or suggests: drawing each takes time
 GENERATOR = "philox4x32-10"  # named in the file: how members are drawn from a posterior
 
 
@@ -104,6 +107,9 @@ class Network:
     burn_in: int = 0  # first time steps that a prediction leaves out
     readouts: int = 1  # how many of the last layers speak: a prediction comes from the mean of their readouts
     encoding: dict[str, Any] = field(default_factory=dict)  # from features to spikes; empty where spikes come in
+    schema: Schema | None = None  # of a table: from its columns to features
+    target_mean: float = 0.0  # regression: a prediction is the mean of the logits, times the scale, plus the mean
+    target_scale: float = 1.0
     source: str = ""  # digest of the model file it was made from
     members: int = 0  # that the file suggests to draw from its posterior
     seed: int = 0  # for drawing them
@@ -152,8 +158,9 @@ def write(network: Network, path: str | Path) -> int:
             tensors[f"{i}.readout"] = _bits(layer.readout.V)
             tensors[f"{i}.scale"] = np.array([layer.readout.scale], np.float32)
         layers.append({name: value for name, value in about.items() if value is not None})
-    names = ("task", "classes", "burn_in", "readouts", "encoding", "source", "members", "seed")
+    names = ("task", "classes", "burn_in", "readouts", "encoding", "target_mean", "target_scale", "source", "members", "seed")
     about = {name: getattr(network, name) for name in names}
+    about["schema"] = None if network.schema is None else network.schema.to_json()
     about |= {"layers": layers, "count": 0 if network.layers[0].posterior is not None else network.count, "generator": GENERATOR}
     body = json.dumps(about, separators=(",", ":"))
     header = {"kind": "packed", "version": VERSION, "network": body, "digest": _digest(body, tensors)}
@@ -172,9 +179,11 @@ def read(path: str | Path, members: int | Literal["map"] | None = None, seed: in
         seed: of those draws; by default the file's.
     """
     try:
-        content = Path(path).read_bytes()
+        content = read_bytes(path)
     except OSError as error:
         raise BadFile(f"{path}: cannot be read: {error.strerror}; `bisnn export RUN --to packed` makes such a file") from None
+    except ValueError as error:  # no regular file, or too large
+        raise BadFile(str(error)) from None
     return parse(content, str(path), members, seed)
 
 
@@ -191,14 +200,12 @@ def parse(content: bytes, name: str, members: int | Literal["map"] | None = None
         raise BadFile(f"{name}: is damaged or no safetensors file ({_short(error)})") from None
     if not isinstance(header, dict) or header.get("kind") != "packed":
         raise BadFile(f"{name}: holds no packed network; `bisnn export RUN --to packed` makes such a file")
-    if header.get("version") not in READS:
-        raise BadFile(
-            f"{name}: was written in format {header.get('version')!r}, and this version reads 1 and {VERSION}; export it again"
-        )
-    body = header.get("network")
-    if not isinstance(body, str) or header.get("digest") != _digest(body, tensors):
-        raise BadFile(f"{name}: is damaged: its content does not match its digest; export it again")
+    if header.get("version") != VERSION:
+        raise BadFile(f"{name}: was written in format {header.get('version')!r}, and this version reads {VERSION}; export it again")
     try:
+        body = _text(header.get("network"), "its description", most=len(content))
+        if header.get("digest") != _digest(body, tensors):
+            raise BadFile("is damaged: its content does not match its digest; export it again")
         return _network(json.loads(body), tensors, members, seed)
     except (BadFile, Unfit) as error:
         raise type(error)(f"{name}: {error}") from None
@@ -223,8 +230,8 @@ def _require(good: bool, what: str) -> None:
         raise BadFile(what + "; export it again")
 
 
-def _whole(value: Any, least: int, what: str) -> int:
-    _require(isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_NEURONS, f"{what} is {value!r:.50}")
+def _whole(value: Any, least: int, what: str, most: int = MOST_NEURONS) -> int:
+    _require(isinstance(value, int) and not isinstance(value, bool) and least <= value <= most, f"{what} is {value!r:.50}")
     return value
 
 
@@ -233,8 +240,9 @@ def _wholes(value: Any, count: int, least: int, what: str) -> tuple[int, ...]:
     return tuple(_whole(n, least, what) for n in value)
 
 
-def _text(value: Any, what: str) -> str:
-    _require(isinstance(value, str) and len(value) <= 1000, f"{what} is {value!r:.50}")
+def _text(value: Any, what: str, most: int = 1000) -> str:
+    _require(isinstance(value, str) and len(value) <= most, f"{what} is {value!r:.50}")
+    _require(not any("\ud800" <= character <= "\udfff" for character in value), f"{what} is no text: {value!r:.50}")
     return value
 
 
@@ -259,17 +267,17 @@ def _network(about: Any, tensors: dict[str, np.ndarray], members: int | str | No
     _require(isinstance(about, dict) and isinstance(about.get("layers"), list), "its header describes no layers")
     _require(1 <= len(about["layers"]) <= 1000, f"it has {len(about['layers'])} layers")
     _require(about.get("generator") == GENERATOR, f"its members come from {about.get('generator')!r:.50}, which is unknown")
-    count = _whole(about.get("count"), 0, "the number of members")
-    suggested = _whole(about.get("members"), 0, "the suggested number of members")
+    count = _whole(about.get("count"), 0, "the number of members", MOST_MEMBERS)
+    suggested = _whole(about.get("members"), 0, "the suggested number of members", MOST_MEMBERS)
     seed = _seed(about.get("seed")) if seed is None else seed
     if count and members == "map":
         raise Unfit('members: "map" needs a file with a posterior, and this one has fixed weights; leave it out')
     if count and isinstance(members, int) and members > count:
         raise Unfit(f"members: the file has {count}; got {members}; export more")
-    left, layers = _Tensors(tensors), []  # type: ignore[var-annotated]
-    for i, of in enumerate(about["layers"]):
-        layer = _plan(i, of)
-        _require(not layers or layer.input_shape == layers[-1].output_shape, f"layer {i} does not fit the one before it")
+    K = count or (members if isinstance(members, int) else 1 if members == "map" else suggested or 1)
+    plans, encoding = _plans(about, K, BadFile if members is None else Unfit)
+    left, layers = _Tensors(tensors), []
+    for i, (of, layer) in enumerate(zip(about["layers"], plans, strict=True)):
         if of.get("mask"):
             layer = replace(layer, mask=left.bits(f"{i}.mask", layer.neurons, layer.inputs))
             _require(bool(layer.mask.any(1).all()), f"layer {i} has a neuron without parents")  # type: ignore[union-attr]
@@ -302,8 +310,8 @@ def _network(about: Any, tensors: dict[str, np.ndarray], members: int | str | No
         task=about["task"],
         classes=tuple(_text(name, "the name of a class") for name in classes),
         burn_in=_whole(about.get("burn_in"), 0, "the burn-in"),
-        readouts=_whole(about.get("readouts", 1), 1, "the number of layers that speak"),
-        encoding=_encoding(about.get("encoding"), layers[0].input_shape),
+        readouts=_whole(about.get("readouts"), 1, "the number of layers that speak"),
+        **_units(about, encoding),
         source=_text(about.get("source"), "the source"),
         members=suggested,
         seed=seed,
@@ -313,6 +321,33 @@ def _network(about: Any, tensors: dict[str, np.ndarray], members: int | str | No
     fit = network.readouts == 1 or (len(sizes) == network.readouts and set(sizes) == {network.outputs})
     _require(fit, f"{network.readouts} layers are to speak, and the outputs of the last readouts are {sizes}")
     return network
+
+
+def _plans(about: Any, K: int, error: type[ValueError]) -> tuple[list[Layer], dict[str, Any]]:
+    """The layers of K members without their tensors, and the encoding: all that the file asks for, within the budget."""
+    plans = [_plan(i, of) for i, of in enumerate(about["layers"])]
+    for i, (before, layer) in enumerate(pairwise(plans), 1):
+        _require(layer.input_shape == before.output_shape, f"layer {i} does not fit the one before it")
+    encoding = _encoding(about.get("encoding"), plans[0].input_shape)
+    outputs = [_whole(of.get("readout") or 0, 0, f"the readout of layer {i}") for i, of in enumerate(about["layers"])]
+    needed = sum(cost(plans, outputs, K, encoding.get("steps", 1)))
+    afford("its header", needed, f"a network of {K} members", error)
+    return plans, encoding
+
+
+def cost(layers: Sequence[Layer], outputs: Sequence[int], members: int, steps: int) -> tuple[int, int]:
+    """Bytes of memory, estimated from above, that an engine takes to stand ready, and for each recording of so many time steps.
+
+    Weights as booleans, twice, and as bytes; what a layer's kernel works on; for a recording its draws, spikes and logits.
+    """
+    ready, recording = 0, 10 * steps * math.prod(layers[0].input_shape)
+    for layer, n in zip(layers, outputs, strict=True):
+        neurons, leaving = math.prod(layer.current_shape), math.prod(layer.output_shape)
+        pixels = neurons // layer.neurons
+        work = (640 if pixels == 1 else 16) * neurons + 4 * pixels * -(-layer.inputs // 32)
+        ready += 3 * members * layer.neurons * layer.inputs + min(members, 16) * work + 2 * n * leaving
+        recording += members * (12 * neurons + steps * (leaving // 8 + 4 + 8 * n))
+    return ready, recording
 
 
 _NONE = np.zeros((0, 0, 0), bool)
@@ -362,7 +397,7 @@ def _encoding(about: Any, input_shape: tuple[int, ...]) -> dict[str, Any]:
     _require(set(about) == known and about["code"] in ("population", "rate"), f"its encoding is {about!r:.100}")
     _whole(about["steps"], 1, "the number of time steps")
     _whole(about["neurons"], 2, "the number of neurons a feature")
-    _whole(about["encodings"], 1, "the number of encodings")
+    _whole(about["encodings"], 1, "the number of encodings", MOST_MEMBERS)
     _seed(about["seed"])
     for name in ("low", "high"):
         _require(isinstance(about[name], list) and 1 <= len(about[name]) <= MOST_NEURONS, f"the encoding's {name} is no list")
@@ -375,6 +410,19 @@ def _encoding(about: Any, input_shape: tuple[int, ...]) -> dict[str, Any]:
     size = len(about["low"]) * (about["neurons"] if about["code"] == "population" else 1)
     _require(fits and about["width"] > 0 and (size,) == input_shape, "its encoding does not fit its input")
     return about
+
+
+def _units(about: dict[str, Any], encoding: dict[str, Any]) -> dict[str, Any]:
+    """From what a user has to spikes, and from logits to what a user wants."""
+    schema = about.get("schema")
+    _require(schema is None or bool(encoding), "it describes a table, and no encoding of features")
+    if schema is not None:
+        schema = Schema.from_json(schema, len(encoding["low"]))
+    target: dict[str, Any] = {"target_mean": about.get("target_mean"), "target_scale": about.get("target_scale")}
+    for name, value in target.items():
+        finite = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        _require(finite and (name == "target_mean" or value > 0), f"its {name} is {value!r:.50}")
+    return {"encoding": encoding, "schema": schema, **target}
 
 
 def draw(posterior: np.ndarray, count: int, seed: int, layer: int) -> np.ndarray:
