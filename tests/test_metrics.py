@@ -1,15 +1,22 @@
-"""Metrics against scikit-learn and plain loops."""
+"""Metrics against scikit-learn and plain loops; intervals against SciPy, and by simulation of what they cover."""
 
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import sklearn.metrics
 import torch
+from scipy import stats
 
-from bisnn import metrics
+from bisnn import intervals, metrics
 from conftest import seeded
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+import interval_coverage as coverage
 
 N, C = 500, 4
 PROBS = torch.softmax(2 * torch.randn(N, C, generator=seeded(0), dtype=torch.float64), -1)
@@ -82,31 +89,213 @@ def test_paired_differences_are_tighter_than_apart():
     a = b.clone()
     fixed = hard.nonzero()[:20, 0]
     a[fixed] = right[fixed]
-    found = metrics.paired(metrics.accuracy, [a, a], [b], labels, resamples=300)
+    found = metrics.paired("accuracy", [a], [b], labels)
     assert found.value == pytest.approx(0.05)
     assert 0.02 < found.low < 0.05 < found.high < 0.08
-    apart = metrics.bootstrap(metrics.accuracy, a, labels, resamples=300)
+    apart = metrics.interval("accuracy", a, labels)
     assert found.high - found.low < 0.6 * (apart.high - apart.low)
-    assert metrics.paired(metrics.nll, [b], [a], labels, resamples=50).low > 0
-    mean = metrics.paired(metrics.accuracy, [a, b], [b], labels, resamples=50)
-    assert mean.value == pytest.approx(0.025)
+    assert metrics.paired("nll", [b], [a], labels).low > 0
+    seeds = metrics.paired("accuracy", [a, b, b], [b, b, b], labels)
+    assert seeds.value == pytest.approx(0.05 / 3)
+    assert seeds.low < 0 < seeds.high, "one seed of three is no evidence"
 
 
-def test_bootstrap_covers():
-    """The interval of the accuracy is about the binomial one, holds the value, and repeats with its seed."""
-    interval = metrics.bootstrap(metrics.accuracy, PROBS, LABELS, resamples=400)
-    deviation = math.sqrt(interval.value * (1 - interval.value) / N)
-    assert interval.low < interval.value < interval.high
-    assert interval.high - interval.low == pytest.approx(2 * 1.96 * deviation, rel=0.15)
-    assert metrics.bootstrap(metrics.accuracy, PROBS, LABELS, resamples=400) == interval
-    assert metrics.bootstrap(metrics.accuracy, PROBS, LABELS, resamples=400, seed=1) != interval
-    for metric in metrics.METRICS.values():
-        low, high = metrics.bootstrap(metric, PROBS, LABELS, resamples=50)[1:]
-        assert low < high
+def test_differences_of_the_other_metrics():
+    """The value of a difference is that of the metrics; for the RMSE by its linear expansion."""
+    rng = seeded(3)
+    y, a, b = (torch.randn(300, 2, generator=rng, dtype=torch.float64) for _ in range(3))
+    for name, metric in metrics.REGRESSION_METRICS.items():
+        found = metrics.paired(name, [a], [b], y)
+        assert found.value == pytest.approx(metric(a, y) - metric(b, y))
+        assert found.low < found.value < found.high
+    same = metrics.paired("rmse", [y], [y], y)
+    assert same == (0, 0, 0)
+    other = torch.softmax(PROBS.log() * 2, -1)
+    found = metrics.paired("calibration_error", [other], [PROBS], LABELS)
+    assert found.low > 0, "twice the logits is overconfident"
+
+
+def test_balanced_accuracy_covers():
+    """A rare class widens the interval; equal classes give that of the accuracy."""
+    rng = np.random.default_rng(0)
+    share = np.array([0.95, 0.8, 0.6])
+    hits, pairs = 0, 0
+    for _ in range(400):
+        y = rng.choice(3, 200, p=[0.7, 0.2, 0.1])
+        a, b = (torch.eye(3)[torch.from_numpy(np.where(rng.random(200) < share[y], y, (y + 1) % 3))] for _ in range(2))
+        labels = torch.from_numpy(y)
+        value, low, high = metrics.interval("balanced_accuracy", a, labels)
+        assert value == pytest.approx(metrics.balanced_accuracy(a, labels))
+        hits += low <= share.mean() <= high
+        difference = metrics.paired("balanced_accuracy", [a], [b], labels)
+        assert difference.value == pytest.approx(value - metrics.balanced_accuracy(b, labels))
+        pairs += difference.low <= 0 <= difference.high
+    assert covers(hits / 400, 400, most=0.975)
+    assert covers(pairs / 400, 400, most=0.975)
+    equal = torch.arange(200) % 2
+    a = torch.eye(2)[torch.where(torch.arange(200) < 20, 1 - equal, equal)]
+    alike = [metrics.interval(name, a, equal) for name in ("accuracy", "balanced_accuracy")]
+    assert alike[0] == pytest.approx(alike[1])
+
+
+def test_share_is_the_hull_of_wilson_and_mid_p():
+    for hits, n in ((0, 10), (10, 10), (98, 100), (99, 100), (700, 1000)):
+        low, high = intervals.of_share(hits, n)
+        wilson = stats.binomtest(hits, n).proportion_ci(method="wilson")
+        assert low <= wilson.low + 1e-12
+        assert wilson.high - 1e-12 <= high
+        for end, tail in ((low, 0.025), (high, 0.975)):
+            if abs(end - (wilson.low if end == low else wilson.high)) > 1e-9 and 0 < end < 1:  # then it is mid-P's
+                assert stats.binom.sf(hits, n, end) + stats.binom.pmf(hits, n, end) / 2 == pytest.approx(tail, abs=1e-8)
+        exact = stats.binomtest(hits, n).proportion_ci(method="exact")
+        assert exact.low - 0.02 < low <= high < exact.high + 0.02
+
+
+def test_mean_is_near_the_bca_bootstrap_and_shifts_with_the_skew():
+    scores = np.random.default_rng(0).gamma(0.5, size=400)
+    low, high = intervals.of_mean(scores)
+    bca = stats.bootstrap((scores,), np.mean, method="BCa", n_resamples=4000, rng=np.random.default_rng(1)).confidence_interval
+    assert (low, high) == (pytest.approx(bca.low, abs=0.012), pytest.approx(bca.high, abs=0.012))
+    assert high - scores.mean() > scores.mean() - low
+    mirrored = intervals.of_mean(-scores)
+    assert mirrored == (pytest.approx(-high), pytest.approx(-low))
+    even = np.array([-1.0, 1.0] * 50)
+    half = stats.t.ppf(0.975, 99) * even.std(ddof=1) / 10
+    assert intervals.of_mean(even) == (pytest.approx(-half, rel=1e-4), pytest.approx(half, rel=1e-4))
+    both = intervals.of_mean(np.stack([scores, 2 * scores]))
+    assert both[0].tolist() == pytest.approx([low, 2 * low])
+
+
+def test_crossed_mean_of_one_kind_of_variation():
+    """Where nothing but the seeds varies it is Student's interval, where nothing but the recordings does, that of a mean."""
+    rng = np.random.default_rng(0)
+    seeds = np.repeat(rng.standard_normal((4, 1)), 50, 1)
+    low, high = intervals.of_crossed_mean(seeds)
+    t = stats.ttest_1samp(seeds[:, 0], 0).confidence_interval()
+    assert (low, high) == (pytest.approx(t.low), pytest.approx(t.high))
+    shared = np.repeat(rng.standard_normal((1, 50)), 4, 0)
+    for scores in (shared, shared[:1]):
+        low, high = intervals.of_crossed_mean(scores)
+        mean = shared[0].mean()
+        extended = np.append(shared[0], shared[0][np.abs(shared[0] - mean).argmax()])  # its extreme counts twice
+        ends = intervals.of_mean(extended)
+        assert (low - mean, high - mean) == tuple(pytest.approx(end - extended.mean()) for end in ends)
+
+
+def test_a_calibrated_models_ece():
+    """Mean and 95 % quantile of the ECE of labels drawn from the model's own confidences, by plain draws."""
+    found = metrics.calibration(PROBS, LABELS)
+    assert found.ece == pytest.approx(metrics.ece(PROBS, LABELS))
+    drawn = []
+    for i in range(400):
+        labels = torch.multinomial(PROBS, 1, generator=seeded(100 + i)).squeeze(1)
+        drawn.append(metrics.ece(PROBS, labels))
+    assert found.calibrated_mean == pytest.approx(np.mean(drawn), rel=0.04)
+    assert found.calibrated_high == pytest.approx(np.quantile(drawn, 0.95), rel=0.08)
+
+
+def test_expected_ece_by_enumeration():
+    bins = intervals.Bins(np.array([1, 4, 7]), np.array([1.0, 0.55, 0.9]), np.array([1, 2, 6]))
+    for shares in (bins.confidence, np.array([0.3, 0.0, 1.0])):
+        total = sum(
+            stats.binom.pmf(k, n, p) * abs(k - n * c)
+            for n, c, p in zip(bins.size, bins.confidence, shares, strict=True)
+            for k in range(n + 1)
+        )
+        assert intervals._expected_ece(bins, shares) == pytest.approx(total / 12)
+
+
+def test_calibration_error_holds_its_value_and_leaves_out_chance():
+    """The plain ECE of a calibrated model is chance: the debiased one is about 0, its interval begins there."""
+    found = metrics.calibration(PROBS, LABELS)
+    assert found.ece < found.calibrated_high
+    assert found.error.value < 0.6 * found.ece
+    assert found.error.low == 0
+    for power in (1, 1.5, 3):
+        probs = torch.softmax(power * PROBS.log(), -1)
+        for seed in range(3):
+            error = metrics.calibration(probs, LABELS, seed=seed).error
+            assert error.low <= error.value <= error.high
+            assert metrics.interval("calibration_error", probs, LABELS, seed=seed) == error
+    assert error.low > 0.05, "three times the logits"
+    sure = torch.eye(2).repeat(50, 1)
+    perfect = metrics.calibration(sure, torch.tensor([0, 1]).repeat(50))
+    assert perfect.error[:2] == (0, 0)
+    assert 1 - 0.025 ** (1 / 100) < perfect.error.high < 5 / 100, "a hundred right answers allow a few per cent"
+
+
+def test_hardly_any_mistake_says_little_of_what_one_costs():
+    """A calibrated model with a true NLL of 0.056 may be right a hundred times: the interval must reach there all the same."""
+    probs = torch.tensor([[0.99, 0.01]], dtype=torch.float64).expand(100, 2)
+    found = metrics.interval("nll", probs, torch.zeros(100, dtype=torch.int64))
+    assert found.value == pytest.approx(-math.log(0.99))
+    assert found.high > -0.99 * math.log(0.99) - 0.01 * math.log(0.01)
+
+
+@pytest.mark.parametrize("n", [100, pytest.param(400, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.slow)])
+def test_accuracy_covers(n):
+    """Exactly, by the binomial distribution: never below 93 %, above 97 % only within ten mistakes of the end."""
+    for between in coverage.SHARES.values():
+        low, _ = coverage.share_coverage(n, between, 300)
+        assert low >= 0.93
+    low, high = coverage.share_coverage(n, (0.5, 1 - 10 / n), 300)
+    assert 0.93 <= low <= high < 0.9705
+
+
+def covers(found: float, simulations: int, *, most: float = 1.0) -> bool:
+    """Whether a coverage of at least 93 % (and at most `most`) is within the noise of the simulation."""
+    noise = 2.6 * math.sqrt(0.06 * 0.94 / simulations)
+    return 0.93 - noise <= found <= most + noise
+
+
+HARD = ("accuracy 0.81, overconfident", "accuracy 0.97, calibrated", "accuracy 0.97, overconfident")
+
+
+@pytest.mark.parametrize(
+    ("n", "model", "simulations"),
+    [
+        (100, "accuracy 0.93, overconfident", 60),
+        (400, "accuracy 0.81, calibrated", 60),
+        *(pytest.param(n, model, 250, marks=pytest.mark.slow) for n in coverage.SIZES for model in HARD),
+    ],
+)
+def test_intervals_of_a_run_cover(n, model, simulations):
+    found = coverage.single_runs(n, model, simulations)
+    for name, row in found.items():
+        assert covers(row["coverage"], simulations), name
+    if n == 2000:
+        assert covers(found["nll"]["coverage"], simulations, most=0.97)
+
+
+@pytest.mark.parametrize("n", coverage.SIZES)
+def test_intervals_of_errors_cover(n):
+    for found in coverage.errors_coverage(n, 30, 300).values():
+        assert covers(found, 300, most=0.97)
+
+
+@pytest.mark.parametrize(
+    ("n", "seeds", "pair", "simulations"),
+    [
+        (100, 3, "seeds differ", 60),
+        (100, 10, "seeds alike", 30),
+        *(
+            pytest.param(n, seeds, pair, 150, marks=pytest.mark.slow)
+            for n, seeds in ((100, 3), (100, 10), (400, 5), (2000, 3))
+            for pair in ("seeds differ", "one overconfident")
+        ),
+    ],
+)
+def test_intervals_of_differences_cover(n, seeds, pair, simulations):
+    for name, row in coverage.paired_runs(n, seeds, pair, simulations).items():
+        assert covers(row["coverage"], simulations), name
 
 
 def test_a_single_recording():
-    assert metrics.bootstrap(metrics.accuracy, PROBS[:1], LABELS[:1]).low in (0.0, 1.0)
+    low, high = metrics.interval("accuracy", PROBS[:1], LABELS[:1])[1:]
+    assert high - low > 0.7, "one says little"
+    value, low, high = metrics.interval("brier", PROBS[:1], LABELS[:1])
+    assert low <= value <= high
+    assert metrics.paired("nll", [PROBS[:1]], [PROBS[:1]], LABELS[:1]) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -120,11 +309,14 @@ def test_a_single_recording():
         (lambda: metrics.ece(PROBS.log(), LABELS), "probs: rows must be probabilities.*softmax"),
         (lambda: metrics.brier(PROBS * math.nan, LABELS), "probs: rows must be probabilities"),
         (lambda: metrics.brier(PROBS, LABELS + 1), r"labels: must lie in 0..3; got 1..4"),
-        (lambda: metrics.paired(metrics.ece, [], [PROBS], LABELS), "a, b: must be predictions of the same recordings"),
-        (lambda: metrics.paired(metrics.ece, [PROBS], [PROBS[:3]], LABELS), "a, b: must be predictions of the same recordings"),
+        (lambda: metrics.paired("nll", [], [PROBS], LABELS), "a, b: must be predictions of the same recordings"),
+        (lambda: metrics.paired("nll", [PROBS], [PROBS[:3]], LABELS), "a, b: must be predictions of the same recordings"),
         (lambda: metrics.ece(PROBS, LABELS, bins=0), "bins: must be a positive whole number"),
-        (lambda: metrics.bootstrap(metrics.ece, PROBS, LABELS, level=1.0), r"level: must lie in \(0, 1\)"),
-        (lambda: metrics.bootstrap(metrics.ece, PROBS, LABELS, resamples=0), "resamples: must be"),
+        (lambda: metrics.paired("nll", [PROBS] * 2, [PROBS], LABELS), "by as many runs"),
+        (lambda: metrics.paired("ece", [PROBS], [PROBS], LABELS), "name: must be one of accuracy"),
+        (lambda: metrics.interval("ece", PROBS, LABELS), "name: must be one of accuracy"),
+        (lambda: metrics.interval("nll", PROBS, LABELS, level=1.0), r"level: must lie in \(0, 1\)"),
+        (lambda: metrics.interval("calibration_error", PROBS.log(), LABELS), "probs: rows must be probabilities"),
     ],
 )
 def test_bad_arguments(call, message):

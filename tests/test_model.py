@@ -211,10 +211,15 @@ def test_verdict_is_that_of_the_metrics(runs, name, predictors):
     assert verdict["points"] == len(test.x) == 60
     for predictor, samples in predictors.items():
         probs = trained.predict_points(test.x, samples).mean
-        for metric, function in metrics.METRICS.items():
+        for metric in ("accuracy", "balanced_accuracy", "nll", "brier"):
             got = verdict["metrics"][predictor][metric]
-            assert got["value"] == pytest.approx(function(probs, test.y))
-            assert got["low"] <= got["high"]
+            assert got["value"] == pytest.approx(metrics.METRICS[metric](probs, test.y))
+        for got in verdict["metrics"][predictor].values():
+            assert got["low"] <= got["value"] <= got["high"]
+        found = metrics.calibration(probs, test.y, seed=trained.config.seed)
+        assert verdict["metrics"][predictor]["calibration_error"] == found.error._asdict()
+        assert verdict["calibration"][predictor]["ece"] == pytest.approx(metrics.ece(probs, test.y))
+        assert verdict["calibration"][predictor]["calibrated_mean"] == found.calibrated_mean
     assert verdict["memory"] == {"weights": 20 * 16 + 16 * 16, "bytes_1_bit": 72, "bytes_32_bit": 2304}
 
 

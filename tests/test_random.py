@@ -32,7 +32,7 @@ USERS = {
     Purpose.AUGMENTATION: {"data/recordings"},
     Purpose.LOST_SPIKES: {"data/recordings"},
     Purpose.EXPORT: {"exporting"},
-    Purpose.BOOTSTRAP: {"metrics"},
+    Purpose.BOOTSTRAP: {"intervals"},
     Purpose.CAMERA_RECORDING: {"data/camera"},
     Purpose.CAMERA_SENSOR: {"data/camera"},
 }

@@ -90,7 +90,8 @@ def test_the_table(tmp_path, monkeypatch):
     assert difference["nll"]["low"] <= difference["nll"]["value"] <= difference["nll"]["high"]
     assert [(d["a"], d["b"]) for d in table["differences"]] == list(recognition.PAIRS)
     assert "synaptic\nops" in [str(column.header) for column in reproduction.table(table).columns]
-    assert set(recognition.COMPARED) <= set(metrics.METRICS)
+    assert set(recognition.COMPARED) <= set(metrics.JUDGED)
+    assert row["ece"] == pytest.approx(metrics.ece(judged["predictors"]["sign"]["mean"], judged["y"]))
 
 
 def test_runs_on_other_recordings_are_not_compared(tmp_path, monkeypatch):

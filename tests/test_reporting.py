@@ -15,6 +15,7 @@ import sys
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -23,7 +24,7 @@ import torch
 from PIL import Image
 
 import bisnn
-from bisnn import config
+from bisnn import config, metrics, reporting
 from bisnn.charts.canvas import BLUE, ORANGE
 from bisnn.checkpoint import RunFolder, save_tree
 from bisnn.data import events
@@ -325,10 +326,46 @@ def test_verdict_has_the_numbers_of_the_evaluation(pages, runs, name):
                 assert float(text.removesuffix(" %")) == pytest.approx(factor * float(value), abs=unit * 1.001)
             others = [values[metric]["value"] for values in verdict["metrics"].values()]
             top = max(others) if metric in HIGHER else min(others)
-            compared = len(others) > 1 and metric != "deviation"  # more spread is neither better nor worse
-            assert bool(best) == (compared and interval["value"] == top), metric
+            if best:
+                assert len(others) > 1
+                assert metric != "deviation", "more spread is neither better nor worse"
+                assert interval["value"] == top
+        if verdict["calibration"]:
+            number = f"{verdict['calibration'][predictor]['calibrated_mean']:.4f}"
+            assert f"would show {number} on average" in pages[name]
         assert len(cells) == len(verdict["metrics"][predictor]) + 1
         assert cells[-1][1] == f"{verdict['seconds']:.1f} s<small>model of epoch 3 of 3</small>"
+
+
+def judged_as(probs: dict[str, torch.Tensor], y: torch.Tensor) -> dict:
+    """Predictors by name, with their metrics, as an evaluation has them."""
+    return {
+        "y": y,
+        "predictors": {name: {"mean": p} for name, p in probs.items()},
+        "metrics": {name: {m: metrics.interval(m, p, y)._asdict() for m in metrics.JUDGED} for name, p in probs.items()},
+    }
+
+
+def test_best_is_best_beyond_chance():
+    """Point by point on the same points; ties, and what chance may have done, have no badge."""
+    y = torch.arange(400) % 2
+    right, wrong = torch.eye(2)[y] * 0.8 + 0.1, torch.eye(2)[1 - y] * 0.8 + 0.1
+    wrong_on = lambda n: torch.where((torch.arange(400) < n)[:, None], wrong, right)  # noqa: E731
+    run = lambda probs: SimpleNamespace(judged=judged_as(probs, y))  # noqa: E731
+
+    def badge(*mistakes: int, metric: str = "accuracy", same: bool = True) -> int | None:
+        rows = [(run({"sign": wrong_on(n)}), "sign") for n in mistakes]
+        return reporting._best(metric, rows, same)
+
+    assert badge(20, 20) is None
+    assert badge(20, 21) is None
+    assert badge(32, 20) == 1
+    assert badge(32, 20, 33, metric="nll") == 1
+    assert badge(32, 20, 21) is None, "better than one is not better than all"
+    assert badge(32, 20, same=False) is None, "the intervals overlap; only the pairs tell"
+    assert badge(90, 20, same=False) == 1
+    assert badge(20) is None
+    assert badge(32, 20, metric="deviation") is None
 
 
 def drawings(page: str, title: str) -> list[str]:

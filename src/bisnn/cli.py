@@ -156,18 +156,21 @@ def _verdict(folder: Path, quiet: bool, energy: bool = False, costs: Sequence[st
 
     verdict = evaluation.evaluate(folder, show=not quiet, costs=Costs.parse(costs))
     _say_if_unfinished(folder)
-    table = Table(title=f"{folder}: {verdict['points']} test points; value and 95 % bootstrap interval", box=box.SIMPLE)
+    table = Table(title=f"{folder}: {verdict['points']} test points; value and 95 % interval", box=box.SIMPLE)
     table.collapse_padding, table.pad_edge = True, False  # six columns of intervals fit into 80 characters
     table.add_column("predictor")
     names = list(next(iter(verdict["metrics"].values())))
     for name in names:
-        table.add_column({"nll": "NLL", "ece": "ECE", "rmse": "RMSE", "mae": "MAE"}.get(name, name.replace("_", " ")))
+        table.add_column({"nll": "NLL", "rmse": "RMSE", "mae": "MAE"}.get(name, name.replace("_", " ")))
     for predictor, values in (verdict["metrics"] | verdict["baseline"]).items():
         cells = ("{value:.4f}\n{low:.3f}-{high:.3f}".format(**values[name]) if name in values else "" for name in names)
         table.add_row(predictor, *cells)
     memory = verdict["memory"]
     console = _console()
     console.print(table)
+    told = "ECE {ece:.4f}; if its confidences were calibrated: {calibrated_mean:.4f}, in 95 of 100 up to {calibrated_high:.4f}"
+    for predictor, ece in verdict["calibration"].items():
+        console.print(f"{predictor}: {told.format(**ece)}")
     console.print(
         "{weights:,} weights: {bytes_1_bit:,} bytes at 1 bit, {bytes_32_bit:,} at 32".format(**memory),
     )

@@ -29,8 +29,21 @@ PLANE = 40  # points per side of the grid over the plane of a model with two fea
 SLICES = 6  # of time, that the events of a recording are counted in
 MAPS = 8  # channels of a convolutional layer whose spikes are counted
 COUNTED = 16  # test points that the energy ledger counts
+KEPT = (
+    "task",
+    "rule",
+    "epoch",
+    "points",
+    "seconds",
+    "metrics",
+    "calibration",
+    "baseline",
+    "beaten_by",
+    "memory",
+    "energy",
+)  # in evaluation.json
 BINS = 40  # of the histogram of p
-FORMAT = 2  # of what is stored: it grows with what a report shows
+FORMAT = 3  # of what is stored: it grows with what a report shows
 
 
 def predictors(model: Model) -> dict[str, int | None]:
@@ -48,8 +61,8 @@ def evaluate(folder: str | Path, *, show: bool = True, costs: Costs | None = Non
         show: a progress bar.
         costs: prices of the energy ledger's operations; by default those of 45 nm.
 
-    Returns, for each predictor, each metric's value with its 95 % bootstrap interval, and the energy ledger: all of
-    `evaluation.json`.
+    Returns all of `evaluation.json`: for each predictor, each metric's value with its 95 % interval, the plain ECE beside that
+    of a calibrated model, and the energy ledger.
     """
     run = RunFolder(folder)
     run.read_config()
@@ -65,8 +78,7 @@ def evaluate(folder: str | Path, *, show: bool = True, costs: Costs | None = Non
         tree |= {"seconds": _seconds(run), "epoch": model.epoch, "model": file_digest(run.model_file)}
         tree["beaten_by"] = _beaten_by(tree)
         save_tree(run.evaluation_file, tree, "evaluation")
-        shown = ("task", "rule", "epoch", "points", "seconds", "metrics", "baseline", "beaten_by", "memory", "energy")
-        verdict = {name: tree[name] for name in shown}
+        verdict = {name: tree[name] for name in KEPT}
         write_atomic(run.path / "evaluation.json", (json.dumps(verdict, indent=1) + "\n").encode())
     _warn_of_guesses(folder, verdict)
     return verdict
@@ -116,6 +128,12 @@ def load_evaluation(folder: str | Path) -> dict[str, Any]:
     return judged
 
 
+def numbers_of(judged: dict[str, Any], predictor: str) -> dict[str, float]:
+    """A predictor's metrics as plain numbers, the ECE among them as it is usually computed."""
+    values = {name: value["value"] for name, value in judged["metrics"][predictor].items()}
+    return {**values, **({"ece": judged["calibration"][predictor]["ece"]} if judged["calibration"] else {})}
+
+
 def row_of(judged: dict[str, Any], predictor: str) -> dict[str, Any]:
     """How a row of results on a predictor begins; its seconds are None where no checkpoint is left that knows them."""
     seconds = judged["seconds"]
@@ -134,11 +152,14 @@ def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
     work = len(x) + len(some) + len(plane)
     bar = progress.add_task("test points", total=sum((k or 1) * work for k in names.values()))
     results, judged, over_time, planes = {}, {}, {}, {}
+    calibration: dict[str, dict[str, float]] = {}
     for name, members in names.items():
         advance = lambda points, members=members: progress.advance(bar, points * (members or 1))  # noqa: E731
         result = model.predict_points(x, members, advance=advance)
         results[name] = _parts(result)
         judged[name] = judge(result, y, model.config.seed)
+        if isinstance(result, Classification):
+            calibration[name] = _ece(result, y, model.config.seed)
         running = model.predict_points(x[some], members, "running", advance)
         over_time[name] = _over_time(running, y[some])
         if len(plane):
@@ -157,6 +178,7 @@ def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
         "members": names,
         "metrics": judged,
         "baseline": _baseline(data.train.y, y, len(model.classes), model.config.seed),
+        "calibration": calibration,
         "over_time": over_time,  # of `SHOWN` test points, from the end of the burn-in
         "plane": _plane(planes, model, data.train),
         **_activity(model, x, some, _examples(result, y)),
@@ -166,15 +188,19 @@ def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
 
 
 def judge(result: Classification | Regression, y: Tensor, seed: int) -> dict[str, dict[str, float]]:
-    """Every metric of the task with its 95 % bootstrap interval; for regression also the mean deviation over the members."""
+    """Every metric of the task with its 95 % interval; for regression also the mean deviation over the members."""
     mean = result.mean.cpu()
-    table = metrics.METRICS if isinstance(result, Classification) else metrics.REGRESSION_METRICS
-    judged = {name: metrics.bootstrap(metric, mean, y, resamples=200, seed=seed)._asdict() for name, metric in table.items()}
+    names = metrics.JUDGED if isinstance(result, Classification) else tuple(metrics.REGRESSION_METRICS)
+    judged = {name: metrics.interval(name, mean, y, seed=seed)._asdict() for name in names}
     if isinstance(result, Regression):
-        spread = result.std.cpu()
-        mean_of = lambda a, b: float(a.mean())  # noqa: E731
-        judged["deviation"] = metrics.bootstrap(mean_of, spread, y, resamples=200, seed=seed)._asdict()
+        judged["deviation"] = metrics.mean_interval(result.std.cpu().double().mean(-1).numpy())._asdict()
     return judged
+
+
+def _ece(result: Classification, y: Tensor, seed: int) -> dict[str, float]:
+    """The plain ECE of a predictor, and what a perfectly calibrated model with its confidences would show."""
+    found = metrics.calibration(result.mean.cpu(), y, seed=seed)
+    return {"ece": found.ece, "calibrated_mean": found.calibrated_mean, "calibrated_high": found.calibrated_high}
 
 
 def _baseline(train: Tensor, y: Tensor, classes: int, seed: int) -> dict[str, dict[str, dict[str, float]]]:

@@ -1,10 +1,11 @@
-"""How good and how honest a predicted distribution is: accuracy, NLL, Brier score, calibration, with bootstrap intervals.
+"""How good and how honest a predicted distribution is: accuracy, NLL, Brier score, calibration, with intervals.
 
-Each metric takes probabilities (N, C) and labels (N,) and returns a float.
+Each metric takes probabilities (N, C) and labels (N,) and returns a float; `interval` and `paired` say how sure that is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,17 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bisnn.checks import number, positive_int, tensor
-from bisnn.packed import philox
-from bisnn.packed.philox import Purpose
+from bisnn import intervals
+from bisnn.checks import choice, number, positive_int, tensor
+from bisnn.intervals import Interval
 
 BINS = 15
-
-
-class Interval(NamedTuple):
-    value: float  # on all the data
-    low: float
-    high: float
 
 
 class Reliability(NamedTuple):
@@ -78,12 +73,12 @@ def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
 def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
     """The bins of a reliability diagram; sum |accuracy - confidence| size / N over them is the ECE.
 
-    torchmetrics has the sum alone, and takes 30 times as long, which a bootstrap pays hundreds of times.
+    torchmetrics has the sum alone, and takes 30 times as long.
     """
     _check(probs, labels)
     edges = torch.linspace(0, 1, positive_int("bins", bins) + 1, dtype=probs.dtype)
     top, predicted = probs.clamp(0, 1).cpu().max(-1)
-    which = (torch.bucketize(top, edges, right=True) - 1).clamp(max=bins - 1)
+    which = _bin_of(top, edges)
     size = torch.bincount(which, minlength=bins)
     right = (predicted == labels.cpu()).to(top.dtype)
     confidence, share = (torch.bincount(which, weights=v, minlength=bins) / size for v in (top, right))
@@ -112,71 +107,171 @@ METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
     "ece": ece,
 }
 REGRESSION_METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"rmse": rmse, "mae": mae}
+CALIBRATION = "calibration_error"  # the debiased ECE, of `calibration`
+JUDGED = ("accuracy", "balanced_accuracy", "nll", "brier", CALIBRATION)  # what has an interval
 
 
-def bootstrap(
-    metric: Callable[[Tensor, Tensor], float],
-    probs: Tensor,
-    labels: Tensor,
-    *,
-    resamples: int = 1000,
-    level: float = 0.95,
-    seed: int = 0,
-) -> Interval:
-    """Percentile bootstrap over the recordings. For the ECE, which resampling biases upwards, read it with that in mind."""
-    from scipy.stats import bootstrap as scipy_bootstrap
+def interval(name: str, predicted: Tensor, truth: Tensor, *, level: float = intervals.LEVEL, seed: int = 0) -> Interval:
+    """A metric with its interval: where its value on all recordings of this kind lies, for these very weights.
 
-    if not number("level", level, above=0) < 1:
-        raise ValueError(f"level: must lie in (0, 1); got {level!r}; give e.g. 0.95")
-    value = metric(probs, labels)
-    if len(labels) == 1:
-        return Interval(value, value, value)
+    Args:
+        name: of `JUDGED`, with probabilities (N, C) and labels (N,), or of `REGRESSION_METRICS`, with (N, outputs) twice.
+        level: how often such intervals hold the truth; see docs/RESULTS.md for what they were found to do.
+        seed: of the draws that the interval of the calibration error takes.
 
-    def on(index: np.ndarray) -> float:
-        chosen = torch.from_numpy(index.astype(np.int64))
-        return metric(probs[chosen], labels[chosen])
+    >>> y = torch.tensor([0] * 95 + [1] * 5)
+    >>> interval("accuracy", torch.tensor([[0.9, 0.1]]).expand(100, 2), y)  # doctest: +ELLIPSIS
+    Interval(value=0.95, low=0.888..., high=0.98...)
+    """
+    choice("name", name, (*JUDGED, *REGRESSION_METRICS))
+    _check_level(level)
+    if name == CALIBRATION:
+        return calibration(predicted, truth, level=level, seed=seed).error
+    scores = _scores(name, predicted, truth)
+    if name in ("accuracy", "balanced_accuracy"):
+        weights = _weights(truth) if name == "balanced_accuracy" else np.full(len(scores), 1 / len(scores))
+        value, n = float(weights @ scores), 1 / (weights**2).sum()
+        return Interval(value, *intervals.of_share(min(value * n, n), n, level))
+    if name == "rmse":
+        return Interval(*(math.sqrt(max(0.0, end)) for end in mean_interval(scores, level)))
+    found = mean_interval(scores, level)
+    if name in ("nll", "brier"):
+        found = found._replace(high=max(found.high, _with_unseen_mistakes(name, predicted, truth, level)))
+    return found._replace(low=max(0.0, found.low))
 
-    result = scipy_bootstrap(
-        (np.arange(len(labels)),),
-        on,
-        n_resamples=positive_int("resamples", resamples),
-        confidence_level=level,
-        vectorized=False,
-        method="percentile",
-        rng=philox.keyed_generator(seed, Purpose.BOOTSTRAP),
-    )
-    return Interval(value, float(result.confidence_interval.low), float(result.confidence_interval.high))
+
+def mean_interval(scores: np.ndarray, level: float = intervals.LEVEL) -> Interval:
+    """Mean of one score per recording, with its interval."""
+    low, high = intervals.of_mean(scores, level)
+    return Interval(float(np.mean(scores)), float(low), float(high))
+
+
+def calibration(
+    probs: Tensor, labels: Tensor, *, level: float = intervals.LEVEL, seed: int = 0, bins: int = BINS
+) -> intervals.Calibration:
+    """The debiased ECE with its interval, the plain ECE, and the ECE that a calibrated model of these confidences would show.
+
+    >>> sure, y = torch.tensor([[0.9, 0.1]]).expand(100, 2), torch.tensor([0] * 88 + [1] * 12)
+    >>> found = calibration(sure, y)
+    >>> round(found.ece, 3), round(found.calibrated_mean, 3), found.error.value, found.error.low
+    (0.02, 0.024, 0.0, 0.0)
+    """
+    _check_level(level)
+    return intervals.calibration(_bins(probs, labels, bins), level, seed)
 
 
 def paired(
-    metric: Callable[[Tensor, Tensor], float],
+    name: str,
     a: Sequence[Tensor],
     b: Sequence[Tensor],
-    labels: Tensor,
+    truth: Tensor,
     *,
-    resamples: int = 1000,
-    level: float = 0.95,
-    seed: int = 0,
+    level: float = intervals.LEVEL,
 ) -> Interval:
-    """A metric's difference, a minus b, with a bootstrap interval over the recordings, which all share.
+    """A metric's difference, a minus b, over the same recordings, with an interval over recordings and seeds.
 
     Args:
-        a, b: predictions (N, C) of one method and of the other, one tensor a run (seed): means over the runs are compared.
+        name: as for `interval`.
+        a, b: predictions (N, C) of one method and of the other, one tensor per run; runs of the same seed in the same place.
+            Means over the runs are compared. With one run each, the interval is about these two runs alone.
 
     >>> sure, unsure, y = torch.eye(2).repeat(50, 1), torch.full((100, 2), 0.5), torch.tensor([0, 1]).repeat(50)
-    >>> paired(nll, [sure], [unsure], y).high < -0.69
+    >>> paired("nll", [sure], [unsure], y).high < -0.69
     True
     """
+    choice("name", name, (*JUDGED, *REGRESSION_METRICS))
+    _check_level(level)
+    if not a or len(a) != len(b) or len({p.shape for p in (*a, *b)}) != 1:
+        shapes = [[tuple(p.shape) for p in runs] for runs in (a, b)]
+        raise ValueError(
+            f"a, b: must be predictions of the same recordings and classes by as many runs, one or more; got shapes {shapes}; "
+            "leave runs out that only one has"
+        )
+    scores = np.stack([_linear(name, p, truth) - _linear(name, q, truth) for p, q in zip(a, b, strict=True)])  # (S, N)
+    low, high = intervals.of_crossed_mean(scores, level)
+    slack = 0.0
+    if name == CALIBRATION:  # two corrections of the ECE's bias differ by about what is left of it
+        bins = [_bins(p, truth) for p in (*a, *b)]
+        slack = float(np.mean([abs(intervals.debiased_ece(of) - intervals.corrected_ece(of)) for of in bins]))
+    return Interval(float(scores.mean()), float(low) - slack, float(high) + slack)
 
-    if not a or not b or len({p.shape for p in (*a, *b)}) != 1:
-        shapes = [tuple(p.shape) for p in (*a, *b)]
-        raise ValueError(f"a, b: must be predictions of the same recordings and classes, one or more each; got shapes {shapes}")
 
-    def difference(probs: Tensor, labels: Tensor) -> float:
-        values = [metric(probs[:, run], labels) for run in range(probs.shape[1])]
-        return sum(values[: len(a)]) / len(a) - sum(values[len(a) :]) / len(b)
+def _scores(name: str, predicted: Tensor, truth: Tensor) -> np.ndarray:
+    """One number per recording; their mean is the metric (its square, for the RMSE; weighted, for balanced accuracy)."""
+    if name in REGRESSION_METRICS:
+        errors = _errors(predicted, truth)
+        return (errors.square() if name == "rmse" else errors.abs()).mean(-1).cpu().numpy()
+    _check(predicted, truth)
+    probs = predicted.double().cpu()
+    if name in ("accuracy", "balanced_accuracy"):
+        return (probs.argmax(-1) == truth.cpu()).double().numpy()
+    return _costs(name, predicted).gather(-1, truth.cpu()[:, None])[:, 0].numpy()
 
-    return bootstrap(difference, torch.stack([*a, *b], 1), labels, resamples=resamples, level=level, seed=seed)
+
+def _weights(labels: Tensor) -> np.ndarray:
+    """Of the recordings in balanced accuracy: each class that occurs has the same, and the sum is 1."""
+    size = torch.bincount(labels.cpu())
+    return (1 / (size[labels.cpu()] * (size > 0).sum()).double()).numpy()
+
+
+def _costs(name: str, probs: Tensor) -> Tensor:
+    """What each label would cost, (N, C)."""
+    if name == "nll":
+        return -probs.clamp(min=torch.finfo(probs.dtype).tiny).double().log().cpu()
+    p = probs.double().cpu()
+    return p.square().sum(-1, keepdim=True) - 2 * p + 1
+
+
+def _with_unseen_mistakes(name: str, probs: Tensor, labels: Tensor, level: float) -> float:
+    """The mean cost if mistakes were as frequent as the accuracy's interval allows.
+
+    With hardly a mistake in the sample, its costs say nothing of what one costs. So one more is added to them, at the price
+    that the model itself expects.
+    """
+    costs, right = _scores(name, probs, labels), _scores("accuracy", probs, labels) > 0
+    wrong_labels = probs.double().cpu().scatter(-1, probs.cpu().argmax(-1, keepdim=True), 0)
+    if not float(wrong_labels.sum()) > 0:
+        wrong_labels = torch.ones_like(wrong_labels)
+    expected = float((wrong_labels * _costs(name, probs)).sum() / wrong_labels.sum())
+    mistake = (costs[~right].sum() + expected) / ((~right).sum() + 1)
+    share = 1 - intervals.of_share(int(right.sum()), len(right), level)[0]
+    return float((1 - share) * (costs[right].mean() if right.any() else 0) + share * mistake)
+
+
+def _linear(name: str, predicted: Tensor, truth: Tensor) -> np.ndarray:
+    """One number per recording, whose mean is the metric and whose spread is that of its influence function."""
+    if name == CALIBRATION:
+        table = reliability(predicted, truth)
+        top = predicted.clamp(0, 1).cpu().max(-1).values
+        sign = torch.sign(table.confidence - table.accuracy)[_bin_of(top, table.edges)]
+        gaps = sign.numpy() * (top.double().numpy() - _scores("accuracy", predicted, truth))  # their mean is the plain ECE
+        return gaps - gaps.mean() + intervals.corrected_ece(_bins(predicted, truth))
+    scores = _scores(name, predicted, truth)
+    if name == "balanced_accuracy":
+        weights, labels = _weights(truth), truth.cpu().numpy()
+        shares = np.bincount(labels, scores) / np.maximum(np.bincount(labels), 1)
+        return weights @ scores + len(scores) * weights * (scores - shares[labels])
+    if name == "rmse":
+        value = math.sqrt(scores.mean())
+        return value + (scores - value**2) / (2 * value) if value else scores
+    return scores
+
+
+def _bin_of(confidence: Tensor, edges: Tensor) -> Tensor:
+    return (torch.bucketize(confidence, edges, right=True) - 1).clamp(max=len(edges) - 2)
+
+
+def _bins(probs: Tensor, labels: Tensor, bins: int = BINS) -> intervals.Bins:
+    """The bins of `reliability` that hold recordings."""
+    table = reliability(probs, labels, bins)
+    used = table.size > 0
+    size, confidence, share = (t[used].double().numpy() for t in (table.size, table.confidence, table.accuracy))
+    return intervals.Bins(size.astype(np.int64), confidence.clip(0, 1), (share * size).round())
+
+
+def _check_level(level: float) -> None:
+    if not number("level", level, above=0) < 1:
+        raise ValueError(f"level: must lie in (0, 1); got {level!r}; give e.g. 0.95")
 
 
 def _errors(predicted: Tensor, target: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from bisnn.display import bars
 
 METHODS = {"full precision": "full", "ST-BiSNN": "st", "Bayes-BiSNN": "bayes"}  # label, and the end of the config's name
 PAIRS = (("sign", "real weights"), ("ensemble", "real weights"), ("ensemble", "sign"), ("ensemble", "MAP"))  # a minus b
-COMPARED = ("accuracy", "nll", "ece")
+COMPARED = ("accuracy", "nll", metrics.CALIBRATION)
 
 
 def experiment(data: str | Path | None, recipe: str) -> tuple[str, dict[str, Config]]:
@@ -70,9 +70,8 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     """A row for each predictor of an evaluated run: quality, memory of the weights, synaptic operations of an inference."""
     judged = evaluation.load_evaluation(folder)
     result = []
-    for name, values in judged["metrics"].items():
-        row = evaluation.row_of(judged, name)
-        row |= {metric: value["value"] for metric, value in values.items()}
+    for name in judged["metrics"]:
+        row = evaluation.row_of(judged, name) | evaluation.numbers_of(judged, name)
         ledger = judged["energy"]["rows"][name]
         layers = [layer for layer in ledger["layers"] if layer["neuron_updates"]]  # no readouts
         row["memory_bytes"] = sum(layer["weight_bits"] for layer in layers) // 8
@@ -102,5 +101,5 @@ def differences(folders: Iterable[Path], show: bool = False) -> list[dict[str, A
 
 
 def _difference(a: str, b: str, probs_a: Sequence[Any], probs_b: Sequence[Any], labels: Any) -> dict[str, Any]:
-    values = {name: metrics.paired(metrics.METRICS[name], probs_a, probs_b, labels, resamples=500)._asdict() for name in COMPARED}
+    values = {name: metrics.paired(name, probs_a, probs_b, labels)._asdict() for name in COMPARED}
     return {"a": a, "b": b, "seeds": len(probs_a), **values}

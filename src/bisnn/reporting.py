@@ -16,7 +16,7 @@ import jinja2
 import torch
 
 import bisnn
-from bisnn import charts
+from bisnn import charts, metrics
 from bisnn.charts import RULES, TITLES, Run
 from bisnn.checkpoint import RunFolder
 from bisnn.config import Config, Table, differences
@@ -30,7 +30,7 @@ HIGHER_IS_BETTER = {
     "balanced_accuracy": True,
     "nll": False,
     "brier": False,
-    "ece": False,
+    "calibration_error": False,
     "rmse": False,
     "mae": False,
 }
@@ -116,21 +116,23 @@ def _verdict(group: list[tuple[int, Run]]) -> dict[str, Any]:
     rows = [(number, run, predictor, values) for number, run in group for predictor, values in run.judged["metrics"].items()]
     names = list(dict.fromkeys(name for *_, values in rows for name in values))
     scales = {name: _scale([values[name] for *_, values in rows if name in values]) for name in names}
-    best = {name: _best(name, [values[name]["value"] for *_, values in rows if name in values]) for name in names}
     compared = [run for _, run in group]
+    same = all(torch.equal(run.judged[part], first[part]) for _, run in group for part in ("x", "y"))
+    same = same and len({run.judged.get("recordings", "") for _, run in group}) == 1
+    best = {name: _best(name, [(run, predictor) for _, run, predictor, _ in rows], same) for name in names}
     table = []
-    for number, run, predictor, values in rows:
-        cells = [_cell(name, values.get(name), scales[name], best[name]) for name in names]
+    for place, (number, run, predictor, values) in enumerate(rows):
+        cells = [_cell(name, values.get(name), scales[name], best[name] == place) for name in names]
         table.append({"number": number, "run": run, "predictor": predictor, "cells": cells})
     score = "accuracy" if first["task"] == "classification" else "rmse"
     top = (max if HIGHER_IS_BETTER[score] else min)(rows, key=lambda row: row[3][score]["value"])
-    same = all(torch.equal(run.judged[part], first[part]) for _, run in group for part in ("x", "y"))
     data = group[0][1].config.data
     return {
         "data": Path(data.train).name if isinstance(data, Table) else data.name,
         "task": first["task"],
         "points": sorted({run.judged["points"] for _, run in group}),
         "same": same,
+        "lead": _lead(score, len(rows), best[score]),
         "headline": f"{top[1].label}, {top[2]}, {_headline(top[1].judged['points'], top[3])}",
         "names": [(TITLES.get(name, name.capitalize()), _arrow(name)) for name in names],
         "rows": table,
@@ -181,11 +183,37 @@ def _arrow(name: str) -> str:
     return {True: "higher is better", False: "lower is better", None: ""}[HIGHER_IS_BETTER.get(name)]
 
 
-def _best(name: str, values: list[float]) -> float | None:
-    """The best value; None where there is nothing to compare or no better and worse."""
+def _lead(score: str, rows: int, best: int | None) -> str:
+    """How the verdict's sentence begins."""
+    if rows == 1:
+        return ""
+    return "Best: " if best is not None else f"None is best beyond chance; {'highest' if HIGHER_IS_BETTER[score] else 'lowest'}: "
+
+
+def _best(name: str, rows: list[tuple[Run, str]], same: bool) -> int | None:
+    """The row that is better than every other beyond chance; None where there is none, or no better and worse.
+
+    On the same test points the others are compared with it point by point, at 5 % for all of them together; on different
+    points its interval must not meet theirs.
+    """
+    values = {i: run.judged["metrics"][p][name] for i, (run, p) in enumerate(rows) if name in run.judged["metrics"][p]}
     if name not in HIGHER_IS_BETTER or len(values) < 2:
         return None
-    return max(values) if HIGHER_IS_BETTER[name] else min(values)
+    sign = 1 if HIGHER_IS_BETTER[name] else -1
+    best = max(values, key=lambda i: sign * values[i]["value"])
+    level = 1 - 0.05 / (len(values) - 1)
+    for other in values.keys() - {best}:
+        if same:
+            (run, predictor), (rival, by) = rows[best], rows[other]
+            mine, theirs = run.judged["predictors"][predictor]["mean"], rival.judged["predictors"][by]["mean"]
+            found = metrics.paired(name, [mine], [theirs], run.judged["y"], level=level)
+            beyond = min(sign * found.low, sign * found.high) > 0
+        else:
+            low, high = (best, other) if sign < 0 else (other, best)
+            beyond = values[low]["high"] < values[high]["low"]
+        if not beyond:
+            return None
+    return best
 
 
 def _scale(intervals: list[dict[str, float]]) -> tuple[float, float]:
@@ -193,12 +221,12 @@ def _scale(intervals: list[dict[str, float]]) -> tuple[float, float]:
     return low, max(high - low, 1e-12)
 
 
-def _cell(name: str, interval: dict[str, float] | None, scale: tuple[float, float], best: float | None) -> dict[str, Any] | None:
+def _cell(name: str, interval: dict[str, float] | None, scale: tuple[float, float], best: bool) -> dict[str, Any] | None:
     """Numbers of a metric and where its interval lies on the column's common scale, in percent."""
     if interval is None:
         return None
     at = {end: round(100 * (min(max(interval[end], scale[0]), sum(scale)) - scale[0]) / scale[1], 2) for end in interval}
-    return {**interval, "percent": name in PERCENT, "best": interval["value"] == best, "at": at}
+    return {**interval, "percent": name in PERCENT, "best": best, "at": at}
 
 
 def _number(value: float, percent: bool = False) -> str:

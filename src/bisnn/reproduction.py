@@ -37,6 +37,7 @@ from bisnn.data.toy import CLUSTERS, X_RANGE
 from bisnn.display import bars
 from bisnn.errors import Interrupted, Stopped
 from bisnn.files import read_bytes, write_atomic
+from bisnn.metrics import CALIBRATION
 from bisnn.prediction import Classification
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ HEADERS = {
     "nll": "NLL",
     "ece": "ECE",
 }
-HIDDEN = ("method", "predictor", "seeds", "epochs", "balanced_accuracy", "brier", "confidence")  # from the table
+HIDDEN = ("method", "predictor", "seeds", "epochs", "balanced_accuracy", "brier", "confidence", CALIBRATION)  # from the table
 FAR = 0.1  # share of the square, farthest from all training points, that "far from the data" means
 
 
@@ -340,8 +341,7 @@ def _fig2(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
         result = trained.predict_points(points if picture else points[far], members)
         assert isinstance(result, Classification)
         confidence = result.mean.max(-1).values
-        row = evaluation.row_of(judged, name)
-        row |= {metric: value["value"] for metric, value in judged["metrics"][name].items()}
+        row = evaluation.row_of(judged, name) | evaluation.numbers_of(judged, name)
         row["confidence"] = float(judged["predictors"][name]["mean"].max(-1).values.mean())
         row["far_confidence"] = float((confidence[far] if picture else confidence).mean())
         rows.append(row)

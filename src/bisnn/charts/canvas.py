@@ -35,7 +35,7 @@ TITLES = {
     "balanced_accuracy": "Balanced accuracy",
     "nll": "NLL",
     "brier": "Brier",
-    "ece": "ECE",
+    "calibration_error": "Calibration error",
     "rmse": "RMSE",
     "mae": "MAE",
 }
