@@ -573,6 +573,66 @@ def test_no_gpu_is_a_clear_message(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+# Going on with other settings
+
+
+def test_a_finished_run_gets_more_epochs(tmp_path):
+    """It is then as if it had been asked for so many at once, also with a learning rate that falls over all of them."""
+    for schedule in ("constant", "cosine"):
+        config = small(**{"train.schedule": schedule})
+        folder = training.train(config, tmp_path / schedule, show=False)
+        training.resume(folder, ["train.epochs=7"], show=False)
+        rows = RunFolder(folder).read_metrics()
+        assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
+        assert load(folder).epoch == load(folder).config.train.epochs == RunFolder(folder).read_config().train.epochs == 7
+        whole = training.train(config.updated(**{"train.epochs": 7}), tmp_path / f"{schedule} at once", show=False)
+        if schedule == "constant":
+            assert files(folder) == files(whole)
+        else:  # the first four fell to 0; from there on the rates are those of seven epochs
+            assert [row["lr"] for row in rows[4:]] == [row["lr"] for row in RunFolder(whole).read_metrics()[4:]]
+
+
+def test_more_epochs_survive_a_kill(tmp_path, monkeypatch):
+    """Before the first checkpoint of the longer run, when its config and its metrics are ahead of the state."""
+    rare = {"train.checkpoint_seconds": 1e6}
+    whole = training.train(small(**rare, **{"train.epochs": 7}), tmp_path / "whole", show=False)
+    folder = training.train(small(**rare), tmp_path / "run", show=False)
+    for steps, overrides in ((16, ["train.epochs=7"]), (22, ())):  # an epoch has four
+        with monkeypatch.context() as patch:
+            stop_after(patch, steps)
+            with pytest.raises(Killed):
+                training.resume(folder, overrides, show=False)
+    assert len(RunFolder(folder).read_metrics()) == 5
+    training.resume(folder, show=False)
+    assert files(folder) == files(whole)
+
+
+def test_more_patience_trains_on(tmp_path):
+    changes = {"data.validation": 0.25, "train.epochs": 30, "rule.lr": 1e-9}  # nothing is learned, so every validation is the same
+    folder = training.train(small("st", **changes, **{"train.patience": 2}), tmp_path / "run", show=False)
+    before = len(RunFolder(folder).read_metrics())
+    assert before < 30
+    training.resume(folder, [f"train.patience={before + 3}"], show=False)
+    assert len(RunFolder(folder).read_metrics()) > before
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rule.lr=1", r"--set rule\.lr: a run keeps the settings it began with, but for train\.epochs, train\.patience"),
+        ("train.epochs=3", r"train\.epochs: the run is in epoch 4 already; got 3; give 4 or more"),
+        ("train.epochs=x", r"train\.epochs: must be a valid integer"),
+        ("epochs=9", r"epochs: unknown key; the nearest valid key is train\.epochs"),
+    ],
+)
+def test_other_settings_stay(tmp_path, override, message):
+    folder = training.train(small(), tmp_path / "run", show=False)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(ValueError, match=message):
+        training.resume(folder, [override], show=False)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
 # Several processes
 
 
@@ -609,7 +669,7 @@ def test_two_processes_equal_one(tmp_path, rule, steps):
         assert row["loss"] == pytest.approx(other["loss"], rel=1e-6)
         assert row["flips"] == other["flips"]
     names = {p.name for p in (tmp_path / "run").iterdir()}
-    assert names == {p.name for p in expected.iterdir()}, "only the first process writes"
+    assert names == {p.name for p in expected.iterdir()} | {".torchrun"}, "only the first process writes"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo between local processes")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bisnn.errors import Interrupted, Stopped, sentence
+from bisnn.errors import Interrupted, Lost, Stopped, sentence
 
 if TYPE_CHECKING:
     from bisnn.model import Model
@@ -85,7 +85,7 @@ class Recipe(StrEnum):
     epilog=_epilog(
         "bisnn train two_moons_bayes",
         "bisnn train my.toml --out runs/mine --set rule.temperature=1e-3 --set train.epochs=100",
-        "torchrun --nproc-per-node 2 -m bisnn train my.toml",
+        "torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m bisnn train my.toml",
     )
 )
 def train(
@@ -105,16 +105,21 @@ def train(
     _finish(folder, no_report, quiet)
 
 
-@app.command(epilog=_epilog("bisnn resume runs/two_moons_bayes_seed0"))
+@app.command(
+    epilog=_epilog("bisnn resume runs/two_moons_bayes_seed0", "bisnn resume runs/two_moons_bayes_seed0 --set train.epochs=200")
+)
 def resume(
     run: Run,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change e.g. train.epochs or train.patience; repeatable.")
+    ] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Train only: no evaluation, no report.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run that was stopped or killed; it ends with the same bits as if it had not been."""
+    """Go on with a run that was stopped or killed: it ends with the same bits as if it had not been. Or train it for longer."""
     from bisnn import training
 
-    _finish(training.resume(run, show=not quiet), no_report, quiet)
+    _finish(training.resume(run, set_ or (), show=not quiet), no_report, quiet)
 
 
 def _finish(folder: Path, no_report: bool, quiet: bool) -> None:
@@ -454,7 +459,8 @@ def _run() -> None:
 def _message(error: BaseException) -> str | None:
     """What to print; nothing on a process whose first one prints it; None for an error that is no user's."""
     rank = os.environ.get("RANK", "0")
-    if rank != "0" and (isinstance(error, (Stopped, Interrupted, KeyboardInterrupt)) or getattr(error, "from_first", False)):
+    of_all = isinstance(error, (Stopped, Interrupted, KeyboardInterrupt)) and not isinstance(error, Lost)
+    if rank != "0" and (of_all or getattr(error, "from_first", False)):
         return ""
     where = "" if rank == "0" else f"process {rank}: "
     if isinstance(error, KeyboardInterrupt):

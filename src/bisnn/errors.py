@@ -14,6 +14,10 @@ class Stopped(RuntimeError):
     """Training cannot go on; the message says why and what to change."""
 
 
+class Lost(Stopped):
+    """Another process of the run is gone; each one that is left says so."""
+
+
 class Interrupted(RuntimeError):
     """Ctrl-C or SIGTERM: everything is saved; the message says how to go on."""
 
