@@ -1,4 +1,4 @@
-"""Several processes: rules under DistributedDataParallel equal one process with all of the batch; a worker that dies is survived."""
+"""Several processes: rules under DistributedDataParallel equal one process with the whole batch; a death is survived."""
 
 from __future__ import annotations
 

@@ -202,6 +202,7 @@ def predict(
     from bisnn.data import events, recordings, table
     from bisnn.display import bars, note
     from bisnn.files import write_atomic
+    from bisnn.recommendation import warn_of_map
 
     if out is not None and (out.suffix.lower() != ".csv" or out.resolve() in [path.resolve() for path in data]):
         raise ValueError(f"{out}: must be a .csv file other than the input; give e.g. --out predictions.csv")
@@ -210,6 +211,8 @@ def predict(
     model = models.load(run)
     _say_if_unfinished(run, model)
     usual: Any = None if map_ else "usual"
+    if map_ and model.members is not None:
+        warn_of_map(run, "leave out --map")
     files = recordings.files_of(data) if isinstance(model.config.data, Events) else []
     if not files and data[0].suffix.lower() in events.SUFFIXES:
         raise ValueError(f"{data[0]}: is a recording, and {run} was trained on points; give a CSV, NPY or NPZ file of them")
@@ -298,7 +301,7 @@ def export(
     as_: Annotated[
         Predictor | None,
         typer.Option(
-            "--as", help="map: most probable weights. members: an ensemble. posterior: 8 bits a weight. Default: the usual."
+            "--as", help="map: most probable weights. members: an ensemble. posterior: 8 bits a weight. Default: the better one."
         ),
     ] = None,
     members: Annotated[int | None, typer.Option(min=1, help="Members of the ensemble. Default: the config's.")] = None,

@@ -65,7 +65,7 @@ def evaluate(folder: str | Path, *, show: bool = True, costs: Costs | None = Non
         tree |= {"seconds": _seconds(run), "epoch": model.epoch, "model": file_digest(run.model_file)}
         tree["beaten_by"] = _beaten_by(tree)
         save_tree(run.evaluation_file, tree, "evaluation")
-        shown = ("task", "rule", "epoch", "points", "seconds", "metrics", "baseline", "beaten_by", "memory", "energy")
+        shown = ("task", "rule", "model", "epoch", "points", "seconds", "metrics", "baseline", "beaten_by", "memory", "energy")
         verdict = {name: tree[name] for name in shown}
         write_atomic(run.path / "evaluation.json", (json.dumps(verdict, indent=1) + "\n").encode())
     _warn_of_guesses(folder, verdict)
