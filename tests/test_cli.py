@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import ctypes
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import bisnn
-from bisnn import cli, reproduction, training
+from bisnn import cli, evaluation, reproduction, training
 from bisnn.data import events, simulation
 from runs import made_up, run_on_recordings, small
 
@@ -186,6 +187,56 @@ def test_names_are_no_markup(bisnn_, tmp_path, monkeypatch):
     assert "p([red])" in out
 
 
+FORMULA, ESCAPE = "=cmd|' /C calc'!A0", "a\x1b]0;owned\x07\x9b2J\u202eb"
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """A run whose classes, and a recording's folder whose files, have names that a spreadsheet or a terminal would obey."""
+    folder = tmp_path_factory.mktemp("hostile")
+    classes = [FORMULA, ESCAPE, "-1", "@x", "+1e3", "-x"]
+    rows = [[i % 7, i % 5, classes[i % 6]] for i in range(120)]
+    with open(folder / "points.csv", "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    config = small("st", {"data": {"name": "table", "train": str(folder / "points.csv")}})
+    return training.train(config, folder / "run", show=False), classes
+
+
+def test_no_cell_of_a_csv_is_a_formula(bisnn_, hostile, tmp_path):
+    run, classes = hostile
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).uniform(0, 6, (200, 2)))
+    code, _, error = bisnn_("predict", run, tmp_path / "x.npy", "--out", tmp_path / "p.csv")
+    assert (code, error) == (0, "")
+    rows = list(csv.DictReader((tmp_path / "p.csv").read_text(encoding="utf-8").splitlines()))
+    meant = [bisnn.load(run).classes[i] for i in bisnn.load(run).predict(np.load(tmp_path / "x.npy")).mean.argmax(-1)]
+    assert {FORMULA, "-1"} <= set(meant)
+    written = {FORMULA: f"'{FORMULA}", "@x": "'@x", "-x": "'-x"}
+    assert [row["class"] for row in rows] == [written.get(name, name) for name in meant]
+    assert [header for header in rows[0] if header.startswith("p(")] == [f"p({name})" for name in sorted(classes)]
+
+
+def test_names_do_not_command_the_terminal(bisnn_, hostile, recorded, tmp_path, monkeypatch):
+    run, _ = hostile
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    np.save(tmp_path / "x.npy", np.zeros((3, 2)))
+    outputs = [bisnn_("predict", run, tmp_path / "x.npy")]
+    assert r"p(a\x1b]0;owned\x07\x9b2J\u202eb)" in outputs[0][1]
+    strange = tmp_path / f"{ESCAPE} \udcff.bin"
+    shutil.copy(next(recorded[1].glob("Test/3/*.bin")), strange)
+    outputs += [bisnn_("inspect", strange, "--out", f"{strange}.png"), bisnn_("predict", recorded[0], strange)]
+    strange.write_bytes(b"abc")
+    outputs += [bisnn_("predict", recorded[0], strange), bisnn_("report", tmp_path / ESCAPE), bisnn_("train", ESCAPE)]
+    for _, out, error in outputs:
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", out + error)  # without our own colours
+        assert "owned" in plain
+        assert not set("\x1b\x07\x9b\u202e\udcff") & set(plain)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    shutil.copy(next(recorded[1].glob("Test/3/*.bin")), strange)
+    code, out, _ = bisnn_("predict", recorded[0], strange)
+    assert (code, r"\udcff.bin" in out) == (0, True), "a byte that is no UTF-8 does not stop predictions"
+    assert [code for code, *_ in outputs] == [0, 0, 0, 1, 1, 1]
+
+
 def test_info(bisnn_):
     code, out, _ = bisnn_("info")
     assert code == 0
@@ -221,11 +272,14 @@ MISTAKES = {
     "report over the model": (("report", "{run}", "--out", "{run}/model.safetensors"), "give a name that ends in .html"),
     "a file for a run": (("evaluate", "{run}/model.safetensors"), "there is no such run folder"),
     "no evaluation": (("report", "{run}"), "do it with: bisnn evaluate"),
-    "unwritable": (("train", "two_moons_bayes", "--out", "{nan}/run"), "Not a directory"),
+    "unwritable": (("train", "two_moons_bayes", "--out", "{nan}/run"), "nan.csv is a file, not a folder; give another"),
     "cost": (("evaluate", "{run}", "--cost", "int_ad=1"), "did you mean 'int_add'?"),
     "cost without a number": (("evaluate", "{run}", "--energy", "--cost", "int_add"), "must be NAME=PJ"),
     "cost of nothing": (("evaluate", "{run}", "--cost", "int_add=0"), "int_add: must be a finite number > 0"),
-    "unwritable predictions": (("predict", "{run}", "{two}", "--out", "/nowhere/at/all.csv"), "No such file or directory"),
+    "unwritable predictions": (
+        ("predict", "{run}", "{two}", "--out", "/nowhere/at/all.csv"),
+        "there is no folder /nowhere/at",
+    ),
 }
 
 
@@ -251,7 +305,72 @@ def test_unwritable_folder_is_one_line(bisnn_, tmp_path, monkeypatch):
     monkeypatch.setattr(training.Path, "mkdir", refuse)
     code, _, error = bisnn_("train", "two_moons_bayes", "--out", tmp_path / "run")
     assert (code, error.count("\n")) == (1, 1)
-    assert f"Permission denied: '{tmp_path / 'run'}'" in error
+    assert f"bisnn: {tmp_path / 'run'}: permission denied; change the permissions" in error
+
+
+def drop_the_right_to_write_anywhere():
+    """Root may write into read-only folders by two capabilities, which this process, about to start another program, gives up."""
+    libc = ctypes.CDLL(None)
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="takes rights from root by Linux capabilities")
+def test_every_command_that_writes_says_where_it_may_not(trained, tmp_path):
+    """Read-only folders, a file where a folder is needed and the other way round: one line that begins with the path."""
+    run = shutil.copytree(trained, tmp_path / "run")
+    evaluation.evaluate(run, show=False)
+    shutil.copytree(run, tmp_path / "locked").joinpath(".lock").unlink(missing_ok=True)
+    (tmp_path / "small.toml").write_text(small().to_toml())
+    (tmp_path / "x.csv").write_text("1,2\n")
+    events.write_aedat(tmp_path / "a.aedat", made_up(100, 128, 0))
+    for name in ("closed", "folder.csv", "folder.safetensors"):
+        (tmp_path / name).mkdir()
+    denied, file = ": permission denied; change the permissions", "x.csv is a file, not a folder; give another place"
+    cases = [
+        ("train small.toml -q --out closed/a", "closed/a" + denied),
+        ("train small.toml -q --out x.csv", "x.csv: is a file where a folder is needed"),
+        ("train small.toml -q --out x.csv/a", f"x.csv/a: {file}"),
+        ("resume locked -q", f"{tmp_path}/locked/.lock{denied}"),
+        ("evaluate locked -q", f"{tmp_path}/locked/.lock{denied}"),
+        ("predict run x.csv --out closed/a.csv", "closed/a.csv" + denied),
+        ("predict run x.csv --out folder.csv", "folder.csv: is a folder where a file is needed; give the name of a file"),
+        ("predict run x.csv --out x.csv/a.csv", f"x.csv/a.csv: {file}"),
+        ("report run -q --out closed/a.html", "closed/a.html: Permission denied; the report was not written"),
+        ("export run --as members --out folder.safetensors", "folder.safetensors: is a folder where a file is needed"),
+        ("export run --as members --out x.csv/a.safetensors", f"x.csv/a.safetensors: {file}"),
+        ("export run --as members --out closed/a.safetensors", "closed/a.safetensors" + denied),
+        ("export run --as members --to c --out x.csv", "x.csv: is a file where a folder is needed"),
+        ("export run --as members --to c --out closed/c", "closed/c" + denied),
+        ("inspect a.aedat --out closed", "closed/a.aedat.png" + denied),
+        ("simulate closed/a --per-class 1 -q", "closed/a" + denied),
+        ("simulate x.csv --per-class 1 -q", f"x.csv/scale04: {file}"),
+    ]
+    program = """
+import contextlib, io, json, sys
+from bisnn import cli
+for arguments in json.load(sys.stdin):
+    sys.argv = ["bisnn", *arguments.split()]
+    with contextlib.redirect_stderr(io.StringIO()) as error, contextlib.redirect_stdout(io.StringIO()):
+        try:
+            cli.main()
+        except SystemExit as end:
+            print(json.dumps([end.code, error.getvalue()]), file=sys.__stdout__)
+"""
+    for name in ("closed", "locked"):
+        (tmp_path / name).chmod(0o555)
+    asked = json.dumps([arguments for arguments, _ in cases])
+    options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300, "input": asked}
+    done = subprocess.run([sys.executable, "-c", program], preexec_fn=drop_the_right_to_write_anywhere, **options)
+    for name in ("closed", "locked"):
+        (tmp_path / name).chmod(0o755)
+    if any((tmp_path / "closed").iterdir()):
+        pytest.skip("this user may write into read-only folders")
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(cases), done.stderr
+    for (arguments, message), (code, error) in zip(cases, answers, strict=True):
+        assert (code, error.count("\n")) == (1, 1), (arguments, error)
+        assert error.startswith(f"bisnn: {message}"), arguments
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisnn import config, defaults
+from bisnn import config, config_errors, defaults
 from bisnn.reproduction import FIGURES
 from runs import RECORDED, RULES, small
 
@@ -85,6 +85,54 @@ def test_mistake_is_one_clear_line(override):
 
     assert "\n" not in message
     assert override in message, "says which override it was"
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "message"),
+    [
+        ("two_moons_bayes", "rule.rho=1", "the nearest valid key is rule.temperature"),
+        ("two_moons_bayes", "rho=1", "the nearest valid key is rule.temperature"),
+        ("two_moons_st", "rule.rho=1", "you may mean rule.temperature, which rule st does not have"),
+        ("two_moons_bayes", "train.early_stopping=3", "the nearest valid key is train.patience"),
+        ("two_moons_bayes", "train.learning_rate=3", "the nearest valid key is rule.lr"),
+        ("two_moons_bayes", "rule.eta=3", "the nearest valid key is rule.lr"),
+        ("two_moons_bayes", "network.hidden=3", "the nearest valid key is network.layers"),
+        ("two_moons_bayes", "train.batch=3", "the nearest valid key is train.batch_size"),
+        ("two_moons_bayes", "predict.members=3", "the nearest valid key is predict.samples"),
+        ("two_moons_bayes", "T=3", "the nearest valid key is encode.steps"),
+        ("nmnist_st", "T=3", "the nearest valid key is data.steps"),
+    ],
+)
+def test_keys_by_other_names(name, override, message):
+    with pytest.raises(ValueError, match=re.escape(f"unknown key; {message}")):
+        config.load(name, [override])
+
+
+def test_every_synonym_is_of_a_key_and_is_none_itself():
+    valid = set(config.keys())
+    leaves = {key.rpartition(".")[2] for key in valid}
+    assert config_errors.SYNONYMS.keys() <= valid
+    assert not leaves & {wrong for many in config_errors.SYNONYMS.values() for wrong in many}
+
+
+@pytest.mark.parametrize("name", ["st", "full"])
+def test_another_rule_drops_the_keys_it_does_not_have(capsys, name):
+    before = config.load("two_moons_bayes")
+    loaded = config.load("two_moons_bayes", [f"rule.name={name}", "seed=1"])
+    assert (loaded.rule.name, loaded.rule.lr, loaded.seed) == (name, before.rule.lr, 1)
+    (line,) = capsys.readouterr().err.splitlines()
+    dropped, kept = line.removeprefix(f"rule.name = {name}: leaves out ").split(", which it does not have; keeps ")
+    written = tomllib.loads(config.shipped()["two_moons_bayes"].read_text())["rule"].keys() - {"name"}
+    assert set(dropped.split(", ")) == written - set(type(loaded.rule).model_fields)
+    assert set(dropped.split(", ")) | {part.partition(" = ")[0] for part in kept.split(", ")} == written
+    for order in (1, -1):
+        with pytest.raises(ValueError, match=r"rule\.tau: unknown key; it belongs to another rule"):
+            config.load("two_moons_bayes", [f"rule.name={name}", "rule.tau=1"][::order])
+
+
+def test_the_same_rule_drops_nothing(capsys):
+    assert config.load("two_moons_bayes", ["rule.name=bayes"]) == config.load("two_moons_bayes")
+    assert capsys.readouterr().err == ""
 
 
 def test_several_mistakes_are_a_line_each_and_name_the_file(tmp_path):

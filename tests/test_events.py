@@ -557,8 +557,13 @@ def test_inspect(bisnn_, tmp_path):
         assert text in out
     assert "special events: 1, bytes after the last record: 3" in out
     assert "clock set back: 1" in out
-    assert f"picture: {path}.png\n" in out
-    assert (tmp_path / "[a].aedat.png").read_bytes().startswith(b"\x89PNG")
+    assert os.listdir(tmp_path) == ["[a].aedat"], "nothing is written unasked"
+    (tmp_path / "looks").mkdir()
+    for asked, written in (("look.png", "look.png"), ("looks", "looks/[a].aedat.png")):
+        code, out, _ = bisnn_("inspect", path, "--out", tmp_path / asked)
+        assert code == 0
+        assert f"picture: {tmp_path / written}\n" in out
+        assert (tmp_path / written).read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("content", [HEADER, aedat(5)], ids=["no event", "one"])
@@ -566,7 +571,6 @@ def test_inspect_of_next_to_nothing(bisnn_, tmp_path, content):
     (tmp_path / "a.aedat").write_bytes(content)
     assert bisnn_("inspect", tmp_path / "a.aedat", "--out", tmp_path / "look.png")[0] == 0
     assert (tmp_path / "look.png").exists()
-    assert bisnn_("inspect", tmp_path / "a.aedat", "--no-picture")[0] == 0
     assert sorted(os.listdir(tmp_path)) == ["a.aedat", "look.png"]
 
 
@@ -582,7 +586,6 @@ def test_inspect_of_bad_files_is_one_line(bisnn_, tmp_path):
         assert (code, out) == (1, "")
         assert message in err
         assert err.count("\n") == 1
-    assert bisnn_("inspect", tmp_path / "a.bin", "--out", "a.png", "--no-picture")[0] == 2
     code, out, _ = bisnn_("inspect", "--help")
     assert code == 0
     assert "bisnn inspect recording.aedat" in out

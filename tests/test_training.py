@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import multiprocessing
 import os
@@ -20,7 +21,7 @@ import pytest
 import torch
 
 import bisnn
-from bisnn import checkpoint, encode, evaluation, training
+from bisnn import checkpoint, display, encode, evaluation, training
 from bisnn.checkpoint import RunFolder
 from bisnn.data.dataset import load_dataset, spikes, training_spikes
 from bisnn.errors import Interrupted, Stopped
@@ -572,6 +573,66 @@ def test_no_gpu_is_a_clear_message(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+# Going on with other settings
+
+
+def test_a_finished_run_gets_more_epochs(tmp_path):
+    """It is then as if it had been asked for so many at once, also with a learning rate that falls over all of them."""
+    for schedule in ("constant", "cosine"):
+        config = small(**{"train.schedule": schedule})
+        folder = training.train(config, tmp_path / schedule, show=False)
+        training.resume(folder, ["train.epochs=7"], show=False)
+        rows = RunFolder(folder).read_metrics()
+        assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
+        assert load(folder).epoch == load(folder).config.train.epochs == RunFolder(folder).read_config().train.epochs == 7
+        whole = training.train(config.updated(**{"train.epochs": 7}), tmp_path / f"{schedule} at once", show=False)
+        if schedule == "constant":
+            assert files(folder) == files(whole)
+        else:  # the first four fell to 0; from there on the rates are those of seven epochs
+            assert [row["lr"] for row in rows[4:]] == [row["lr"] for row in RunFolder(whole).read_metrics()[4:]]
+
+
+def test_more_epochs_survive_a_kill(tmp_path, monkeypatch):
+    """Before the first checkpoint of the longer run, when its config and its metrics are ahead of the state."""
+    rare = {"train.checkpoint_seconds": 1e6}
+    whole = training.train(small(**rare, **{"train.epochs": 7}), tmp_path / "whole", show=False)
+    folder = training.train(small(**rare), tmp_path / "run", show=False)
+    for steps, overrides in ((16, ["train.epochs=7"]), (22, ())):  # an epoch has four
+        with monkeypatch.context() as patch:
+            stop_after(patch, steps)
+            with pytest.raises(Killed):
+                training.resume(folder, overrides, show=False)
+    assert len(RunFolder(folder).read_metrics()) == 5
+    training.resume(folder, show=False)
+    assert files(folder) == files(whole)
+
+
+def test_more_patience_trains_on(tmp_path):
+    changes = {"data.validation": 0.25, "train.epochs": 30, "rule.lr": 1e-9}  # nothing is learned, so every validation is the same
+    folder = training.train(small("st", **changes, **{"train.patience": 2}), tmp_path / "run", show=False)
+    before = len(RunFolder(folder).read_metrics())
+    assert before < 30
+    training.resume(folder, [f"train.patience={before + 3}"], show=False)
+    assert len(RunFolder(folder).read_metrics()) > before
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rule.lr=1", r"--set rule\.lr: a run keeps the settings it began with, but for train\.epochs, train\.patience"),
+        ("train.epochs=3", r"train\.epochs: the run is in epoch 4 already; got 3; give 4 or more"),
+        ("train.epochs=x", r"train\.epochs: must be a valid integer"),
+        ("epochs=9", r"epochs: unknown key; the nearest valid key is train\.epochs"),
+    ],
+)
+def test_other_settings_stay(tmp_path, override, message):
+    folder = training.train(small(), tmp_path / "run", show=False)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(ValueError, match=message):
+        training.resume(folder, [override], show=False)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
 # Several processes
 
 
@@ -608,7 +669,7 @@ def test_two_processes_equal_one(tmp_path, rule, steps):
         assert row["loss"] == pytest.approx(other["loss"], rel=1e-6)
         assert row["flips"] == other["flips"]
     names = {p.name for p in (tmp_path / "run").iterdir()}
-    assert names == {p.name for p in expected.iterdir()}, "only the first process writes"
+    assert names == {p.name for p in expected.iterdir()} | {".torchrun"}, "only the first process writes"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo between local processes")
@@ -659,10 +720,59 @@ def test_progress_shows_what_happens_within_80_columns(tmp_path, monkeypatch, ca
     assert re.search(r"\d\d:\d\d", last), "time left"
 
 
-def test_a_log_file_gets_a_line_now_and_then(tmp_path, monkeypatch, capsys):
-    clock = iter(range(0, 10**6, 7))
-    monkeypatch.setattr(training.time, "monotonic", lambda: next(clock))  # each look at the clock is seven seconds on
-    training.train(small(), tmp_path / "run")
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch")]
+def log_lines(tmp_path, monkeypatch, capsys, seconds, **changes):
+    """What a training run writes where stderr is no terminal, when every look at the clock is `seconds` on."""
+    clock = itertools.count(0, seconds)
+    monkeypatch.setattr(training.time, "monotonic", lambda: float(next(clock)))
+    training.train(small(**changes), tmp_path / "run")
+    lines = capsys.readouterr().err.splitlines()
+    if not lines[-1].startswith("epoch"):
+        assert "near chance" in lines.pop()  # after a few epochs it may be
+    return lines
+
+
+def test_a_log_has_the_first_epoch_and_the_last(tmp_path, monkeypatch, capsys):
+    lines = log_lines(tmp_path, monkeypatch, capsys, seconds=1e-4)
+    rows = RunFolder(tmp_path / "run").read_metrics()
+    assert len(lines) == 2
+    for line, row in zip(lines, (rows[0], rows[-1]), strict=True):
+        assert line.startswith(f"epoch {row['epoch']}/4  loss {row['loss']:.3g}  acc {row['accuracy']:.3f}  rates ")
+    assert re.search(r"  0:00 left$", lines[0])
+    assert "left" not in lines[1]
+
+
+def test_a_log_has_a_line_every_ten_seconds(tmp_path, monkeypatch, capsys):
+    """Within long epochs too, with the time left."""
+    lines = log_lines(tmp_path, monkeypatch, capsys, seconds=7)
+    assert len(lines) > 8
+    places = [float(re.match(r"epoch ([\d.]+)/4  loss ", line)[1]) for line in lines]
+    assert places == sorted(places)
+    assert {1.0, 2.0, 3.0, 4.0} <= set(places)
+    assert 0.25 in places, "a step of the first epoch"
+    left = [int(minutes) * 60 + int(seconds) for minutes, seconds in re.findall(r"  (\d+):(\d\d) left$", "\n".join(lines), re.M)]
+    assert left[0] > left[-1] > 0
+
+
+def test_a_log_ends_with_the_last_epoch_of_a_stopped_run(tmp_path, monkeypatch, capsys):
+    stop_after(monkeypatch, 10)
+    with pytest.raises(Killed):
+        training.train(small(), tmp_path / "run")
+    assert [line.split("  ")[0] for line in capsys.readouterr().err.splitlines()] == ["epoch 1/4", "epoch 2/4"]
+
+
+def test_bars_are_lines_in_a_log(monkeypatch, capsys):
+    now = itertools.count(0, 4)
+    monkeypatch.setattr(display.time, "monotonic", lambda: float(next(now)))
+    with display.bars(show=True) as progress:
+        bar = progress.add_task("recordings", total=1000)
+        for _ in range(10):
+            progress.advance(bar, 100)
+    lines = capsys.readouterr().err.splitlines()
     assert len(lines) >= 3
-    assert lines[0].startswith("epoch 1/4  loss ")
+    assert lines[-1] == "recordings: 100 %"
+    assert re.fullmatch(r"recordings: \d0 %  0:\d\d left", lines[0])
+    monkeypatch.setattr(display.time, "monotonic", lambda: 0.0)
+    for show in (True, False):
+        with display.bars(show=show) as progress:
+            assert list(progress.track(range(3), description="quick")) == [0, 1, 2]
+    assert capsys.readouterr().err == "", "what takes less than ten seconds needs no line"

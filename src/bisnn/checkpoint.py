@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,18 @@ def _unpacked(node: Any, tensors: dict[str, Tensor]) -> Any:
     return node
 
 
-_LEFT_OVER = re.compile(r"\.(config\.toml|metrics\.jsonl|[\w.]+\.safetensors|evaluation\.json)\.\d+\.tmp")  # of a killed writer
+_LEFT_OVER = re.compile(  # of a killed writer
+    r"\.(config\.toml|metrics\.jsonl|[\w.]+\.safetensors|evaluation\.json|\.torchrun)\.\d+\.tmp"
+)
+
+
+LAUNCH = ".torchrun"  # names the launch that began a run
+
+
+def launch() -> str | None:
+    """What names a launch of torchrun through its restarts, and no other launch; None without torchrun."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    return f"none of {os.getppid()}" if name == "none" else name  # its id where it was given none; the parent is torchrun itself
 
 
 class RunFolder:
@@ -151,21 +162,37 @@ class RunFolder:
     def check_new(self) -> None:
         """The folder must be new, or empty but for what a killed start leaves behind."""
         entries = self.path.iterdir() if self.path.exists() else ()
-        if any(entry.name != ".lock" and not _LEFT_OVER.fullmatch(entry.name) for entry in entries):
+        if any(entry.name not in (".lock", LAUNCH) and not _LEFT_OVER.fullmatch(entry.name) for entry in entries):
             way = f"continue it with: bisnn resume {self}, or give" if self.config_file.exists() else "give"
             raise ValueError(f"{self}: is not empty; {way} another folder")
 
     def create(self, settings: Config) -> None:
         """Begin a run."""
         self.check_new()
+        name = launch()
+        if name is not None:
+            write_atomic(self.path / LAUNCH, name.encode())
+        self.write_config(settings)
+
+    def write_config(self, settings: Config) -> None:
         write_atomic(self.config_file, f"# Resolved settings of this run.\n{settings.to_toml()}".encode())
 
-    def read_config(self) -> Config:
+    def begun_by_this_launch(self, settings: Config) -> bool:
+        """Whether torchrun started this process again for the run, of these settings, that lies in the folder."""
+        if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" or not self.config_file.exists():
+            return False
+        try:
+            same = (self.path / LAUNCH).read_text(encoding="utf-8", errors="replace") == launch()
+        except FileNotFoundError:
+            return False
+        return same and not config.differences(self.read_config(), settings)
+
+    def read_config(self, overrides: Sequence[str] = ()) -> Config:
         if not self.path.is_dir():
             raise ValueError(f"{self}: there is no such run folder; `bisnn train CONFIG` makes one")
         if not self.config_file.exists():
             raise ValueError(f"{self}: is no run folder: it has no config.toml; give the folder that `bisnn train` wrote")
-        return config.load(self.config_file)
+        return config.resumed(self.config_file, overrides)
 
     def save_state(self, state: dict[str, Any]) -> None:
         """The new checkpoint; the one before stays as `state.previous`. After a kill at any moment one of the two is whole."""

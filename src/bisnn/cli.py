@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bisnn.errors import Interrupted, Stopped
+from bisnn.errors import Interrupted, Lost, Stopped, sentence
 
 if TYPE_CHECKING:
     from bisnn.model import Model
@@ -85,7 +85,7 @@ class Recipe(StrEnum):
     epilog=_epilog(
         "bisnn train two_moons_bayes",
         "bisnn train my.toml --out runs/mine --set rule.temperature=1e-3 --set train.epochs=100",
-        "torchrun --nproc-per-node 2 -m bisnn train my.toml",
+        "torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m bisnn train my.toml",
     )
 )
 def train(
@@ -105,16 +105,21 @@ def train(
     _finish(folder, no_report, quiet)
 
 
-@app.command(epilog=_epilog("bisnn resume runs/two_moons_bayes_seed0"))
+@app.command(
+    epilog=_epilog("bisnn resume runs/two_moons_bayes_seed0", "bisnn resume runs/two_moons_bayes_seed0 --set train.epochs=200")
+)
 def resume(
     run: Run,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change e.g. train.epochs or train.patience; repeatable.")
+    ] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Train only: no evaluation, no report.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run that was stopped or killed; it ends with the same bits as if it had not been."""
+    """Go on with a run that was stopped or killed: it ends with the same bits as if it had not been. Or train it for longer."""
     from bisnn import training
 
-    _finish(training.resume(run, show=not quiet), no_report, quiet)
+    _finish(training.resume(run, set_ or (), show=not quiet), no_report, quiet)
 
 
 def _finish(folder: Path, no_report: bool, quiet: bool) -> None:
@@ -148,34 +153,14 @@ def evaluate(
 
 
 def _verdict(folder: Path, quiet: bool, energy: bool = False, costs: Sequence[str] = ()) -> None:
-    from rich import box
-    from rich.table import Table
-
-    from bisnn import evaluation
+    from bisnn import evaluation, printing
     from bisnn.energy import Costs
 
     verdict = evaluation.evaluate(folder, show=not quiet, costs=Costs.parse(costs))
     _say_if_unfinished(folder)
-    table = Table(title=f"{folder}: {verdict['points']} test points; value and 95 % interval", box=box.SIMPLE)
-    table.collapse_padding, table.pad_edge = True, False  # six columns of intervals fit into 80 characters
-    table.add_column("predictor")
-    names = list(next(iter(verdict["metrics"].values())))
-    for name in names:
-        table.add_column({"nll": "NLL", "rmse": "RMSE", "mae": "MAE"}.get(name, name.replace("_", " ")))
-    for predictor, values in (verdict["metrics"] | verdict["baseline"]).items():
-        cells = ("{value:.4f}\n{low:.3f}-{high:.3f}".format(**values[name]) if name in values else "" for name in names)
-        table.add_row(predictor, *cells)
-    memory = verdict["memory"]
-    console = _console()
-    console.print(table)
-    told = "ECE {ece:.4f}; if its confidences were calibrated: {calibrated_mean:.4f}, in 95 of 100 up to {calibrated_high:.4f}"
-    for predictor, ece in verdict["calibration"].items():
-        console.print(f"{predictor}: {told.format(**ece)}")
-    console.print(
-        "{weights:,} weights: {bytes_1_bit:,} bytes at 1 bit, {bytes_32_bit:,} at 32".format(**memory),
-    )
+    printing.print_verdict(folder, verdict)
     if energy:
-        _show_ledger(verdict["energy"])
+        printing.print_ledger(verdict["energy"])
 
 
 def _say_if_unfinished(run: Path, model: Model | None = None) -> None:
@@ -187,35 +172,6 @@ def _say_if_unfinished(run: Path, model: Model | None = None) -> None:
     train = model.config.train
     if train.keep == "last" and not train.patience and model.epoch < train.epochs:
         note(f"{run}: its model is of epoch {model.epoch} of {train.epochs}; `bisnn resume` trains it to the end")
-
-
-def _show_ledger(ledger: dict[str, Any]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    from bisnn.energy import ANN, HYPOTHETICAL, si
-
-    title = f"One inference of {ledger['steps']} time steps, mean over {ledger['recordings']} test points"
-    table = Table(title=title, box=box.SIMPLE)
-    table.add_column("predictor")
-    for name in ("weights\nin bits", "synaptic\noperations", "neuron\nupdates", "memory\ntraffic", "energy", "ratio\nto ANN"):
-        table.add_column(name, justify="right")
-    for name, row in ledger["rows"].items():
-        for layer in (row, *row["layers"]):
-            counts = (f"{layer[key]:,.0f}" for key in ("weight_bits", "synaptic_operations", "neuron_updates"))
-            share = f"{row['ratio']:.2f}" if layer is row else ""
-            cells = (*counts, si(layer["bytes"], "B"), si(layer["joules"], "J"), share)
-            table.add_row(name if layer is row else f"  {layer['layer']}", *cells, style="" if layer is row else "dim")
-    console = _console()
-    console.print(table)
-    costs = ", ".join(f"{name} {value:g}" for name, value in ledger["costs"].items())
-    console.print(f"Picojoules an operation, or an access of 64 bits: {costs}. Usual: {ledger['source']}.")
-    where = ", ".join(f"{name} in {row['memory']}" for name, row in ledger["rows"].items())
-    console.print(f"The smallest memory that holds weights and state: {where}.")
-    console.print("Every synaptic operation is one accumulate; readouts that speak are included, pooling and softmax are not.")
-    if HYPOTHETICAL in ledger["rows"]:
-        console.print(f"{HYPOTHETICAL}: 32-bit weights at the same spikes.")
-    console.print(f"{ANN}: the same layers in one pass of 32-bit multiply-accumulates, not one for every time step.")
 
 
 @app.command(
@@ -241,10 +197,12 @@ def predict(
 ) -> None:
     """Predict from a file of points, or from recordings of an event camera, with how sure the model is."""
     from bisnn import model as models
+    from bisnn import printing
     from bisnn.config import Events
     from bisnn.data import events, recordings, table
     from bisnn.display import bars, note
     from bisnn.files import write_atomic
+    from bisnn.recommendation import warn_of_map
 
     if out is not None and (out.suffix.lower() != ".csv" or out.resolve() in [path.resolve() for path in data]):
         raise ValueError(f"{out}: must be a .csv file other than the input; give e.g. --out predictions.csv")
@@ -253,6 +211,8 @@ def predict(
     model = models.load(run)
     _say_if_unfinished(run, model)
     usual: Any = None if map_ else "usual"
+    if map_ and model.members is not None:
+        warn_of_map(run, "leave out --map")
     files = recordings.files_of(data) if isinstance(model.config.data, Events) else []
     if not files and data[0].suffix.lower() in events.SUFFIXES:
         raise ValueError(f"{data[0]}: is a recording, and {run} was trained on points; give a CSV, NPY or NPZ file of them")
@@ -269,50 +229,17 @@ def predict(
         result = answer(x, samples or usual, advance=lambda some: progress.advance(bar, some))
     if labels is not None:
         note(f"{data[0]}: {model.score(result, labels)}")
-    header, rows = _prediction_rows(model, result)
+    header, rows = printing.prediction_rows(model, result)
     if files:
         header, rows = ["file", *header], [[str(file), *row] for file, row in zip(files, rows, strict=True)]
     if out is None and sys.stdout.isatty():
         shown = [i for i, name in enumerate(header) if not (files and name.startswith("p("))]  # ten classes do not fit
-        _show_rows([header[i] for i in shown], [[row[i] for i in shown] for row in rows])
+        printing.print_rows([header[i] for i in shown], [[row[i] for i in shown] for row in rows])
     elif out is None:
-        sys.stdout.write(_csv(header, rows))
+        sys.stdout.write(printing.csv_text(header, rows))
     else:
-        write_atomic(out, _csv(header, rows).encode())
+        write_atomic(out, printing.csv_text(header, rows).encode())
         _console().print(f"{len(rows)} predictions: {out}")
-
-
-def _prediction_rows(model: Model, result: Any) -> tuple[list[str], list[list[Any]]]:
-    if not model.classes:
-        return ["mean", "deviation"], [[m, s] for m, s in zip(result.mean[:, 0].tolist(), result.std[:, 0].tolist(), strict=True)]
-    header = ["class", "confidence", *(f"p({name})" for name in model.classes), "entropy", "mutual_information"]
-    confidence, best = result.mean.max(-1)
-    columns = zip(best.tolist(), confidence.tolist(), result.mean.tolist(), strict=True)
-    unsure = zip(result.entropy.tolist(), result.mutual_information.tolist(), strict=True)
-    return header, [[model.classes[i], c, *p, *u] for (i, c, p), u in zip(columns, unsure, strict=True)]
-
-
-def _csv(header: list[str], rows: list[list[Any]]) -> str:
-    import csv
-    import io
-
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    return text.getvalue()
-
-
-def _show_rows(header: list[str], rows: list[list[Any]], most: int = 20) -> None:
-    from rich.table import Table
-
-    table = Table()
-    for name in header:
-        table.add_column(name, overflow="fold" if name == "file" else "ellipsis")  # a path is known by its end
-    for row in rows[:most]:
-        table.add_row(*(f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row))
-    console = _console()
-    console.print(table)
-    if len(rows) > most:
-        console.print(f"and {len(rows) - most} more; --out FILE.csv writes them all")
 
 
 @app.command(
@@ -374,7 +301,7 @@ def export(
     as_: Annotated[
         Predictor | None,
         typer.Option(
-            "--as", help="map: most probable weights. members: an ensemble. posterior: 8 bits a weight. Default: the usual."
+            "--as", help="map: most probable weights. members: an ensemble. posterior: 8 bits a weight. Default: the better one."
         ),
     ] = None,
     members: Annotated[int | None, typer.Option(min=1, help="Members of the ensemble. Default: the config's.")] = None,
@@ -428,27 +355,25 @@ def _write_report(runs: list[Path], out: Path | None, quiet: bool) -> None:
 @app.command(epilog=_epilog("bisnn inspect recording.aedat", "bisnn inspect Train/0/00002.bin --out look.png"))
 def inspect(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A recording: .aedat (AER-DAT2.0) or .bin (N-MNIST).")],
-    out: Annotated[Path | None, typer.Option(help="The picture, a .png. Default: next to FILE, its name and .png.")] = None,
-    no_picture: Annotated[bool, typer.Option("--no-picture", help="Numbers only.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Also draw it: a .png, or a folder for FILE.png. Without it nothing is written.")
+    ] = None,
 ) -> None:
-    """Look at a recording of an event camera: its numbers, what was skipped, a picture."""
-    if no_picture and out is not None:
-        raise typer.BadParameter("--no-picture and --out exclude each other")
+    """Look at a recording of an event camera: its numbers, what was skipped, and with --out a picture."""
+    if out is not None and out.is_dir():
+        out /= f"{file.name}.png"
     if out is not None and out.suffix.lower() != ".png":
         raise ValueError(f"{out}: must be a .png file; got {out.suffix or 'no suffix'!r}; give e.g. --out look.png")
-    from rich.table import Table
-
     from bisnn.data import events, inspection
+    from bisnn.printing import print_facts
 
     recording = events.read_events(file)
-    table = Table(title=str(file), show_header=False)
-    for name, value in inspection.facts(recording).items():
-        table.add_row(name, value)
-    _console().print(table)
-    if not no_picture:
-        picture = out or file.with_name(f"{file.name}.png")
-        inspection.draw(recording, picture)
-        _console().print(f"picture: {picture}")
+    print_facts(inspection.facts(recording), title=str(file))
+    if out is None:
+        _console().print("see it: --out look.png")
+    else:
+        inspection.draw(recording, out)
+        _console().print(f"picture: {out}")
 
 
 @app.command(
@@ -476,14 +401,10 @@ def simulate(
 @app.command(epilog=_epilog("bisnn info"))
 def info() -> None:
     """Versions, devices, and the kernels in use."""
-    from rich.table import Table
-
     from bisnn import system
+    from bisnn.printing import print_facts
 
-    table = Table(show_header=False)
-    for name, value in system.info().items():
-        table.add_row(name, value)
-    _console().print(table)
+    print_facts(system.info())
 
 
 @app.callback(invoke_without_command=True)
@@ -532,19 +453,24 @@ def _run() -> None:
         if text is None or os.environ.get("BISNN_DEBUG"):
             raise
         if text:
-            print(f"bisnn: {text}", file=sys.stderr)
+            from bisnn.display import visible
+
+            print(visible(f"bisnn: {text}"), file=sys.stderr)
         sys.exit(128 + error.signal if isinstance(error, Interrupted) else 130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
 def _message(error: BaseException) -> str | None:
     """What to print; nothing on a process whose first one prints it; None for an error that is no user's."""
     rank = os.environ.get("RANK", "0")
-    if rank != "0" and (isinstance(error, (Stopped, Interrupted, KeyboardInterrupt)) or getattr(error, "from_first", False)):
+    of_all = isinstance(error, (Stopped, Interrupted, KeyboardInterrupt)) and not isinstance(error, Lost)
+    if rank != "0" and (of_all or getattr(error, "from_first", False)):
         return ""
     where = "" if rank == "0" else f"process {rank}: "
     if isinstance(error, KeyboardInterrupt):
         return "stopped"
-    if isinstance(error, (ValueError, OSError, Stopped, Interrupted)):
+    if isinstance(error, OSError):
+        return where + sentence(error)
+    if isinstance(error, (ValueError, Stopped, Interrupted)):
         return where + str(error)
     if isinstance(error, MemoryError) or "allocate" in str(error):  # torch says it with a RuntimeError
         return f"{where}not enough memory: lower train.batch_size, network.layers or the number of time steps"

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-import types
-import typing
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
@@ -18,7 +16,8 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from bisnn import defaults
+from bisnn import config_errors, defaults
+from bisnn.display import note
 from bisnn.files import read_text
 
 VERSION = 1  # of the file format
@@ -367,6 +366,21 @@ def differences(a: Config, b: Config) -> list[str]:
     return [key for key in changed if key != "train.threads"]
 
 
+# What a run may go on with otherwise than it began: how long, when it stops or saves, and where it is computed.
+CHANGEABLE = ("train.epochs", "train.patience", "train.checkpoint_seconds", "train.threads", "train.device")
+
+
+def resumed(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The config of a run folder, changed for a run that goes on; other keys than those that may change are a ValueError."""
+    before, config = load(path), load(path, overrides)
+    fixed = [key for key in differences(before, config) if key not in CHANGEABLE]
+    if fixed:
+        raise ValueError(
+            f"--set {', '.join(fixed)}: a run keeps the settings it began with, but for {', '.join(CHANGEABLE)}; train a new run"
+        )
+    return config
+
+
 def shipped() -> dict[str, Path]:
     """The configs that come with the package, by name."""
     folder = Path(str(resources.files("bisnn") / "configs"))
@@ -393,7 +407,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise ValueError(f"{file}: is not valid TOML: {error}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{file}: is not a text file in UTF-8; give a TOML config") from None
-    for override in overrides:
+    for override in sorted(overrides, key=lambda text: text.partition("=")[0].strip() != "rule.name"):  # the rule first
         key, equals, value = override.partition("=")
         if key.count(".") > DOTS:
             raise ValueError(f"--set {key:.40}...: {TOO_DEEP}")
@@ -402,6 +416,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         parsed = _value(value.strip())
         if key.strip() in PATHS and isinstance(parsed, str):
             parsed = str(Path(parsed).resolve())  # a path on the command line is relative to where it was typed
+        if key.strip() == "rule.name":
+            _drop_keys_of_another_rule(settings, parsed)
         _assign(settings, key.strip(), parsed, f"--set {override}")
     source = " ".join([str(file), *(f"--set {override}" for override in overrides)])
     return _absolute(parse(settings, source), file.parent)
@@ -425,72 +441,14 @@ def parse(settings: dict[str, Any], source: str) -> Config:
 def _lines(error: ValidationError, settings: dict[str, Any]) -> list[str]:
     """A line for each thing wrong."""
     try:
-        return [_line(details, settings) for details in error.errors()]
+        return [config_errors.line(details, settings, Config) for details in error.errors()]
     except RecursionError:  # of a value, when it is shown
         return [TOO_DEEP]
 
 
-def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+def keys() -> Iterator[str]:
     """All valid keys, dotted."""
-    for name, field in model.model_fields.items():
-        sections = _sections(field.annotation)
-        if not sections:
-            yield prefix + name
-        for section in sections:
-            yield from keys(section, f"{prefix}{name}.")
-
-
-def _sections(annotation: Any) -> list[type[BaseModel]]:
-    options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
-    return [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
-
-
-def _line(details: Any, settings: dict[str, Any]) -> str:
-    """One pydantic error as one line: key, rule, value, fix."""
-    location = [str(part) for part in details["loc"]]
-    if len(location) > 1 and location[0] in ("data", "rule"):  # pydantic puts the variant's name behind the section's
-        del location[1]
-    key, kind, context = ".".join(location), details["type"], details.get("ctx", {})
-    if kind == "extra_forbidden":
-        return f"{key}: unknown key; {_nearest(key, settings)}"
-    if kind == "missing":
-        return f"{key}: is missing; add it"
-    if kind == "union_tag_not_found":
-        return f"{key}.name: is missing; give one of {_names(location[0])}"
-    if kind == "union_tag_invalid":
-        near = difflib.get_close_matches(context["tag"], _names(location[0]).split(", "), n=1)
-        return f"{key}.name: must be one of {_names(location[0])}; got {context['tag']!r}" + (
-            f"; did you mean {near[0]!r}?" if near else ""
-        )
-    if kind == "value_error":
-        return (f"{key}: " if key else "") + str(context["error"])
-    message = details["msg"][0].lower() + details["msg"][1:].replace("should", "must", 1)
-    message = message.removeprefix("input ")
-    return f"{key}: {message}; got {details['input']!r}"
-
-
-def _names(section: str) -> str:
-    options = _sections(Config.model_fields[section].annotation)
-    return ", ".join(typing.get_args(option.model_fields["name"].annotation)[0] for option in options)
-
-
-def _nearest(key: str, settings: dict[str, Any]) -> str:
-    """The valid key that the unknown one was probably meant to be; of its own section if any is near."""
-    head, _, leaf = key.rpartition(".")
-    model: type[BaseModel] | None = Config
-    if head.startswith("network.conv."):
-        model = Convolution
-    elif head:
-        options = _sections(Config.model_fields[head].annotation)
-        name = settings[head].get("name")
-        chosen = [o for o in options if len(options) == 1 or typing.get_args(o.model_fields["name"].annotation)[0] == name]
-        model = chosen[0] if chosen else None
-    own = [f"{head}.{name}" if head else name for name in model.model_fields] if model else []
-    if key in set(keys()):
-        return f"it belongs to another {head}; {settings[head].get('name')} has {', '.join(own)}"
-    everywhere = {valid.rpartition(".")[2]: valid for valid in keys()}
-    near = difflib.get_close_matches(key, own, n=1) or [everywhere[n] for n in difflib.get_close_matches(leaf, everywhere, n=1)]
-    return f"the nearest valid key is {near[0]}" if near else f"valid keys here: {', '.join(own)}"
+    return config_errors.keys(Config)
 
 
 def _assign(settings: dict[str, Any], key: str, value: Any, source: str) -> None:
@@ -500,6 +458,21 @@ def _assign(settings: dict[str, Any], key: str, value: Any, source: str) -> None
         if not isinstance(settings, dict):
             raise ValueError(f"{source}: {section} is a value, not a section; the key must read section.key")
     settings[leaf] = value
+
+
+def _drop_keys_of_another_rule(settings: dict[str, Any], name: Any) -> None:
+    """Leave out what the rule that is asked for does not have, and say so; an unknown rule is another's complaint."""
+    rule = settings.get("rule")
+    rules = config_errors.sections_of(Config.model_fields["rule"].annotation)
+    kept = [key for option in rules if config_errors.name_of(option) == name for key in option.model_fields]
+    if not kept or not isinstance(rule, dict):
+        return
+    dropped = [key for key in rule if key not in kept and key != "name"]
+    for key in dropped:
+        del rule[key]
+    if dropped:
+        stays = ", ".join(f"{key} = {value!r}" for key, value in rule.items() if key != "name")
+        note(f"rule.name = {name}: leaves out {', '.join(dropped)}, which it does not have; keeps {stays or 'nothing'}")
 
 
 def _value(text: str) -> Any:

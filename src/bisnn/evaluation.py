@@ -32,6 +32,7 @@ COUNTED = 16  # test points that the energy ledger counts
 KEPT = (
     "task",
     "rule",
+    "model",
     "epoch",
     "points",
     "seconds",

@@ -22,6 +22,7 @@ from bisnn.files import file_digest
 from bisnn.packed import c, file, philox
 from bisnn.packed.philox import Purpose
 from bisnn.packing import describe
+from bisnn.recommendation import recommended, warn_of_map
 
 TARGETS = ("packed", "c", "nir")
 PREDICTORS = ("map", "members", "posterior")
@@ -48,7 +49,8 @@ def export(
         out: file or folder to write; by default named after the target, in the run folder.
         predictor: "map", the most probable weights; "members", draws from the posterior, those of `bisnn predict`; "posterior", the
             posterior itself at 8 bits a weight, from which members are drawn when it is loaded ("packed" alone). By default the
-            model's usual one: members where there is a posterior (but the map for "nir", a graph of one network), else the map.
+            one that the run's evaluation recommends, of lower NLL or RMSE; members where there is none, or `members` says how many;
+            the map where there is no posterior, and for "nir", a graph of one network.
         members: how many; by default as many as the config says.
         profile: of "nir": "exact", or "cubalif" for importers that know no more.
         prefix: of "c": of all names, so that a program can hold several models; by default "model".
@@ -72,7 +74,10 @@ def export(
         raise ValueError("predictor: a NIR graph is of one network; got members; use 'map'")
     if to == "packed":
         _check_target(Path(out or model.file_of(run).parent / "packed.safetensors"))
-    packed = describe_model(trained, predictor or _usual(trained, to), members)
+    chosen = predictor or _recommended(run, trained, to, members)
+    if chosen == "map" and trained.members is not None:
+        warn_of_map(run, "but a NIR graph is of one network" if to == "nir" else "ship members instead")
+    packed = describe_model(trained, chosen, members)
     packed = replace(packed, source=file_digest(model.file_of(run)))
     folder = model.file_of(run).parent
     if to == "packed":
@@ -119,8 +124,11 @@ def _recordings(trained: model.Model) -> np.ndarray:
     return spikes(config, torch.from_numpy(drawn)).to(torch.uint8).numpy()
 
 
-def _usual(trained: model.Model, to: str) -> str:
-    return "members" if trained.members is not None and to != "nir" else "map"
+def _recommended(run: str | Path, trained: model.Model, to: str, members: int | None) -> str:
+    """The predictor to ship where none was asked for."""
+    if trained.members is None or to == "nir":
+        return "map"
+    return "members" if members is not None else recommended(run, trained.members)
 
 
 def describe_model(trained: model.Model, predictor: str = "map", members: int | None = None) -> file.Network:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -56,6 +57,8 @@ def read_text(path: str | Path) -> str:
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Write the whole file or nothing: temporary file, fsync, rename. Errors leave the old file as it was, and name it."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():
         raise ValueError(f"{path}: is no regular file, and would be replaced by one; give the name of a file")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

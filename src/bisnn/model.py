@@ -278,7 +278,7 @@ def load(path: str | Path) -> Model:
 
 def _check(config: Config, classes: tuple[Any, ...], low: Any, high: Any, tree: dict[str, Any]) -> None:
     """See that what a model file says fits together, before a network of its sizes is built."""
-    named = all(isinstance(name, str) and name.isprintable() for name in classes) and len(set(classes)) == len(classes)
+    named = all(isinstance(name, str) for name in classes) and len(set(classes)) == len(classes)
     if not named or bool(classes) != (config.task == "classification"):
         raise ValueError("its classes are no names, or do not fit its task")
     scaled = all(isinstance(x, Tensor) and x.dtype == torch.float64 and x.ndim == 1 and x.isfinite().all() for x in (low, high))

@@ -12,13 +12,12 @@ import errno
 import functools
 import importlib.util
 import math
-import os
 import signal
 import threading
 import time
 import tomllib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bisnn import defaults, draws, kernels, metrics
 from bisnn.checkpoint import RunFolder, alike
-from bisnn.config import Bayes, BopRule, Config, Events, Full, differences, parse
+from bisnn.config import CHANGEABLE, Bayes, BopRule, Config, Events, Full, differences, parse
 from bisnn.data.dataset import input_shape, load_dataset, training_spikes
 from bisnn.display import RunDisplay
 from bisnn.errors import Interrupted, Stopped
@@ -41,6 +40,7 @@ from bisnn.network import Output
 from bisnn.packed import philox
 from bisnn.packed.philox import Purpose
 from bisnn.prediction import Classification
+from bisnn.processes import Processes
 from bisnn.rules import BayesBiSNN, Bop, Rule, STBiSNN
 from bisnn.weights import sign
 
@@ -60,27 +60,32 @@ def train(config: Config, out: str | Path | None = None, *, show: bool = True) -
     return _run(folder, config, show)
 
 
-def resume(folder: str | Path, *, show: bool = True) -> Path:
-    """Go on with a run that was interrupted or killed; a finished one stays as it is."""
-    return _run(RunFolder(folder), None, show)
+def resume(folder: str | Path, overrides: Sequence[str] = (), *, show: bool = True) -> Path:
+    """Go on with a run that was interrupted or killed; a finished one stays as it is, unless it gets more epochs.
+
+    Args:
+        folder: of the run.
+        overrides: "section.key=value" of what may change on the way (`config.CHANGEABLE`); the run's config is changed with it.
+        show: as in `train`.
+    """
+    return _run(RunFolder(folder), None, show, overrides)
 
 
-def _run(folder: RunFolder, fresh: Config | None, show: bool) -> Path:
+def _run(folder: RunFolder, fresh: Config | None, show: bool, overrides: Sequence[str] = ()) -> Path:
     """Train `fresh` from the start, or what lies in the folder from its last checkpoint."""
-    if fresh is not None:
-        fresh = fresh.updated(**{"train.threads": fresh.train.threads or torch.get_num_threads()})
-    with Processes.joined((fresh or folder.read_config()).train.device) as processes, contextlib.ExitStack() as stack:
-        config = fresh or processes.first(folder.read_config)
+    read = lambda: _with_threads(fresh or folder.read_config(overrides))  # noqa: E731
+    with Processes.joined(read().train.device) as processes, contextlib.ExitStack() as stack:
+        config = processes.first(read)
         stack.enter_context(_threads(config.train.threads))
         stack.enter_context(kernels.precision(config.train.precision))
         training = Training(config, processes, show)  # before anything is written: bad data leaves no folder behind
         config = training.config
 
         def begin() -> tuple[dict[str, Any] | None, list[str]]:
-            if fresh is None:
+            if fresh is None or folder.begun_by_this_launch(config):
                 stack.enter_context(folder.locked())
                 state, notes = folder.load_state(training.fits)
-                if not folder.model_file.exists() or (state is not None and not state["finished"]):
+                if state is not None or not folder.model_file.exists():
                     folder.cut_metrics(state["rows"] if state else 0)
                 return state, notes
             folder.check_new()
@@ -97,7 +102,9 @@ def _run(folder: RunFolder, fresh: Config | None, show: bool) -> Path:
             training.load(state, folder)
             if state["processes"] != processes.count:
                 display.say(f"the run had {state['processes']} processes and has {processes.count} now: its bits will differ")
-        if processes.first(folder.model_file.exists) and (state is None or training.finished):
+        if overrides:
+            processes.first(lambda: folder.write_config(config))
+        if processes.first(folder.model_file.exists) and (state is None or (training.finished and not overrides)):
             if display.show:
                 display.say(f"{folder}: has ended already")
         else:
@@ -105,6 +112,11 @@ def _run(folder: RunFolder, fresh: Config | None, show: bool) -> Path:
             with _advice(folder):
                 training.fit(folder, display)
     return folder.path
+
+
+def _with_threads(config: Config) -> Config:
+    """The config with the number of threads that 0 stands for."""
+    return config.updated(**{"train.threads": config.train.threads or torch.get_num_threads()})
 
 
 @contextmanager
@@ -129,55 +141,6 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-class Processes:
-    """The processes of this run: one, or those that torchrun started."""
-
-    def __init__(self, rank: int, count: int, device: torch.device):
-        self.rank, self.count, self.device = rank, count, device
-
-    @classmethod
-    @contextmanager
-    def joined(cls, kind: str) -> Iterator[Processes]:
-        """One process, or a process group (gloo on CPUs, nccl on GPUs) where torchrun says so."""
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise ValueError('train.device: "cuda" needs a GPU that PyTorch can use, and there is none; use --set train.device=cpu')
-        device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device("cpu")
-        if kind == "cuda":
-            torch.cuda.set_device(device)
-        if "WORLD_SIZE" not in os.environ:  # torchrun sets it
-            yield cls(0, 1, device)
-            return
-        dist.init_process_group("nccl" if kind == "cuda" else "gloo")
-        try:
-            yield cls(dist.get_rank(), dist.get_world_size(), device)
-            dist.barrier()  # all leave together: a process that ends while another still talks to it can crash on the way out
-        finally:
-            dist.destroy_process_group()
-
-    def total(self, values: Tensor) -> Tensor:
-        """Sum over the processes, on their device where there are several."""
-        if dist.is_initialized():
-            values = values.to(self.device)
-            dist.all_reduce(values)
-        return values
-
-    def first(self, function: Callable[[], Any]) -> Any:
-        """What the function returns, or raises, on the first process, on all of them."""
-        if not dist.is_initialized():
-            return function()
-        outcome: list[Any] = [None, None]
-        if self.rank == 0:
-            try:
-                outcome[0] = function()
-            except Exception as error:
-                error.from_first = True  # type: ignore[attr-defined]  # so that only one process prints it
-                outcome[1] = error
-        dist.broadcast_object_list(outcome, device=self.device if self.device.type == "cuda" else None)
-        if outcome[1] is not None:
-            raise outcome[1]
-        return outcome[0]
 
 
 def build_rule(config: Config, net: torch.nn.Module, steps_per_epoch: int) -> Rule | torch.optim.Optimizer:
@@ -277,7 +240,8 @@ class Training:
 
     def load(self, state: dict[str, Any], folder: RunFolder) -> None:
         """Go on from a checkpoint of the same config and the same data."""
-        changed = differences(parse(tomllib.loads(state["config"]), str(folder)), self.config)
+        began = parse(tomllib.loads(state["config"]), str(folder))
+        changed = [key for key in differences(began, self.config) if key not in CHANGEABLE]
         if changed:
             raise ValueError(f"{folder.config_file}: was changed since the run began, in {', '.join(changed)}; change it back")
         self.data.check(self.config.data, state["data"], folder)
@@ -286,6 +250,10 @@ class Training:
         _write(self.net, state["latents"])
         self.rule.load_state_dict(state["rule"])
         self._began = self.epochs_done
+        self.stopped_early = 0 < self.config.train.patience <= self.since_best  # the patience may have changed
+        if self.step > self.config.train.epochs * self.steps_per_epoch:
+            got, least = self.config.train.epochs, self._epoch
+            raise ValueError(f"train.epochs: the run is in epoch {least} already; got {got}; give {least} or more")
 
     # One step
 
