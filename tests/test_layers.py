@@ -340,7 +340,7 @@ def test_a_binary_network_outside_a_realisation():
     x = spikes(4, 1, 6, dtype=torch.float64)
     with pytest.raises(RuntimeError, match=r"rule.sampled\(\).*bisnn.predict\(net, x\)"):
         net(x)
-    with sample_weights(net, seeded(0)):
+    with sample_weights(net, 0):
         net(x)
         with pytest.raises(RuntimeError, match=r"state_dict\(\) inside a realisation"):
             net.state_dict()

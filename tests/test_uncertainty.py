@@ -38,7 +38,8 @@ def untrained(path: Path, config: Config) -> str:
     shape = (2, 34, 34) if config.data.name == "nmnist" else (2, 26, 26)
     classes = tuple(map(str, getattr(config.data, "classes", (0, 1))))
     net = build_network(config, (20,) if config.data.name == "two_moons" else shape, len(classes))
-    Model(net, config, classes, torch.zeros(2 if config.data.name == "two_moons" else 0), torch.ones(0), 0, "").save(path)
+    features = 2 if config.data.name == "two_moons" else 0
+    Model(net, config, classes, torch.zeros(features).double(), torch.ones(features).double(), 0, "").save(path)
     return str(path)
 
 
