@@ -44,9 +44,8 @@ def place(tmp_path, monkeypatch):
         config = parse({**RECORDED, "data": data, "rule": RULES[rule], "train": {"epochs": 1, "burn_in": 1}}, "run")
         config = config.updated(**{"predict.samples": 2, "neuron.threshold": 0.02})
         net = build_network(config, (2, 26, 26), 10)
-        Model(net, config, tuple("0123456789"), torch.zeros(0).double(), torch.zeros(0).double(), 0, "").save(
-            tmp_path / rule[:5].strip(",")
-        )
+        nothing = torch.zeros(0).double()
+        Model(net, config, tuple("0123456789"), nothing, nothing, 0, "").save(tmp_path / rule[:5].strip(","))
     return tmp_path
 
 
