@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Constraints as variables hold for what builds the package too, in pip 25.3 and later by the second name.
 INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
-.PHONY: demo test test-all lint bench bench-gpu setup clean
+.PHONY: demo test test-all lint results-check results-write bench bench-gpu setup clean
 
 setup: .venv/ready
 
@@ -21,16 +21,23 @@ demo: setup
 	$(BIN)/bisnn reproduce table1 --seeds 1 --jobs 3 --out out/demo
 	$(BIN)/bisnn report out/demo/runs/* --out out/demo/report.html
 
-test: lint
+test: lint results-check
 	$(BIN)/pytest -n 2 -m "not slow"
 
-test-all: lint
+test-all: lint results-check
 	$(BIN)/pytest -n 2
 
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# Tables in README.md and docs/ against the files of docs/results and benchmarks/results.
+results-check: setup
+	$(BIN)/python benchmarks/tables.py
+
+results-write: setup
+	$(BIN)/python benchmarks/tables.py --write
 
 bench: setup
 	$(BIN)/python benchmarks/cpu.py
