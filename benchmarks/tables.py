@@ -12,7 +12,8 @@ with bars is what each row shows. In braces stand the path of a value within the
 bars may stand the paths of the rows, one on each line, where not all are shown; another line with bars may follow.
 `{.}` is the row's name in a mapping, or what stands behind its path: `rate_hz -> events per second`.
 
-Path: names, divided by `/`; `[method=st&predictor=sign]` picks the one entry of a list with these values.
+Path: names, divided by `/`; `[method=st&predictor=sign]` picks the one entry of a list with these values, `[0]` its first.
+Where the entry is itself a number, `{:.1f}` shows it.
 Format: one of Python's, or a name in `NAMED`; `*1000 .1f` multiplies first. What has a mean and a deviation is shown
 as `mean +- std`, what has an interval as `value [low, high]`, each number in the format.
 
@@ -104,9 +105,11 @@ def find(data: Any, path: str) -> Any:
 
 
 def pick(entries: Any, selection: str) -> Any:
+    if selection.isdigit() and isinstance(entries, list) and int(selection) < len(entries):
+        return entries[int(selection)]
     pairs = [pair.split("=", 1) for pair in selection.split("&")]
     if not isinstance(entries, list) or not all(len(pair) == 2 for pair in pairs):
-        raise Missing(f"[{selection}] must be [name=value&...] behind a list")
+        raise Missing(f"[{selection}] must be [name=value&...] or the number of an entry, behind a list")
     chosen = [entry for entry in entries if all(str(entry.get(name)) == value for name, value in pairs)]
     if len(chosen) != 1:
         raise Missing(f"[{selection}] fits {len(chosen)} entries, and must fit one")

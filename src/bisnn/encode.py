@@ -22,7 +22,7 @@ def population_rates(x: Tensor, neurons: int, width: float) -> Tensor:
     Args:
         x: values, (B, d), meant to lie in [0, 1]; outside, the population falls silent.
         neurons: centres for each dimension, at least 2.
-        width: D in units of the centres' spacing. The paper's tasks use 1 (two moons) and 4 (1-D regression).
+        width: D in units of the centres' spacing. The authors' code has 1 for two moons and 4 for 1-D regression.
 
     Returns:
         rates in [0, 1], (B, d * neurons).

@@ -1,7 +1,7 @@
 """The paper's table: full precision, ST-BiSNN and Bayes-BiSNN on recordings of an event camera.
 
 The data decide which configs run: N-MNIST, MNIST-DVS (real, or made by `bisnn simulate`), MNIST's images through the simulated
-camera by the protocol of MNIST-DVS, or, with no data at all, scikit-learn's digits through that camera.
+camera in the place of MNIST-DVS, or, with no data at all, scikit-learn's digits through that camera.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def experiment(data: str | Path | None, recipe: str) -> tuple[str, dict[str, Con
 
     Args:
         data: folder of N-MNIST, of MNIST-DVS, or of MNIST's idx files; None for scikit-learn's digits.
-        recipe: "tuned", or "paper" for the protocol of MNIST-DVS.
+        recipe: "tuned", or "paper" for the paper's rules and epochs on the bins of its authors' code (MNIST-DVS alone).
     """
     kind, changes = recognised(data)
     if recipe == "paper" and kind not in ("mnist_dvs", "mnist"):
         raise ValueError(f"recipe: the paper's is for MNIST-DVS, or MNIST's idx files through the camera; got {kind}; use 'tuned'")
     family = "mnist_dvs" if kind == "mnist" else kind
     chosen = {label: configs.load(f"{family}_{end}" + ("_paper" if recipe == "paper" else "")) for label, end in METHODS.items()}
-    if kind == "mnist":  # the protocol of MNIST-DVS, with images in the place of its recordings
+    if kind == "mnist":  # the configs of MNIST-DVS, with images in the place of its recordings
         chosen = {label: config.updated(data=_looking_at(config, changes["data.root"])) for label, config in chosen.items()}
     else:
         chosen = {label: config.updated(**changes) for label, config in chosen.items()}

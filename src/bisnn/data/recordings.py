@@ -306,7 +306,7 @@ class NMNIST(Recordings):
 
 
 class MNISTDVS(Recordings):
-    """MNIST-DVS by the protocol of the BiSNN authors: `scale04/mnist_<digit>_scale04_<id>.aedat`, ids 1 to 900 of each digit to
+    """MNIST-DVS as the BiSNN authors' code has it: `scale04/mnist_<digit>_scale04_<id>.aedat`, ids 1 to 900 of each digit to
     train and 901 to 1000 to test, a crop of the middle, 5 ms bins over 2 s.
 
     Args:

@@ -1,4 +1,4 @@
-"""The paper's two synthetic tasks: 1-D regression and two moons. Seeded; rescaled to [0, 1]."""
+"""The paper's two synthetic tasks: 1-D regression (function and clusters as in its authors' code) and two moons. Seeded; rescaled to [0, 1]."""
 
 from __future__ import annotations
 
