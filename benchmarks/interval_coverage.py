@@ -166,6 +166,46 @@ def paired_runs(n: int, seeds: int, pair: str, simulations: int, seed: int = 0) 
     return {name: {"truth": truth[name], "coverage": float(c), "width": float(w)} for name, (c, w) in means.items()}
 
 
+def summary(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each interval is, and its lowest and highest coverage at each n: the table of docs/RESULTS.md."""
+
+    def coverage(rows: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
+        return [(row["n"], row[name]["coverage"]) for row in rows]
+
+    shares = [(row["n"], row[end]) for row in results["accuracy"] for end in ("lowest", "highest")]
+    runs, pairs, calibration = results["one_run"], results["paired"], metrics.CALIBRATION
+    normal = [row for row in results["errors"] if row["degrees"] >= 10]
+    calibrated = [row for row in runs if row[calibration]["truth"] < 1e-9]
+    others = [row for row in runs if row not in calibrated]
+    hall = "Hall's (Student's t with the skewness taken out); at the upper end at least what the accuracy's interval allows"
+    cells = [
+        ("accuracy of a run (exact, not simulated)", "the hull of Wilson's and the mid-P interval", shares),
+        ("NLL of a run", f"{hall} in mistakes", coverage(runs, "nll")),
+        ("Brier score of a run", "the same", coverage(runs, "brier")),
+        (
+            "RMSE, errors of Student's t, 10 and 30 degrees of freedom",
+            "Hall's, of the squares",
+            [(r["n"], r["rmse"]) for r in normal],
+        ),
+        ("MAE, the same errors", "Hall's", [(row["n"], row["mae"]) for row in normal]),
+        ("calibration error, true value 0", "inversion of a test", coverage(calibrated, calibration)),
+        ("calibration error, others", "the same", coverage(others, calibration)),
+        ("difference in accuracy, 3 to 10 seeds", "seeds and recordings", coverage(pairs, "accuracy")),
+        ("difference in NLL, 3 to 10 seeds", "the same", coverage(pairs, "nll")),
+        (
+            "difference in calibration error, 3 to 10 seeds",
+            "the same, and what is left of the bias",
+            coverage(pairs, calibration),
+        ),
+    ]
+    rows = []
+    for of, interval, values in cells:
+        at = {n: [value for size, value in values if size == n] for n in SIZES}
+        ranges = {f"n = {n}": {"lowest": min(found), "highest": max(found)} for n, found in at.items()}
+        rows.append({"of": of, "interval": interval, **ranges})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="How often intervals hold the truth.")
     parser.add_argument("--simulations", type=int, default=1000)
@@ -194,9 +234,10 @@ def main() -> None:
             for about, future in cells:
                 results[kind].append({**about, **future.result()})
                 note(f"{about}: {time.monotonic() - began:.0f} s")
+    results["summary"] = summary(results)
     write_atomic(arguments.out, (json.dumps(results, indent=1) + "\n").encode())
     for name, rows in results.items():
-        if isinstance(rows, list):
+        if isinstance(rows, list) and name != "summary":
             print(f"\n{name}\n" + "\n".join(" ".join(_short(v) for v in row.values()) for row in rows))
 
 

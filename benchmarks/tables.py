@@ -15,7 +15,8 @@ bars may stand the paths of the rows, one on each line, where not all are shown;
 Path: names, divided by `/`; `[method=st&predictor=sign]` picks the one entry of a list with these values, `[0]` its first.
 Where the entry is itself a number, `{:.1f}` shows it.
 Format: one of Python's, or a name in `NAMED`; `*1000 .1f` multiplies first. What has a mean and a deviation is shown
-as `mean +- std`, what has an interval as `value [low, high]`, each number in the format.
+as `mean +- std`, what has an interval as `value [low, high]`, what has a range as `lowest to highest`, each number in the
+format.
 
 A number within prose is marked as `<!--v FILE {PATH:FORMAT}-->0.123<!--/v-->`.
 """
@@ -131,6 +132,8 @@ def show(value: Any, form: str) -> str:
         return f"{show(value['mean'], form)} +- {show(value['std'], form)}"
     if isinstance(value, dict) and {"value", "low", "high"} <= set(value):
         return f"{show(value['value'], form)} [{show(value['low'], form)}, {show(value['high'], form)}]"
+    if isinstance(value, dict) and {"lowest", "highest"} <= set(value):
+        return " to ".join(dict.fromkeys(show(value[end], form) for end in ("lowest", "highest")))
     if factor := re.match(r"\*(\S+) ", form):
         return show(value * float(factor[1]), form[factor.end() :])
     if form in NAMED:

@@ -14,6 +14,7 @@ import pytest
 from bisnn.config import load, shipped
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+import interval_coverage
 import tables
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +27,8 @@ NUMBERS = {
         ]
     },
     "times, 10/50/90 %": {"ours: local": {"ms": 1234.4}, "theirs": {"ms": 12.34}},
+    "coverage": {"n = 100": {"lowest": 0.9412, "highest": 0.9951}, "n = 400": {"lowest": 0.9549, "highest": 0.9551}},
+    "sizes": [2048, 1_513_120],
 }
 
 DOCUMENT = """# Title
@@ -49,6 +52,16 @@ ours: local -> this library
 |---|---|
 | theirs | 12.3 |
 | this library | 1,234 |
+
+<!-- table results/numbers.json coverage
+| {.} | {:.3f} |
+-->
+| | coverage |
+|---|---|
+| n = 100 | 0.941 to 0.995 |
+| n = 400 | 0.955 |
+
+Bytes: <!--v results/numbers.json {sizes[0]:,} and {sizes[1]:bytes}-->2,048 and 1.51 MB<!--/v-->.
 """
 
 
@@ -108,6 +121,11 @@ def test_what_stands_behind_each_table_is_what_the_configs_say():
     assert rows == [settings(name) for name in sorted(shipped())]
 
 
+def test_the_summary_of_coverages_is_that_of_its_cells():
+    found = json.loads((ROOT / "docs" / "results" / "coverage.json").read_text())
+    assert interval_coverage.summary(found) == found["summary"]
+
+
 def test_a_page_that_agrees(folder):
     assert tables.refresh(DOCUMENT, "page.md", folder) == (DOCUMENT, [])
 
@@ -154,7 +172,7 @@ def test_what_the_file_does_not_have(folder):
         assert tables.refresh(page, "page.md", folder)[0] == page  # nothing is half-written
     (folder / "results" / "numbers.json").unlink()
     found = problems(DOCUMENT, folder)
-    assert [problem.line for problem in found] == [3, 11, 13]
+    assert [problem.line for problem in found] == [3, 11, 13, 23, 31]
     assert all("numbers.json" in str(problem) for problem in found)
 
 

@@ -1,4 +1,7 @@
-"""The paper's two synthetic tasks: 1-D regression (function and clusters as in its authors' code) and two moons. Seeded; rescaled to [0, 1]."""
+"""The paper's two synthetic tasks: 1-D regression and two moons. Seeded; rescaled to [0, 1].
+
+The function and the clusters of the 1-D task are those of the authors' code.
+"""
 
 from __future__ import annotations
 
