@@ -64,7 +64,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of each method, by name
         "drop 0.2 and jitter 1 besides": {"augment.drop": 0.2, "augment.jitter": 1},
         "dropout 0.3": {"network.dropout": 0.3},
         "constant learning rate": {"train.schedule": "constant"},
-        "tau 10, 6, 2 as in the paper": {"neuron.tau_mem": 10.0, "neuron.tau_syn": 6.0, "neuron.tau_ref": 2.0},
+        "tau 10, 6, 2 as in the authors' code": {"neuron.tau_mem": 10.0, "neuron.tau_syn": 6.0, "neuron.tau_ref": 2.0},
         "Adam's usual betas": USUAL,
         "gradients through layers and time": BPTT,
         "both layers speak": BOTH,
