@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -322,3 +323,13 @@ def test_a_single_recording():
 def test_bad_arguments(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("n", [3.2, 10, 77.5])
+def test_shares_of_weighted_recordings_need_not_be_whole(n):
+    """Balanced accuracy has a share of so many equal recordings: ends grow with it, and hold it, also within one of all."""
+    shares = [intervals.of_share(hits, n) for hits in np.linspace(0, n, 101)]
+    assert all(low <= hits / n <= high for (low, high), hits in zip(shares, np.linspace(0, n, 101), strict=True))
+    assert all(a[0] <= b[0] and a[1] <= b[1] for a, b in itertools.pairwise(shares))
+    assert shares[0][0] == 0
+    assert shares[-1][1] == 1

@@ -59,6 +59,8 @@ def of_share(hits: float, n: float, level: float = LEVEL) -> tuple[float, float]
         return (at_least + more) / 2
 
     def end(tail: float) -> float:
+        if mid_p(1) < tail:  # less than one whole recording is wrong
+            return 1.0
         return optimize.brentq(lambda p: mid_p(p) - tail, 0, 1, xtol=1e-12)
 
     low = min(centre - half, end((1 - level) / 2)) if hits else 0.0

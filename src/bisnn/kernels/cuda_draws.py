@@ -23,8 +23,8 @@ def _draw(places, streams, n, length, key, draw, out, DENSE: tl.constexpr, BLOCK
     else:
         place = tl.load(places + i, inside, 0)
         stream = tl.load(streams + i, inside, 0)
-    zero = tl.zeros_like(place)
-    w0, w1, w2, w3 = tl.philox(key, place // 4, stream, zero + draw, zero)
+    zero = tl.zeros([BLOCK], tl.uint32)  # counters of 32 bits: those of 64 would make it another Philox
+    w0, w1, w2, w3 = tl.philox(key, (place // 4).to(tl.uint32), stream.to(tl.uint32), (zero + draw).to(tl.uint32), zero)
     j = place % 4
     word = tl.where(j < 2, tl.where(j == 0, w0, w1), tl.where(j == 2, w2, w3))
     tl.store(out + i, (word >> 8).to(tl.float32) * 5.9604644775390625e-08, inside)  # 2^-24
