@@ -153,7 +153,7 @@ def reproduce(
         rows = [{"method": label, "seed": seed, **row} for label, seed, m in mine for row in m["rows"]]
         results["figures"][name] = {
             "recipe": recipe,
-            "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "command": " ".join(["bisnn" if sys.argv[0].endswith("__main__.py") else Path(sys.argv[0]).name, *sys.argv[1:]]),
             "machine": f"{_gpu(device)}{cores} cores of {_processor()}, {jobs} runs at a time",
             "versions": {"torch": torch.__version__, "python": platform.python_version()},
             "wall_seconds": None if resumed else round(time.monotonic() - began, 1),  # of the whole command
