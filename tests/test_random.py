@@ -195,7 +195,7 @@ def test_spikes_of_a_point_by_hand():
     """Digest and draws step by step, with whole numbers."""
     x = np.array([[0.25, -0.0, 0.5, 0.75, 1.0]], np.float32)
     rates = np.array([[0.1, 0.5, 0.9]])
-    h = (4, 5, 0, 0)
+    h = philox.philox(4, 5, 0, 0, 9, Purpose.POINTS)
     bits = [0x3E800000, 0, 0x3F000000, 0x3F400000, 0x3F800000, 0, 0, 0]
     for first in (0, 4):
         h = philox.philox(*(a ^ b for a, b in zip(h, bits[first : first + 4], strict=True)), 9, Purpose.POINTS)
@@ -203,6 +203,17 @@ def test_spikes_of_a_point_by_hand():
     expected = [[w / 2**32 < rates[0, m] for m, w in enumerate(words[3 * t : 3 * t + 3])] for t in range(6)]
     got = philox.point_spikes(x, rates, 6, 9, Purpose.ENCODING, draw=4)[:, 0]
     assert got.astype(bool).tolist() == expected
+
+
+@pytest.mark.parametrize("change", [1, 6, 255])
+def test_draw_and_value_do_not_cancel(change):
+    """Epochs of a point are not other epochs of a neighbour whose bits differ as the epochs do."""
+    x = np.array([[0.25, 0.5]], np.float32)
+    near = (x.view(np.uint32) ^ np.array([[change, 0]], np.uint32)).view(np.float32)
+    rates = np.full((1, 40), 0.5)
+    a = philox.point_spikes(x, rates, 50, 0, Purpose.TRAINING_ENCODING, draw=8)
+    b = philox.point_spikes(near, rates, 50, 0, Purpose.TRAINING_ENCODING, draw=8 ^ change)
+    assert abs(np.corrcoef(a.flatten(), b.flatten())[0, 1]) < 0.1
 
 
 def test_minus_zero_is_zero_and_neighbouring_floats_are_other_points():
