@@ -2,7 +2,7 @@
 
     python benchmarks/readouts.py RUN... --images mnist
 
-RUN... are trained on MNIST in front of the simulated camera, by the protocol of MNIST-DVS: several seeds and rules, on the same
+RUN... are trained on MNIST in front of the simulated camera, split and cropped as MNIST-DVS: several seeds and rules, on the same
 data. Judged are their own test recordings, and further digits: MNIST's images that come after the 1,000 of each digit which train
 and test there. One pass gives all readouts; deviations are over seeds.
 """

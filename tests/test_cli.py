@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import bisnn
-from bisnn import cli, evaluation, reproduction, training
+from bisnn import cli, display, evaluation, reproduction, training
 from bisnn.data import events, simulation
 from runs import made_up, run_on_recordings, small
 
@@ -211,8 +211,10 @@ def test_no_cell_of_a_csv_is_a_formula(bisnn_, hostile, tmp_path):
     meant = [bisnn.load(run).classes[i] for i in bisnn.load(run).predict(np.load(tmp_path / "x.npy")).mean.argmax(-1)]
     assert {FORMULA, "-1"} <= set(meant)
     written = {FORMULA: f"'{FORMULA}", "@x": "'@x", "-x": "'-x"}
-    assert [row["class"] for row in rows] == [written.get(name, name) for name in meant]
-    assert [header for header in rows[0] if header.startswith("p(")] == [f"p({name})" for name in sorted(classes)]
+    assert [row["class"] for row in rows] == [written.get(name, display.visible(name)) for name in meant]
+    shown = [f"p({display.visible(name)})" for name in sorted(classes)]
+    assert [header for header in rows[0] if header.startswith("p(")] == shown
+    assert "\x1b" not in (tmp_path / "p.csv").read_text(encoding="utf-8"), "a CSV may be piped to a terminal"
 
 
 def test_names_do_not_command_the_terminal(bisnn_, hostile, recorded, tmp_path, monkeypatch):

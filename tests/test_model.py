@@ -286,3 +286,8 @@ def test_not_evaluated(runs, tmp_path):
     RunFolder(tmp_path).create(small())
     with pytest.raises(ValueError, match="do it with: bisnn evaluate"):
         evaluation.load_evaluation(tmp_path)
+
+
+def test_members_beyond_all_memory_are_refused(runs):
+    with pytest.raises(ValueError, match=r"samples: an ensemble of 1,000,000,000 members would take"):
+        model.load(runs["bayes"]).predict(points(2), samples=10**9)

@@ -11,6 +11,7 @@ import warnings
 
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
 from bisnn import BayesBiSNN, Bop, Linear, Network, Recurrent, STBiSNN, local_loss, map_weights
@@ -450,9 +451,24 @@ def test_biases_and_norms_are_not_made_binary_unnoticed():
         STBiSNN(masked.parameters(), lr=0.1)
         STBiSNN([nn.Parameter(torch.zeros(3))], lr=0.1)
         STBiSNN([{"params": matrices}, {"params": vectors, "binary": False}], lr=0.1)
-    with map_weights(module):  # it knows what the rule trains
+    with pytest.warns(UserWarning, match="biases or norms"):
+        STBiSNN(module.parameters(), lr=0.1)  # again, and taken back by the rule after it
+    with pytest.warns(UserWarning, match="biases or norms"):
+        STBiSNN(module.parameters(), lr=0.1)
+    STBiSNN([{"params": matrices}, {"params": vectors, "binary": False}], lr=0.1)
+    with map_weights(module):  # it knows what the last rule trains
         assert all((p.detach().abs() == 1).all() for p in matrices)
         assert not any((p.detach().abs() == 1).any() for p in vectors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_noise_of_half_precision_parameters_is_finite_and_unbiased(dtype):
+    """Drawn in float32: rounded to half precision, a number would be 1, and its noise infinite."""
+    w_r = nn.Parameter(torch.full((400_000,), -5.0, dtype=dtype))
+    rule = BayesBiSNN([w_r], 0.1, 0.0, straight_through=True)
+    with rule.sampled():
+        up = int((w_r > 0).sum())
+    assert stats.binomtest(up, 400_000, 1 / (1 + math.exp(10))).pvalue > 1e-4
 
 
 def test_a_prior_pulls_parameters_without_a_gradient():

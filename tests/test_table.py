@@ -85,7 +85,7 @@ BAD = {
     "line number after blank lines": ("a.csv", "x,y\n\n1,2\n\n\n1,two\n", "line 6, column 'y'"),
     "missing values are no empty line": ("a.csv", "1,2\n,\n3,4\n", "line 2, column 1: must be a finite number; it is blank"),
     "missing values are no header": ("a.csv", "NA,NA\n1,2\n", "line 1, column 1"),
-    "npy nan": ("a.npy", np.array([[1.0, np.nan]]), "row 1, column 2 is nan"),
+    "npy nan": ("a.npy", np.array([[1.0, np.nan]]), "row 1, column 2: must be a finite number; it is blank"),
     "npy one axis": ("a.npy", np.array([1.0, 2.0]), r"must have rows and columns.*\(2,\)"),
     "npy empty": ("a.npy", np.zeros((0, 2)), "not be empty"),
     "npy text": ("a.npy", np.array([["a", "b"]]), "must hold real numbers"),

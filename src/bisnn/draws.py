@@ -36,9 +36,10 @@ def uniform_at(places: Tensor, streams: Tensor, seed: int, purpose: Purpose, dra
 
 
 def uniform_like(w: Tensor, stream: int, seed: int, purpose: Purpose, draw: int = 0) -> Tensor:
-    """A number in [0, 1) for every element of w, in its shape, dtype and device."""
+    """A number in [0, 1) for every element of w, in its shape and device; float64 where w is, else float32."""
     streams = torch.full((1,), stream, device=w.device)
-    return uniform(streams, w.numel(), seed, purpose, draw).reshape(w.shape).to(w.dtype)
+    drawn = uniform(streams, w.numel(), seed, purpose, draw).reshape(w.shape)
+    return drawn.double() if w.dtype == torch.float64 else drawn  # half precision would round some to 1
 
 
 def _reference(places: Tensor, streams: Tensor, seed: int, purpose: Purpose, draw: int) -> Tensor:

@@ -54,8 +54,8 @@ def rate(rates: Tensor, T: int, seed: int, *, draw: int = 0) -> Tensor:
         raise ValueError(
             f"rates: must lie in [0, 1], spikes per time step; got {float(rates.min()):g}..{float(rates.max()):g}; rescale first"
         )
-    x = rates.detach().flatten(1).cpu().numpy()
-    spikes = philox.point_spikes(x, x, positive_int("T", T), seed_number(seed), Purpose.ENCODING, draw)
+    x = rates.detach().flatten(1).double().cpu().numpy()
+    spikes = philox.point_spikes(x, x, positive_int("T", T), seed_number(seed), Purpose.ENCODING, seed_number(draw, "draw"))
     return torch.from_numpy(spikes).reshape(T, *rates.shape).to(rates)
 
 
@@ -64,7 +64,7 @@ def population(x: Tensor, T: int, *, neurons: int, width: float, seed: int, draw
     _check_values("x", x)
     _check_population(neurons, width)
     code = {"code": "population", "steps": positive_int("T", T), "neurons": neurons, "width": width}
-    spikes = encoding.encode(x.detach().float().cpu().numpy(), code, seed_number(seed), Purpose.ENCODING, draw)
+    spikes = encoding.encode(x.detach().float().cpu().numpy(), code, seed_number(seed), Purpose.ENCODING, seed_number(draw, "draw"))
     return torch.from_numpy(spikes).to(x)
 
 

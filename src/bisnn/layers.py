@@ -24,7 +24,7 @@ from bisnn.kernels.reference import advance, potential
 from bisnn.neuron import SRM, spike, srm_scan
 from bisnn.packed import philox
 from bisnn.packed.philox import Purpose
-from bisnn.weights import is_hard, is_realised, make_binary, pinned, sign
+from bisnn.weights import is_hard, is_realised, pinned, sign
 
 
 class LayerState(NamedTuple):
@@ -131,8 +131,7 @@ class Layer(nn.Module):
         self.neuron = self.own_neuron or neuron
         w = _normal(self.weight_shape(), seed, Purpose.WEIGHTS, number)
         self.weight = nn.Parameter((init * sign(w) if binary else w).to(dtype))
-        if binary:
-            make_binary(self.weight)
+        self.weight._bisnn_synapses = True  # type: ignore[attr-defined]  # see weights.is_synapses
         self.register_buffer("kappa", self._parents().rsqrt().to(dtype))
         self.register_buffer("constants", self.neuron.constants(dtype))
 

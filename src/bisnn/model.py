@@ -184,7 +184,10 @@ class Model:
             raise ValueError(
                 f"samples: the rule {self.config.rule.name!r} has no posterior to draw from; got {samples!r}; leave it out"
             )
-        return self.members if samples == "usual" else samples
+        count = self.members if samples == "usual" else samples
+        if isinstance(count, int):
+            afford("samples", count * weight_bits(self.net), f"an ensemble of {count:,} members")
+        return count
 
     def predict_points(
         self,

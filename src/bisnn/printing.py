@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
-from bisnn.display import console
+from bisnn.display import console, visible
 
 if TYPE_CHECKING:
     from bisnn.model import Model
@@ -85,16 +85,16 @@ def prediction_rows(model: Model, result: Any) -> tuple[list[str], list[list[Any
 
 
 def csv_text(header: list[str], rows: list[list[Any]]) -> str:
-    """A CSV file in which no cell is a formula to a spreadsheet."""
+    """A CSV file in which no cell is a formula to a spreadsheet, or a command to a terminal."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([_no_formula(cell) for cell in row] for row in (header, *rows))
+    writer.writerows([_no_formula(visible(cell)) if isinstance(cell, str) else cell for cell in row] for row in (header, *rows))
     return text.getvalue().encode(errors="backslashreplace").decode()  # bytes of file names that are no UTF-8
 
 
-def _no_formula(cell: Any) -> Any:
+def _no_formula(cell: str) -> str:
     """A name that a spreadsheet would run, such as "=cmd|...", behind a single quote, which makes it text; "-1" is a number."""
-    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
+    if not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
         return cell
     try:
         float(cell)

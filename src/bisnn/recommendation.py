@@ -33,9 +33,10 @@ class Comparison(NamedTuple):
     values: dict[str, tuple[Interval, Interval]]
 
     @property
-    def better(self) -> str:
+    def recommended(self) -> str:
+        """MAP where it is clearly better; else the ensemble, which also knows how sure it is."""
         ours, theirs = next(iter(self.values.values()))
-        return "map" if ours.value < theirs.value else "members"
+        return "map" if ours.high < theirs.low else "members"
 
     @property
     def map_clearly_worse(self) -> bool:
@@ -75,12 +76,12 @@ def warn_of_map(run: str | Path, way: str) -> None:
 
 
 def recommended(run: str | Path, members: int) -> str:
-    """ "map" or "members": the better one by the run's evaluation, else the usual one; a line says which and why."""
+    """ "map" or "members": what the run's evaluation recommends, else the usual one; a line says which and why."""
     found = compare(run)
     if found is None:
         way = f"bisnn evaluate {run} compares it with MAP"
         note(f"{run}: has no evaluation of this model, so its usual ensemble of {members} is taken; {way}")
         return "members"
-    name = "MAP" if found.better == "map" else f"the {found.ensemble}"
+    name = "MAP" if found.recommended == "map" else f"the {found.ensemble}"
     note(f"{run}: its evaluation recommends {name}: MAP has {found} of the ensemble")
-    return found.better
+    return found.recommended

@@ -25,6 +25,7 @@ from bisnn.energy import ANN, HYPOTHETICAL, si
 from bisnn.evaluation import load_evaluation
 from bisnn.files import write_atomic
 
+FEWEST = 10  # test points from which on a row may be called best
 HIGHER_IS_BETTER = {
     "accuracy": True,
     "balanced_accuracy": True,
@@ -197,7 +198,7 @@ def _best(name: str, rows: list[tuple[Run, str]], same: bool) -> int | None:
     points its interval must not meet theirs.
     """
     values = {i: run.judged["metrics"][p][name] for i, (run, p) in enumerate(rows) if name in run.judged["metrics"][p]}
-    if name not in HIGHER_IS_BETTER or len(values) < 2:
+    if name not in HIGHER_IS_BETTER or len(values) < 2 or min(len(run.judged["y"]) for run, _ in rows) < FEWEST:
         return None
     sign = 1 if HIGHER_IS_BETTER[name] else -1
     best = max(values, key=lambda i: sign * values[i]["value"])

@@ -109,10 +109,11 @@ class Rule(Optimizer):
                 raise ValueError(f"params: must be floating point; got {p.dtype}; use .float()")
         self._check_group({**self.defaults, **group})
         super().add_param_group(group)
-        if self.param_groups[-1]["binary"]:
+        binary = self.param_groups[-1]["binary"]
+        if binary:
             _warn_of_vectors(group["params"])
-            for p in group["params"]:
-                weights.make_binary(p)
+        for p in group["params"]:
+            weights.mark_binary(p, binary)
 
     # What a rule provides
 
@@ -246,7 +247,7 @@ class Rule(Optimizer):
 
 def _warn_of_vectors(params: list[Tensor]) -> None:
     """Biases and norms, which come along in `module.parameters()`, should stay real; a layer of ours knows that it is binary."""
-    vectors = [tuple(p.shape) for p in params if p.ndim < 2 and not weights.is_binary(p)]
+    vectors = [tuple(p.shape) for p in params if p.ndim < 2 and not weights.is_synapses(p)]
     if vectors and len(vectors) < len(params):
         warnings.warn(
             f"params: {len(vectors)} of {len(params)} parameters have fewer than two axes, such as {vectors[0]}: biases or norms, "
@@ -437,7 +438,8 @@ class BayesBiSNN(_Preconditioned):
 
     def _realise(self, w_r: Tensor, group: dict[str, Any], number: int) -> tuple[Tensor, Tensor | None]:
         tau = self.annealed("tau", group)
-        delta = weights.logistic_noise(draws.uniform_like(w_r, number, self.seed, Purpose.TRAINING_NOISE, self._draws))
+        eps = draws.uniform_like(w_r, number, self.seed, Purpose.TRAINING_NOISE, self._draws)
+        delta = weights.logistic_noise(eps).to(w_r.dtype)
         w = weights.sign(w_r + delta) if group["straight_through"] else weights.relax(w_r, delta, tau)
         return w, weights.mean_gradient_factor(w_r, delta, tau)
 

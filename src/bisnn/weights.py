@@ -141,13 +141,18 @@ def pinned(w: Tensor) -> Tensor:
 
 
 def is_binary(parameter: Tensor) -> bool:
-    """Whether a layer or a rule has made this parameter the latent of binary weights."""
+    """Whether the last rule that took this parameter trains it as the latent of binary weights."""
     return getattr(parameter, "_bisnn_binary", False)
 
 
-def make_binary(parameter: Tensor) -> None:
-    """Remember that this parameter is the latent of binary weights."""
-    parameter._bisnn_binary = True  # type: ignore[attr-defined]
+def mark_binary(parameter: Tensor, binary: bool) -> None:
+    """Remember whether a rule trains this parameter as the latent of binary weights."""
+    parameter._bisnn_binary = binary  # type: ignore[attr-defined]
+
+
+def is_synapses(parameter: Tensor) -> bool:
+    """Whether this parameter is the weight of a layer of ours, whatever its number of axes."""
+    return getattr(parameter, "_bisnn_synapses", False)
 
 
 def is_realised(parameter: nn.Parameter) -> bool:

@@ -20,7 +20,7 @@ from bisnn.data.tonic_sets import FromTonic
 from bisnn.data.toy import one_d, two_moons
 from bisnn.gpu import to_device
 from bisnn.packed import encoding, philox
-from bisnn.packed.columns import Schema
+from bisnn.packed.columns import Schema, is_blank
 from bisnn.packed.philox import Purpose
 
 
@@ -179,8 +179,19 @@ def _from_table(data: Table, seed: int) -> Dataset:
         high = np.where(high > low, high, low + 1)  # a constant feature stays at 0
     bounds = torch.from_numpy(low), torch.from_numpy(high)
     train, test, *held = (Split(rescaled(some, *bounds), torch.from_numpy(of)) for some, of in zip(x, y, strict=True))
-    mean, scale = (float(y[0].mean()), float(y[0].std()) or 1.0) if data.task == "regression" else (0.0, 1.0)
+    mean, scale = _units(data, schema.target, y[0])
     return Dataset(train, held[0] if held else None, test, classes, *bounds, schema, mean, scale)
+
+
+def _units(data: Table, target: str, y: np.ndarray) -> tuple[float, float]:
+    """Mean and deviation of the training targets; 0 and 1 for classes."""
+    if data.task == "classification":
+        return 0.0, 1.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, scale = float(y.mean()), float(y.std()) or 1.0
+    if not np.isfinite([mean, scale]).all():
+        raise ValueError(f"{data.train}: column {target!r}: its targets are too large to have a mean and a deviation; rescale them")
+    return mean, scale
 
 
 def _kept_and_tested(rows: table.Rows, data: Table, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -201,6 +212,10 @@ def _labels(training: table.Rows, parts: list[table.Rows], schema: Schema, task:
     for part, column in zip(parts, columns, strict=True):
         if column is None:
             raise ValueError(f"{part.path}: has no column {schema.target!r} with the classes or targets; add it")
+        blank = next((i for i, text in enumerate(column) if is_blank(text)), None)
+        if blank is not None:
+            name = schema.target if schema.target in part.names else part.names[-1]
+            raise ValueError(f"{part.where(name or '', blank)}: has no class or target; fill it in or drop the row")
     texts = [(part.path, column) for part, column in zip(parts, columns, strict=True) if column is not None]
     if task == "regression":
         return (), [table.targets(path, column) for path, column in texts]

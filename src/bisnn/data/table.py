@@ -268,7 +268,7 @@ def _floats(path: Path, x: np.ndarray) -> np.ndarray:
     if x.ndim != 2 or x.size == 0:
         raise ValueError(f"{path}: must have rows and columns, (N, features), and not be empty; got shape {x.shape}; reshape it")
     x = x.astype(np.float64)
-    bad = np.argwhere(~np.isfinite(x))
+    bad = np.argwhere(np.isinf(x))  # NaN is a blank
     if len(bad):
         raise ValueError(f"{path}: row {bad[0][0] + 1}, column {bad[0][1] + 1} is {x[tuple(bad[0])]}; all numbers must be finite")
     return x
