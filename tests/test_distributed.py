@@ -75,6 +75,7 @@ del sys.argv[1:3]
 
 def killed(self):
     if (self.step, int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]) == (step, victim, "0"):
+        print("killed now", file=sys.stderr, flush=True)  # torchrun may name the other worker's end, which comes of it
         os.kill(os.getpid(), signal.SIGKILL)
     return update(self)
 
@@ -102,7 +103,7 @@ def test_a_worker_group_that_torchrun_restarts_goes_on_to_the_same_bits(tmp_path
     assert whole.returncode == 0, whole.stderr
     done = train_under_torchrun(tmp_path, tmp_path / "run", victim, step)
     assert done.returncode == 0, done.stderr
-    assert "exitcode: -9" in done.stderr, "the worker was killed"
+    assert done.stderr.count("killed now") == 1
     assert "another process of this run ended" in done.stderr
     assert files(tmp_path / "run") == files(tmp_path / "whole")
 
