@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -49,3 +50,14 @@ def seeded(seed: int) -> torch.Generator:
 
 def spikes(*shape: int, seed: int = 0, density: float = 0.3, dtype=torch.float32) -> torch.Tensor:
     return (torch.rand(shape, generator=seeded(seed)) < density).to(dtype)
+
+
+@contextmanager
+def taking(most: int) -> Iterator[None]:
+    """What is inside may take so many bytes of memory."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()

@@ -7,10 +7,8 @@ import io
 import json
 import os
 import struct
-import tracemalloc
 import warnings
 import zipfile
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -19,18 +17,8 @@ from hypothesis import strategies as st
 
 from bisnn import config, files
 from bisnn.data import simulation, table
+from conftest import taking
 from runs import SMALL
-
-
-@contextmanager
-def taking(most: int):
-    """What is inside may take so many bytes of memory."""
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < most
-    finally:
-        tracemalloc.stop()
 
 
 def read_or_refused(name: str, read):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tracemalloc
 from dataclasses import fields, replace
 
 import numpy as np
@@ -18,6 +16,7 @@ from safetensors.numpy import save as save_tensors
 
 from bisnn import packing
 from bisnn.packed import BadFile, Engine, Unfit, file
+from conftest import taking
 from networks import KINDS, build
 from test_packed import drawn, spoken
 
@@ -201,17 +200,6 @@ def test_claims_take_no_memory(tmp_path):
     about |= {"count": 2, "readouts": 2**26}
     with taking(10 * 2**20), pytest.raises(BadFile, match="layers are to speak"):
         file.parse(sealed(json.dumps(about), load_tensors(BASE["mixed"])), "f")
-
-
-@contextlib.contextmanager
-def taking(most: int):
-    """What is inside may take so many bytes of memory."""
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < most
-    finally:
-        tracemalloc.stop()
 
 
 def changed(name: str, **entries) -> bytes:

@@ -12,18 +12,10 @@ from typing import NamedTuple
 from bisnn import model
 from bisnn.display import note
 from bisnn.files import file_digest, read_text
+from bisnn.intervals import Interval
 
 SHOWN = {"classification": ("nll", "accuracy"), "regression": ("rmse",)}  # the first decides; lower is better
 NAMES = {"nll": "NLL", "rmse": "RMSE"}
-
-
-class Interval(NamedTuple):
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
 
 
 class Comparison(NamedTuple):
@@ -45,7 +37,8 @@ class Comparison(NamedTuple):
         return ours.low > theirs.high
 
     def __str__(self) -> str:
-        return ", ".join(f"{NAMES.get(name, name)} {ours} against {theirs}" for name, (ours, theirs) in self.values.items())
+        pairs = {name: [f"{v.value:.3g} ({v.low:.3g} to {v.high:.3g})" for v in pair] for name, pair in self.values.items()}
+        return ", ".join(f"{NAMES.get(name, name)} {' against '.join(pair)}" for name, pair in pairs.items())
 
 
 def compare(run: str | Path) -> Comparison | None:
