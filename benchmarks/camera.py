@@ -1,10 +1,13 @@
-"""The simulated event camera beside real recordings: 100 zeros of MNIST-DVS at scale 4, the same images simulated.
+"""The simulated event camera beside real recordings: 100 zeros of MNIST-DVS at scale 4, the same
+images simulated.
 
-    python benchmarks/camera.py --data FOLDER          writes docs/results/camera.json and docs/camera.png
+    python benchmarks/camera.py --data FOLDER          writes docs/results/camera.json and
+    docs/camera.png
 
-FOLDER holds `mnist/`, the idx files, and `scale04/`, the recordings `mnist_0_scale04_NNNN.aedat`. Number NNNN shows the NNNN-th 0
-of MNIST's training images, as matching shows: each recording is compared with a simulation of its own image, cut to its length. The
-yardstick beside each distance is the same distance between the recordings at odd and at even places of the list.
+FOLDER holds `mnist/`, the idx files, and `scale04/`, the recordings `mnist_0_scale04_NNNN.aedat`.
+Number NNNN shows the NNNN-th 0 of MNIST's training images, as matching shows: each recording is
+compared with a simulation of its own image, cut to its length. The yardstick beside each distance
+is the same distance between the recordings at odd and at even places of the list.
 """
 
 from __future__ import annotations
@@ -25,22 +28,40 @@ from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, binned, record
 from bisnn.data.events import read_aedat
 
 BIN_US = 5000
-LAGS = (1, 2, 3, 4, 5, 6, 7, 8, 125, 250)  # bins: up to three refreshes of the display, then half a round and a round of the path
-BLOCK = 4  # pixels: the size at which maps are compared, as the mismatch of one sensor is not that of another
+LAGS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    125,
+    250,
+)  # bins: up to three refreshes of the display, then half a round and a round of the path
+# Pixels: the size at which maps are compared, as the mismatch of one sensor is not that of another
+BLOCK = 4
 CROP = (48, 48, 26, 26)
 
 
 def zeros(folder: Path) -> np.ndarray:
     """MNIST's training images of the digit 0, in order."""
-    images = np.frombuffer(gzip.decompress((folder / "train-images-idx3-ubyte.gz").read_bytes()), np.uint8, offset=16)
-    labels = np.frombuffer(gzip.decompress((folder / "train-labels-idx1-ubyte.gz").read_bytes()), np.uint8, offset=8)
+    images = np.frombuffer(
+        gzip.decompress((folder / "train-images-idx3-ubyte.gz").read_bytes()), np.uint8, offset=16
+    )
+    labels = np.frombuffer(
+        gzip.decompress((folder / "train-labels-idx1-ubyte.gz").read_bytes()), np.uint8, offset=8
+    )
     return images.reshape(-1, 28, 28)[labels == 0]
 
 
 def real_and_simulated(folder: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     files = sorted((folder / "scale04").glob("mnist_0_scale04_*.aedat"))
     if not files:
-        raise SystemExit(f"--data: {folder} has no scale04/mnist_0_scale04_*.aedat; unpack the recordings there")
+        raise SystemExit(
+            f"--data: {folder} has no scale04/mnist_0_scale04_*.aedat; unpack the recordings there"
+        )
     real = []
     for file in files:
         recording = read_aedat(file)
@@ -50,7 +71,13 @@ def real_and_simulated(folder: Path) -> tuple[list[np.ndarray], list[np.ndarray]
     numbers = [int(file.stem[-4:]) for file in files]
     images = torch.from_numpy(zeros(folder / "mnist")[np.array(numbers) - 1]).float() / 255
     longest = max(int(events["t"][-1]) for events in real) + 1
-    simulated = record(images, MNIST_DVS, dataclasses.replace(MNIST_DVS_MOTION, duration_us=longest), seed=0, samples=numbers)
+    simulated = record(
+        images,
+        MNIST_DVS,
+        dataclasses.replace(MNIST_DVS_MOTION, duration_us=longest),
+        seed=0,
+        samples=numbers,
+    )
     return real, [s[s["t"] <= r["t"][-1]] for r, s in zip(real, simulated, strict=True)]
 
 
@@ -64,7 +91,8 @@ def intervals(events: np.ndarray, same: bool) -> np.ndarray:
 def statistics(recordings: list[np.ndarray], lengths_us: list[int]) -> dict[str, np.ndarray]:
     """What is compared; p = 0 is ON in these files."""
     counts = [
-        np.bincount(e["t"] // BIN_US, minlength=n // BIN_US)[: n // BIN_US] for e, n in zip(recordings, lengths_us, strict=True)
+        np.bincount(e["t"] // BIN_US, minlength=n // BIN_US)[: n // BIN_US]
+        for e, n in zip(recordings, lengths_us, strict=True)
     ]
     maps = np.zeros((2, 128, 128))
     for e in recordings:
@@ -72,12 +100,22 @@ def statistics(recordings: list[np.ndarray], lengths_us: list[int]) -> dict[str,
     refresh = 2j * np.pi / MNIST_DVS_MOTION.refresh_us
     return {
         "events": np.array([len(e) for e in recordings]),
-        "rate_hz": np.array([len(e) / n * 1e6 for e, n in zip(recordings, lengths_us, strict=True)]),
+        "rate_hz": np.array(
+            [len(e) / n * 1e6 for e, n in zip(recordings, lengths_us, strict=True)]
+        ),
         "on_share": np.array([1 - e["p"].mean() for e in recordings]),
         "in_crop": np.array([_inside(e).mean() for e in recordings]),
         "counts": np.concatenate(counts),
-        "autocorrelation": np.mean([[np.corrcoef(c[:-lag], c[lag:])[0, 1] for lag in LAGS] for c in counts], axis=0),
-        "locking": np.mean([[abs(np.exp(refresh * e["t"][e["p"] == p]).mean()) for p in (0, 1)] for e in recordings], axis=0),
+        "autocorrelation": np.mean(
+            [[np.corrcoef(c[:-lag], c[lag:])[0, 1] for lag in LAGS] for c in counts], axis=0
+        ),
+        "locking": np.mean(
+            [
+                [abs(np.exp(refresh * e["t"][e["p"] == p]).mean()) for p in (0, 1)]
+                for e in recordings
+            ],
+            axis=0,
+        ),
         "same_us": np.concatenate([intervals(e, True) for e in recordings]),
         "opposite_us": np.concatenate([intervals(e, False) for e in recordings]),
         "maps": maps,
@@ -91,21 +129,31 @@ def _inside(e: np.ndarray) -> np.ndarray:
 
 def total_variation(a: np.ndarray, b: np.ndarray, block: int) -> float:
     """Of two maps (2, H, W) as distributions over polarity and blocks of pixels."""
-    a, b = (m.reshape(2, 128 // block, block, 128 // block, block).sum((2, 4)) / m.sum() for m in (a, b))
+    a, b = (
+        m.reshape(2, 128 // block, block, 128 // block, block).sum((2, 4)) / m.sum() for m in (a, b)
+    )
     return float(0.5 * np.abs(a - b).sum())
 
 
 def distances(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> dict[str, float]:
-    """0: alike. Kolmogorov-Smirnov for distributions, total variation for maps, the largest difference for the rest."""
+    """0: alike. Kolmogorov-Smirnov for distributions, total variation for maps, the largest
+    difference for the rest.
+    """
     ks = {
         f"{name} (KS)": float(ks_2samp(a[name], b[name]).statistic)
         for name in ("rate_hz", "on_share", "counts", "same_us", "opposite_us")
     }
     return ks | {
-        f"map, {BLOCK}x{BLOCK} pixels (total variation)": total_variation(a["maps"], b["maps"], BLOCK),
+        f"map, {BLOCK}x{BLOCK} pixels (total variation)": total_variation(
+            a["maps"], b["maps"], BLOCK
+        ),
         "map, single pixels (total variation)": total_variation(a["maps"], b["maps"], 1),
-        "autocorrelation of counts (largest difference)": float(np.abs(a["autocorrelation"] - b["autocorrelation"]).max()),
-        "locking to the display (largest difference)": float(np.abs(a["locking"] - b["locking"]).max()),
+        "autocorrelation of counts (largest difference)": float(
+            np.abs(a["autocorrelation"] - b["autocorrelation"]).max()
+        ),
+        "locking to the display (largest difference)": float(
+            np.abs(a["locking"] - b["locking"]).max()
+        ),
     }
 
 
@@ -118,7 +166,9 @@ def summary(s: dict[str, np.ndarray]) -> dict[str, Any]:
         for name in ("events", "rate_hz", "on_share", "in_crop", "counts", "same_us", "opposite_us")
     }
     return named | {
-        "autocorrelation": dict(zip(map(str, LAGS), s["autocorrelation"].round(3).tolist(), strict=True)),
+        "autocorrelation": dict(
+            zip(map(str, LAGS), s["autocorrelation"].round(3).tolist(), strict=True)
+        ),
         "locking, ON and OFF": s["locking"].round(3).tolist(),
     }
 
@@ -135,13 +185,19 @@ def speed(image: torch.Tensor, device: str, pixels: int) -> dict[str, float]:
         record(batch, MNIST_DVS, motion, seed=0, window=window)
         found[f"record, {name}"] = round(B / (time.perf_counter() - start), 2)
         start = time.perf_counter()
-        float(binned(batch, MNIST_DVS, motion, bin_us=20_000, seed=0, window=window).sum())  # waits for the device
+        float(
+            binned(batch, MNIST_DVS, motion, bin_us=20_000, seed=0, window=window).sum()
+        )  # waits for the device
         found[f"binned, {name}"] = round(B / (time.perf_counter() - start), 2)
     return found
 
 
 def draw(
-    real: list[np.ndarray], simulated: list[np.ndarray], a: dict[str, np.ndarray], b: dict[str, np.ndarray], path: Path
+    real: list[np.ndarray],
+    simulated: list[np.ndarray],
+    a: dict[str, np.ndarray],
+    b: dict[str, np.ndarray],
+    path: Path,
 ) -> None:
     import matplotlib
 
@@ -155,18 +211,34 @@ def draw(
             np.add.at(image, (shown["y"], shown["x"]), np.where(shown["p"], -1, 1))
             axes[row, column].imshow(image, cmap="RdBu_r", vmin=-5, vmax=5)
             axes[row, column].set(
-                title=f"{name}, 0 to 100 ms: ON red, OFF blue", xlim=(40, 92), ylim=(90, 38), xlabel="x / pixel", ylabel="y / pixel"
+                title=f"{name}, 0 to 100 ms: ON red, OFF blue",
+                xlim=(40, 92),
+                ylim=(90, 38),
+                xlabel="x / pixel",
+                ylabel="y / pixel",
             )
     for row, (name, s) in enumerate((("real", a), ("simulated", b))):
-        shade = axes[row, 2].imshow(s["maps"].sum(0), cmap="Greys", vmax=np.percentile(a["maps"].sum(0), 99.9))
-        axes[row, 2].set(title=f"{name}, mean of {len(real)}", xlim=(40, 92), ylim=(90, 38), xlabel="x / pixel", ylabel="y / pixel")
+        shade = axes[row, 2].imshow(
+            s["maps"].sum(0), cmap="Greys", vmax=np.percentile(a["maps"].sum(0), 99.9)
+        )
+        axes[row, 2].set(
+            title=f"{name}, mean of {len(real)}",
+            xlim=(40, 92),
+            ylim=(90, 38),
+            xlabel="x / pixel",
+            ylabel="y / pixel",
+        )
         figure.colorbar(shade, ax=axes[row, 2], label="events a pixel", shrink=0.8)
     colours = {"real": "#1b1b1b", "simulated": "#d1495b"}
-    for (name, s), events in zip((("real", a), ("simulated", b)), (real[0], simulated[0]), strict=True):
+    for (name, s), events in zip(
+        (("real", a), ("simulated", b)), (real[0], simulated[0]), strict=True
+    ):
         style: dict[str, Any] = {"color": colours[name], "label": name}
         rate = np.bincount(events["t"] // BIN_US) / (BIN_US * 1e-3)
         axes[2, 0].plot(np.arange(len(rate)) * BIN_US * 1e-3, rate, lw=0.7, **style)
-        axes[2, 1].hist(s["counts"], bins=np.arange(0, 110, 2), density=True, histtype="step", **style)
+        axes[2, 1].hist(
+            s["counts"], bins=np.arange(0, 110, 2), density=True, histtype="step", **style
+        )
         for axis, kind in ((axes[0, 3], "same_us"), (axes[1, 3], "opposite_us")):
             axis.hist(
                 s[kind] * 1e-3,
@@ -176,24 +248,49 @@ def draw(
                 **style,
             )
         axes[2, 2].plot(LAGS[:8], s["autocorrelation"][:8], "o-", **style)
-        axes[2, 3].scatter(a["rate_hz"], s["rate_hz"], s=8, **style) if name == "simulated" else axes[2, 3].axline(
-            (7000, 7000), slope=1, color="#999"
-        )
-    axes[0, 3].set(title="a pixel's intervals, same polarity", xscale="log", xlabel="interval / ms", ylabel="share")
-    axes[1, 3].set(title="a pixel's intervals, opposite polarity", xscale="log", xlabel="interval / ms", ylabel="share")
+        axes[2, 3].scatter(
+            a["rate_hz"], s["rate_hz"], s=8, **style
+        ) if name == "simulated" else axes[2, 3].axline((7000, 7000), slope=1, color="#999")
+    axes[0, 3].set(
+        title="a pixel's intervals, same polarity",
+        xscale="log",
+        xlabel="interval / ms",
+        ylabel="share",
+    )
+    axes[1, 3].set(
+        title="a pixel's intervals, opposite polarity",
+        xscale="log",
+        xlabel="interval / ms",
+        ylabel="share",
+    )
     axes[2, 0].set(title="event rate of one recording", xlabel="time / ms", ylabel="events / ms")
     axes[2, 1].set(title=f"events in {BIN_US // 1000} ms", xlabel="events", ylabel="density")
-    axes[2, 2].set(title="autocorrelation of the counts", xlabel=f"lag / {BIN_US // 1000} ms", ylabel="correlation")
-    axes[2, 3].set(title="event rate, each recording", xlabel="real / (events/s)", ylabel="simulated / (events/s)")
+    axes[2, 2].set(
+        title="autocorrelation of the counts",
+        xlabel=f"lag / {BIN_US // 1000} ms",
+        ylabel="correlation",
+    )
+    axes[2, 3].set(
+        title="event rate, each recording",
+        xlabel="real / (events/s)",
+        ylabel="simulated / (events/s)",
+    )
     for axis in (axes[0, 3], axes[1, 3], axes[2, 0], axes[2, 1], axes[2, 2]):
         axis.legend(frameon=False)
     figure.savefig(path, dpi=80)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, help="folder with mnist/ and scale04/")
-    parser.add_argument("--docs", type=Path, default=Path(__file__).parents[1] / "docs", help="where results/ and the figure go")
+    parser.add_argument(
+        "--docs",
+        type=Path,
+        default=Path(__file__).parents[1] / "docs",
+        help="where results/ and the figure go",
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     real, simulated = real_and_simulated(arguments.data)
@@ -206,8 +303,16 @@ def main() -> None:
         "recordings": len(real),
         "camera": dataclasses.asdict(MNIST_DVS),
         "motion": dataclasses.asdict(MNIST_DVS_MOTION),
-        "distances": {name: {"simulated to real": round(apart[name], 4), "real to real": round(halves[name], 4)} for name in apart},
-        "correlation of the rates of paired recordings": round(float(np.corrcoef(a["rate_hz"], b["rate_hz"])[0, 1]), 3),
+        "distances": {
+            name: {
+                "simulated to real": round(apart[name], 4),
+                "real to real": round(halves[name], 4),
+            }
+            for name in apart
+        },
+        "correlation of the rates of paired recordings": round(
+            float(np.corrcoef(a["rate_hz"], b["rate_hz"])[0, 1]), 3
+        ),
         "real": summary(a),
         "simulated": summary(b),
         "recordings a second, one CPU core": speed(image, "cpu", 2**18),

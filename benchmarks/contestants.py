@@ -1,17 +1,23 @@
-"""The networks that the benchmarks train, by our rules and by other libraries: one definition for the CPU and the GPU.
+"""The networks that the benchmarks train, by our rules and by other libraries: one definition for
+the CPU and the GPU.
 
-Two workloads. "mlp": 20 inputs, two layers of 256 neurons, 2 classes. "conv": 2 x 26 x 26 inputs, convolutions to 64, 128 and 128
-channels (kernel 7, padding 2) whose neurons are max-pooled by 2, 1 and 2, and 10 classes. Inputs are random spikes.
+Two workloads. "mlp": 20 inputs, two layers of 256 neurons, 2 classes. "conv": 2 x 26 x 26 inputs,
+convolutions to 64, 128 and 128 channels (kernel 7, padding 2) whose neurons are max-pooled by 2, 1
+and 2, and 10 classes. Inputs are random spikes.
 
-An iteration is forward, gradient and update, in float32 if not said otherwise. Every peer gets the structure that ours has:
-layers of leaky integrate-and-fire neurons, then a linear readout; no bias. Each product takes all time steps at once where the
-library can; surrogate gradients pass through all of time and all layers; cross entropy of the mean output; SGD.
+An iteration is forward, gradient and update, in float32 if not said otherwise. Every peer gets the
+structure that ours has: layers of leaky integrate-and-fire neurons, then a linear readout; no bias.
+Each product takes all time steps at once where the library can; surrogate gradients pass through
+all of time and all layers; cross entropy of the mean output; SGD.
 
-Floors: "ReLU" is a plain network of that shape on the T B rows, with its gradient through all layers. "products alone" are
-the layers' float products without anything else: forward and weight gradient of each, nothing for the readout.
+Floors: "ReLU" is a plain network of that shape on the T B rows, with its gradient through all
+    layers. "products alone" are
+the layers' float products without anything else: forward and weight gradient of each, nothing for
+the readout.
 
-Ours have a threshold with which about 5 to 10 % of the neurons fire at a time before pooling (at the usual input density; the
-results say how many did), because our products depend on it. Nobody else's do.
+Ours have a threshold with which about 5 to 10 % of the neurons fire at a time before pooling (at
+the usual input density; the results say how many did), because our products depend on it. Nobody
+else's do.
 """
 
 from __future__ import annotations
@@ -45,7 +51,11 @@ class Sizes(NamedTuple):
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        return (*self.neurons[:-2], *(n // self.pool for n in self.neurons[-2:])) if self.pool > 1 else self.neurons
+        return (
+            (*self.neurons[:-2], *(n // self.pool for n in self.neurons[-2:]))
+            if self.pool > 1
+            else self.neurons
+        )
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,9 @@ class Workload:
         for i, n in enumerate(self.hidden):
             if self.kind == "conv":
                 side = shape[1] + 2 * self.padding - KERNEL + 1
-                layers.append(Sizes(shape, (n, side, side), POOLS[i], shape[0] * KERNEL**2, self.padding))
+                layers.append(
+                    Sizes(shape, (n, side, side), POOLS[i], shape[0] * KERNEL**2, self.padding)
+                )
             else:
                 layers.append(Sizes(shape, (n,), 1, shape[0]))
             shape = layers[-1].outputs
@@ -83,14 +95,23 @@ class Workload:
     def floor(self) -> dict[str, float]:
         """What one local training iteration cannot avoid, whatever computes it.
 
-        Operations: forward and weight gradient of each layer, a multiplication and an addition a synapse. Bytes: a product, a
-        pass over time and a product, each from and to memory, in 2 bytes a number and 1 a spike: a neuron's current, potential and
-        gradient are written once and read once; what leaves a layer is written once and read by product, readout and gradient.
+        Operations: forward and weight gradient of each layer, a multiplication and an addition a
+            synapse. Bytes: a product, a
+        pass over time and a product, each from and to memory, in 2 bytes a number and 1 a spike: a
+            neuron's current, potential and
+        gradient are written once and read once; what leaves a layer is written once and read by
+        product, readout and gradient.
         """
         steps = self.T * self.B
         synapses = sum(math.prod(layer.neurons) * layer.parents for layer in self.layers)
-        neurons, outputs = (sum(math.prod(shape) for shape in shapes) for shapes in zip(*self._shapes(), strict=True))
-        return {"flop": 4.0 * steps * synapses, "bytes": float(steps * (12 * neurons + 4 * outputs))}
+        neurons, outputs = (
+            sum(math.prod(shape) for shape in shapes)
+            for shapes in zip(*self._shapes(), strict=True)
+        )
+        return {
+            "flop": 4.0 * steps * synapses,
+            "bytes": float(steps * (12 * neurons + 4 * outputs)),
+        }
 
     def _shapes(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         return [(layer.neurons, layer.outputs) for layer in self.layers]
@@ -99,8 +120,15 @@ class Workload:
         """Input spikes (T, B, ...) and labels (B,); the same on every device."""
         generator = torch.Generator().manual_seed(0)
         shape = (self.B, *self.layers[0].inputs)
-        x = torch.stack([(torch.rand(shape, generator=generator) < self.density).to(dtype) for _ in range(self.T)])
-        return x.to(self.device), torch.randint(max(1, self.classes), (self.B,), generator=generator).to(self.device)
+        x = torch.stack(
+            [
+                (torch.rand(shape, generator=generator) < self.density).to(dtype)
+                for _ in range(self.T)
+            ]
+        )
+        return x.to(self.device), torch.randint(
+            max(1, self.classes), (self.B,), generator=generator
+        ).to(self.device)
 
 
 MLP = Workload("mlp", 100, 64, (256, 256))
@@ -114,10 +142,14 @@ class Built:
     iteration: Callable[[], object]
     parameters: list[Tensor] = field(default_factory=list)  # what an iteration must change
     settles: int = 1  # iterations before all is compiled
-    facts: Callable[[], dict[str, Any]] = dict  # what else is to be known, asked for after the measurement
+    facts: Callable[[], dict[str, Any]] = (
+        dict  # what else is to be known, asked for after the measurement
+    )
 
 
-Build = Callable[[Workload], Built]  # a contestant's function, called without one, imports its libraries and returns this
+Build = Callable[
+    [Workload], Built
+]  # a contestant's function, called without one, imports its libraries and returns this
 
 
 # Ours
@@ -131,7 +163,9 @@ def ours(
     autocast: torch.dtype | None = None,
     **options: Any,
 ) -> Build:
-    """One training iteration. `density` replaces the workload's; with `chunk` the input is in bytes, 0 or 1."""
+    """One training iteration. `density` replaces the workload's; with `chunk` the input is in
+    bytes, 0 or 1.
+    """
     import bisnn
 
     loss = bisnn.global_loss if bptt else bisnn.local_loss
@@ -140,7 +174,9 @@ def ours(
 
     def build(workload: Workload) -> Built:
         if "bisnn.kernels.cpu" in sys.modules:
-            sys.modules["bisnn.kernels.cpu"].release()  # what an earlier workload left would count as there before
+            sys.modules[
+                "bisnn.kernels.cpu"
+            ].release()  # what an earlier workload left would count as there before
         if density is not None:
             workload = Workload(**{**vars(workload), "density": density})
         x, y = workload.batch(torch.float32 if chunk is None else torch.uint8)
@@ -172,11 +208,19 @@ def network(workload: Workload, gradient: str = "local") -> Any:
         neuron = bisnn.SRM(threshold=threshold)
         channels = size.inputs[0], size.neurons[0]
         if workload.kind == "conv":
-            layers.append(bisnn.Conv2d(*channels, KERNEL, padding=size.padding, pool=size.pool, neuron=neuron))
+            layers.append(
+                bisnn.Conv2d(*channels, KERNEL, padding=size.padding, pool=size.pool, neuron=neuron)
+            )
         else:
             layers.append(bisnn.Linear(*channels, neuron=neuron))
     after, shape = "every" if gradient == "local" else "last", workload.layers[0].inputs
-    net = bisnn.Network(*layers, readout=workload.classes or None, gradient=gradient, readout_after=after, input_shape=shape)
+    net = bisnn.Network(
+        *layers,
+        readout=workload.classes or None,
+        gradient=gradient,
+        readout_after=after,
+        input_shape=shape,
+    )
     return net.to(workload.device)
 
 
@@ -188,7 +232,9 @@ def firing_rates(net: Any, x: Tensor) -> list[float]:
 
 
 def prediction(samples: int | None = None, raw: bool = False) -> Build:
-    """`bisnn.predict` with the most probable weights or with members of an ensemble; raw: a pass of the network, no more."""
+    """`bisnn.predict` with the most probable weights or with members of an ensemble; raw: a pass of
+    the network, no more.
+    """
     import bisnn
 
     def build(workload: Workload) -> Built:
@@ -223,13 +269,22 @@ class Flattened(nn.Module):
 
 
 class OverTime(nn.Module):
-    """A neuron that knows one time step, (I_t, state) -> (s_t, state), run over currents (T, B, ...)."""
+    """A neuron that knows one time step, (I_t, state) -> (s_t, state), run over currents (T, B,
+    ...).
+    """
 
-    def __init__(self, step: nn.Module, initial: Callable[[Tensor], Any] = torch.zeros_like, compiled: bool = False):
+    def __init__(
+        self,
+        step: nn.Module,
+        initial: Callable[[Tensor], Any] = torch.zeros_like,
+        compiled: bool = False,
+    ):
         super().__init__()
         self.step, self.initial = step, initial
         if compiled:
-            self.compile(dynamic=False)  # the shapes of an earlier network must not make this one slower
+            self.compile(
+                dynamic=False
+            )  # the shapes of an earlier network must not make this one slower
 
     def forward(self, currents: Tensor) -> Tensor:
         state, spikes = self.initial(currents[0]), []
@@ -288,12 +343,18 @@ def _product(size: Sizes, density: float) -> nn.Module:
     channels = size.inputs[0], size.neurons[0]
     if len(size.inputs) == 1:
         return _initialised(nn.Linear(*channels, bias=False), size.parents, density)
-    return Flattened(_initialised(nn.Conv2d(*channels, KERNEL, padding=size.padding, bias=False), size.parents, density))
+    return Flattened(
+        _initialised(
+            nn.Conv2d(*channels, KERNEL, padding=size.padding, bias=False), size.parents, density
+        )
+    )
 
 
 def _initialised(module: Any, parents: int, density: float) -> Any:
     """Weights that make currents of about 1, so that no layer is silent."""
-    nn.init.normal_(module.weight, std=(parents * density) ** -0.5, generator=torch.Generator().manual_seed(0))
+    nn.init.normal_(
+        module.weight, std=(parents * density) ** -0.5, generator=torch.Generator().manual_seed(0)
+    )
     return module
 
 
@@ -301,10 +362,14 @@ def relu() -> Build:
     return standard(nn.ReLU)
 
 
-def spikingjelly(half: str | None = None, channels_last: bool = False, compiled: bool = False) -> Build:
-    """Multi-step: on a GPU with the kernels it picks by itself (its Triton ones, if it was installed as Python files alone).
+def spikingjelly(
+    half: str | None = None, channels_last: bool = False, compiled: bool = False
+) -> Build:
+    """Multi-step: on a GPU with the kernels it picks by itself (its Triton ones, if it was
+    installed as Python files alone).
 
-    half: "autocast" alone, or with its "neurons" in float16 too. Under autocast alone its neurons fall back from those kernels to
+    half: "autocast" alone, or with its "neurons" in float16 too. Under autocast alone its neurons
+        fall back from those kernels to
     a loop in PyTorch, because they then get currents and a state in float16.
     """
     from spikingjelly.activation_based import functional, neuron, surrogate
@@ -312,7 +377,9 @@ def spikingjelly(half: str | None = None, channels_last: bool = False, compiled:
     def prepare(net: nn.Sequential, device: str) -> nn.Module:
         if half == "neurons":
             precision = import_module("spikingjelly.activation_based.precision")
-            precision.prepare_model_for_precision(net, device, {"mode": "fp16", "neuron_storage": "fp16"})
+            precision.prepare_model_for_precision(
+                net, device, {"mode": "fp16", "neuron_storage": "fp16"}
+            )
         if compiled:
             net.compile()
         return net
@@ -321,7 +388,13 @@ def spikingjelly(half: str | None = None, channels_last: bool = False, compiled:
         chosen = vars(import_module("spikingjelly._ops.lif")._selection)["_selections"].values()
         return {"neuron_kernels": sorted({choice.name for choice in chosen if choice is not None})}
 
-    options = {"tau": 1 / (1 - DECAY), "decay_input": False, "v_reset": None, "detach_reset": True, "step_mode": "m"}
+    options = {
+        "tau": 1 / (1 - DECAY),
+        "decay_input": False,
+        "v_reset": None,
+        "detach_reset": True,
+        "step_mode": "m",
+    }
     return standard(
         lambda: neuron.LIFNode(surrogate_function=surrogate.ATan(), **options),
         functional.reset_net,
@@ -334,26 +407,40 @@ def spikingjelly(half: str | None = None, channels_last: bool = False, compiled:
 
 
 def snntorch(compiled: bool = False) -> Build:
-    """Compiled is a layer's whole loop over time: slower to compile than a single step, faster to run."""
+    """Compiled is a layer's whole loop over time: slower to compile than a single step, faster to
+    run.
+    """
     import snntorch
 
     if compiled:
         import_module("torch._inductor.compile_fx")  # the compiler would import it
-    return standard(lambda: OverTime(snntorch.Leaky(beta=DECAY), compiled=compiled), settles=2 if compiled else 1)
+    return standard(
+        lambda: OverTime(snntorch.Leaky(beta=DECAY), compiled=compiled),
+        settles=2 if compiled else 1,
+    )
 
 
 def norse() -> Build:
     from norse.torch import LIFBoxCell, LIFBoxFeedForwardState, LIFBoxParameters
 
-    # The box neuron has no synaptic current, which is faster. It scales its input by 1 - DECAY; the threshold makes up for that.
+    # The box neuron has no synaptic current, which is faster. It scales its input by 1 - DECAY; the
+    # threshold makes up for that.
     p = LIFBoxParameters(tau_mem_inv=torch.tensor((1 - DECAY) * 1000), v_th=torch.tensor(1 - DECAY))
-    return standard(lambda: OverTime(LIFBoxCell(p), lambda I: LIFBoxFeedForwardState(v=torch.zeros_like(I))))
+    return standard(
+        lambda: OverTime(LIFBoxCell(p), lambda I: LIFBoxFeedForwardState(v=torch.zeros_like(I)))
+    )
 
 
 def sinabs() -> Build:
-    sys.modules["pylab"] = ModuleType("pylab")  # sinabs imports matplotlib, for plots only: an empty module will do
+    sys.modules["pylab"] = ModuleType(
+        "pylab"
+    )  # sinabs imports matplotlib, for plots only: an empty module will do
     layers, utils = import_module("sinabs.layers"), import_module("sinabs.utils")
-    return standard(lambda: layers.LIF(tau_mem=1 / (1 - DECAY), norm_input=False).requires_grad_(False), utils.reset_states, 1)
+    return standard(
+        lambda: layers.LIF(tau_mem=1 / (1 - DECAY), norm_input=False).requires_grad_(False),
+        utils.reset_states,
+        1,
+    )
 
 
 # Floors, and the slow way
@@ -366,11 +453,18 @@ def products(dtype: torch.dtype = torch.float32, channels_last: bool = False) ->
         generator = torch.Generator().manual_seed(0)
         calls: list[Callable[[], object]] = []
         for size in workload.layers:
-            x, g = (torch.randn(workload.T * workload.B, *shape, generator=generator) for shape in (size.inputs, size.neurons))
+            x, g = (
+                torch.randn(workload.T * workload.B, *shape, generator=generator)
+                for shape in (size.inputs, size.neurons)
+            )
             w = next(_product(size, 1.0).parameters()).detach()
-            layout = torch.channels_last if channels_last and x.ndim == 4 else torch.contiguous_format
+            layout = (
+                torch.channels_last if channels_last and x.ndim == 4 else torch.contiguous_format
+            )
             x, g, w = (z.to(workload.device, dtype, memory_format=layout) for z in (x, g, w))
-            calls += _linear_calls(x, w, g) if x.ndim == 2 else _convolution_calls(x, w, g, size.padding)
+            calls += (
+                _linear_calls(x, w, g) if x.ndim == 2 else _convolution_calls(x, w, g, size.padding)
+            )
         return Built(lambda: [call() for call in calls] and None)
 
     return build
@@ -404,7 +498,9 @@ class _Spike(torch.autograd.Function):
 
 
 class StepByStep(nn.Module):
-    """The standard network, all layers of one time step before the next: what one writes without a library."""
+    """The standard network, all layers of one time step before the next: what one writes without a
+    library.
+    """
 
     def __init__(self, net: nn.Sequential):
         super().__init__()
@@ -437,7 +533,9 @@ HARD = BAYES | {"straight_through": True}
 
 
 class Contestant(NamedTuple):
-    package: str  # whose version the results name; bisnn and torch run in our environment, the others in the peers'
+    # Whose version the results name; bisnn and torch run in our environment, the others in the
+    # peers'
+    package: str
     function: Callable[..., Build]
     arguments: dict[str, Any]
 
@@ -450,7 +548,9 @@ ON_CPU: dict[str, Contestant] = {
     "bisnn: ST, bptt": Contestant("bisnn", ours, ST | {"bptt": True}),
     "bisnn: Bayes, bptt, relaxed": Contestant("bisnn", ours, BAYES | {"bptt": True}),
     "bisnn: ST, local, chunks of 100": Contestant("bisnn", ours, ST | {"chunk": 100}),
-    "bisnn: Bayes, local, relaxed, chunks of 100": Contestant("bisnn", ours, BAYES | {"chunk": 100}),
+    "bisnn: Bayes, local, relaxed, chunks of 100": Contestant(
+        "bisnn", ours, BAYES | {"chunk": 100}
+    ),
     "one pass, net(x)": Contestant("bisnn", prediction, {"raw": True}),
     "one pass, predict(net, x)": Contestant("bisnn", prediction, {}),
     "ten members, predict(net, x, 10)": Contestant("bisnn", prediction, {"samples": 10}),
@@ -462,4 +562,6 @@ ON_CPU: dict[str, Contestant] = {
     "Norse": Contestant("norse", norse, {}),
     "sinabs": Contestant("sinabs", sinabs, {}),
 }
-PEERS = [name for name, contestant in ON_CPU.items() if contestant.package not in ("bisnn", "torch")]
+PEERS = [
+    name for name, contestant in ON_CPU.items() if contestant.package not in ("bisnn", "torch")
+]

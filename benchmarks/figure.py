@@ -1,4 +1,6 @@
-"""How cost grows, drawn from the JSON alone: `python benchmarks/figure.py [cpu.json [scaling.png]]`."""
+"""How cost grows, drawn from the JSON alone: `python benchmarks/figure.py [cpu.json
+[scaling.png]]`.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from bisnn.drawing import BLUE, GREY, ORANGE
+from bisnn_experiments.drawing import BLUE, GREY, ORANGE
 
-# Ours in the colours of the other figures, thick; the others thin. Their names in the JSON, their names here, colour, line.
+# Ours in the colours of the other figures, thick; the others thin. Their names in the JSON, their
+# names here, colour, line.
 LINES = {
     "bisnn: ST, local": ("bisnn: ST, local", BLUE, "-"),
     "bisnn: Bayes, local, relaxed": ("bisnn: Bayes, local, relaxed samples", ORANGE, "-"),
@@ -35,7 +38,11 @@ def scaling(case: dict[str, Any], path: Path) -> None:
         for i, (quantity, title) in enumerate(QUANTITIES.items()):
             axis = grid[i, j]
             for name, (_, colour, line) in LINES.items():
-                points = [p for p in case["points"] if (p["axis"], p["contestant"]) == (axis_name, name) and p[quantity]]
+                points = [
+                    p
+                    for p in case["points"]
+                    if (p["axis"], p["contestant"]) == (axis_name, name) and p[quantity]
+                ]
                 here = sorted((p["value"], p[quantity]) for p in points)
                 ours = name.startswith("bisnn")
                 style: dict[str, Any] = {
@@ -43,14 +50,23 @@ def scaling(case: dict[str, Any], path: Path) -> None:
                     "markersize": 4 if ours else 3,
                     "zorder": 3 if ours else 2,
                 }
-                axis.plot([x for x, _ in here], [y for _, y in here], line, marker="o", color=colour, **style)
+                axis.plot(
+                    [x for x, _ in here],
+                    [y for _, y in here],
+                    line,
+                    marker="o",
+                    color=colour,
+                    **style,
+                )
             axis.set(xscale="log", yscale="log")
             axis.grid(True, which="major", color="#e2e8f0", linewidth=0.8)
             axis.tick_params(labelsize=8)
             if j == 0:
                 axis.set_ylabel(title)
         values = sorted({p["value"] for p in case["points"] if p["axis"] == axis_name})
-        grid[-1, j].set_xticks(values, [f"{v:.0%}" if axis_name == "density" else f"{v:,}" for v in values])
+        grid[-1, j].set_xticks(
+            values, [f"{v:.0%}" if axis_name == "density" else f"{v:,}" for v in values]
+        )
         grid[-1, j].set_xticks([], minor=True)
         grid[-1, j].set_xlabel(axis_title)
     shown = {p["contestant"] for p in case["points"]}
@@ -67,14 +83,15 @@ def caption(case: dict[str, Any]) -> str:
     usual = f"{sizes}, B = {w['B']}, T = {w['T']}, {w['density']:.0%} of the inputs active"
     where = f"{threads} thread{'s' * (threads > 1)} of {case['machine']['cpu']}"
     most = f"{limits['iteration_s']:g} s an iteration, {limits['start_s']:g} s to start, or {limits['memory_mib'] / 1024:g} GiB"
-    return (
-        f"One training iteration; where not varied: {usual}; {where}\nA line ends early where its next point takes more than {most}"
-    )
+    first = f"One training iteration; where not varied: {usual}; {where}"
+    return f"{first}\nA line ends early where its next point takes more than {most}"
 
 
 def main() -> None:
     root = Path(__file__).resolve().parent.parent
-    source = Path(sys.argv[1]) if len(sys.argv) > 1 else root / "benchmarks" / "results" / "cpu.json"
+    source = (
+        Path(sys.argv[1]) if len(sys.argv) > 1 else root / "benchmarks" / "results" / "cpu.json"
+    )
     path = Path(sys.argv[2]) if len(sys.argv) > 2 else root / "docs" / "scaling.png"
     scaling(json.loads(source.read_text())["cases"]["scaling"], path)
 

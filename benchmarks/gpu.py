@@ -1,16 +1,20 @@
-"""What training and predicting cost on a CUDA device, beside another library: `python benchmarks/gpu.py`, or `make bench-gpu`.
+"""What training and predicting cost on a CUDA device, beside another library: `python
+benchmarks/gpu.py`, or `make bench-gpu`.
 
-The networks of contestants.py with B = 64 and T = 100. All contestants live in this process and take turns, a few iterations a
-round; times are medians from CUDA events, after warm-up. Peak memory is what PyTorch had allocated at most during an iteration,
-less what it had just before the contestant's first one, when network and input were there. What cannot run is left out, with
-its reason.
+The networks of contestants.py with B = 64 and T = 100. All contestants live in this process and
+take turns, a few iterations a round; times are medians from CUDA events, after warm-up. Peak memory
+is what PyTorch had allocated at most during an iteration, less what it had just before the
+contestant's first one, when network and input were there. What cannot run is left out, with its
+reason.
 
-Ours run under PyTorch's usual settings. The others get what makes them fast: TF32 in matrix products, and cuDNN's search for the
-fastest algorithm. Gradients in float16 are not scaled. The floor is operations and bytes (contestants.py: Workload.floor) at
-the rates measured here: a large float16 product, a copy.
+Ours run under PyTorch's usual settings. The others get what makes them fast: TF32 in matrix
+products, and cuDNN's search for the fastest algorithm. Gradients in float16 are not scaled. The
+floor is operations and bytes (contestants.py: Workload.floor) at the rates measured here: a large
+float16 product, a copy.
 
-SpikingJelly 2.0 comes from .venv-peers (`python benchmarks/cpu.py --setup`), or from --peers, a folder that holds the Python files
-of spikingjelly and loguru; PyTorch and all else are those of this environment.
+SpikingJelly 2.0 comes from .venv-peers (`python benchmarks/cpu.py --setup`), or from --peers, a
+folder that holds the Python files of spikingjelly and loguru; PyTorch and all else are those of
+this environment.
 """
 
 from __future__ import annotations
@@ -67,7 +71,9 @@ TRAINING: dict[str, Entry] = {
     "bisnn: Bayes, local, hard": Entry(ours, HARD, False),
     "bisnn: ST, bptt": Entry(ours, ST | {"bptt": True}, False),
     "SpikingJelly, TF32": Entry(spikingjelly, {}),
-    "SpikingJelly, TF32, channels last": Entry(spikingjelly, {"channels_last": True}, conv_only=True),
+    "SpikingJelly, TF32, channels last": Entry(
+        spikingjelly, {"channels_last": True}, conv_only=True
+    ),
     "SpikingJelly, fp16 autocast": Entry(spikingjelly, {"half": "autocast"}),
     "SpikingJelly, fp16 autocast, fp16 neurons": Entry(spikingjelly, {"half": "neurons"}),
     "SpikingJelly, fp16 autocast, fp16 neurons, channels last": Entry(
@@ -75,7 +81,9 @@ TRAINING: dict[str, Entry] = {
     ),
     "step by step in PyTorch, TF32": Entry(step_by_step, {}),
     "ReLU network, TF32": Entry(relu, {}),
-    "products alone, fp16, channels last": Entry(products, {"dtype": torch.float16, "channels_last": True}),
+    "products alone, fp16, channels last": Entry(
+        products, {"dtype": torch.float16, "channels_last": True}
+    ),
 }
 COMPILED = {"SpikingJelly, TF32, compiled": Entry(spikingjelly, {"compiled": True})}
 PREDICTION: dict[str, Entry] = {
@@ -135,12 +143,21 @@ def settings(fast: bool) -> Iterator[None]:
         torch.backends.cudnn.benchmark = search
 
 
-def measure(entries: dict[str, Entry], workload: Workload, rounds: int, iterations: int) -> dict[str, Any]:
+def measure(
+    entries: dict[str, Entry], workload: Workload, rounds: int, iterations: int
+) -> dict[str, Any]:
     """Results by contestant, and the reason for each that could not run."""
-    clock, running, results, left_out = Clock(workload.device), dict[str, Built](), dict[str, dict[str, Any]](), dict[str, str]()
+    clock, running, results, left_out = (
+        Clock(workload.device),
+        dict[str, Built](),
+        dict[str, dict[str, Any]](),
+        dict[str, str](),
+    )
 
     def leave_out(name: str, error: Exception) -> None:
-        left_out[name] = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
+        left_out[name] = (
+            f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
+        )
         note(f"  left out: {name}: {left_out[name]}")
         running.pop(name, None)
         results.pop(name, None)
@@ -175,7 +192,12 @@ def measure(entries: dict[str, Entry], workload: Workload, rounds: int, iteratio
     for name, built in list(running.items()):
         try:
             ms = results[name].pop("times_ms")
-            results[name] |= {"median_ms": statistics.median(ms), "min_ms": min(ms), "max_ms": max(ms), "iterations": len(ms)}
+            results[name] |= {
+                "median_ms": statistics.median(ms),
+                "min_ms": min(ms),
+                "max_ms": max(ms),
+                "iterations": len(ms),
+            }
             results[name] |= built.facts()
         except Exception as error:
             leave_out(name, error)
@@ -183,7 +205,9 @@ def measure(entries: dict[str, Entry], workload: Workload, rounds: int, iteratio
 
 
 def ceilings(device: str, quick: bool) -> dict[str, float]:
-    """What this device reaches: a float16 product of 8192 x 8192 matrices, a copy of 1 GiB (read and written)."""
+    """What this device reaches: a float16 product of 8192 x 8192 matrices, a copy of 1 GiB (read
+    and written).
+    """
     clock, n = Clock(device), 256 if quick else 8192
     a, b = (torch.randn(n, n, device=device, dtype=torch.float16) for _ in range(2))
     clock.ms(lambda: a @ b, 5)
@@ -192,12 +216,21 @@ def ceilings(device: str, quick: bool) -> dict[str, float]:
     y = torch.empty_like(x)
     clock.ms(lambda: y.copy_(x), 5)
     copy_ms = statistics.median(clock.ms(lambda: y.copy_(x), 5 if quick else 50))
-    return {"fp16_tflop_per_s": 2 * n**3 / product_ms / 1e9, "copy_tb_per_s": 2 * x.numel() / copy_ms / 1e9}
+    return {
+        "fp16_tflop_per_s": 2 * n**3 / product_ms / 1e9,
+        "copy_tb_per_s": 2 * x.numel() / copy_ms / 1e9,
+    }
 
 
-def training(workload: Workload, rates: dict[str, float], args: argparse.Namespace) -> dict[str, Any]:
+def training(
+    workload: Workload, rates: dict[str, float], args: argparse.Namespace
+) -> dict[str, Any]:
     entries = TRAINING | (COMPILED if args.compile else {})
-    entries = {name: entry for name, entry in entries.items() if workload.kind == "conv" or not entry.conv_only}
+    entries = {
+        name: entry
+        for name, entry in entries.items()
+        if workload.kind == "conv" or not entry.conv_only
+    }
     case = measure(entries, workload, args.rounds, args.iterations)
     work = workload.floor()
     floor = {
@@ -206,24 +239,41 @@ def training(workload: Workload, rates: dict[str, float], args: argparse.Namespa
     }
     case |= {"thresholds": THRESHOLDS[workload.kind], "floor": work | floor}
     results = case["results"]
-    others = {"spikingjelly": "SpikingJelly", "step_by_step": "step by step", "products": "products alone"}
+    others = {
+        "spikingjelly": "SpikingJelly",
+        "step_by_step": "step by step",
+        "products": "products alone",
+    }
     fastest = {
-        key: min((r["median_ms"] for name, r in results.items() if name.startswith(start)), default=None)
+        key: min(
+            (r["median_ms"] for name, r in results.items() if name.startswith(start)), default=None
+        )
         for key, start in others.items()
     }
     fastest["floor"] = max(floor.values())
     for row in results.values():
-        row["times_faster_than"] = {key: None if ms is None else ms / row["median_ms"] for key, ms in fastest.items()}
+        row["times_faster_than"] = {
+            key: None if ms is None else ms / row["median_ms"] for key, ms in fastest.items()
+        }
     return case
 
 
 def targets(case: dict[str, Any]) -> list[tuple[str, list[Any]]]:
     """What ours set out for on the conv net (an H200): at most 12 ms and 3 GB, for both rules."""
     rows: list[tuple[str, list[Any]]] = []
-    for name in ("bisnn: ST, local", "bisnn: Bayes, local, relaxed", "bisnn: Bayes, local, relaxed, fp16 autocast"):
+    for name in (
+        "bisnn: ST, local",
+        "bisnn: Bayes, local, relaxed",
+        "bisnn: Bayes, local, relaxed, fp16 autocast",
+    ):
         for key, unit, limit in (("median_ms", "ms", 12.0), ("peak_mib", "MiB", 3e9 / 2**20)):
             measured = case["results"].get(name, {}).get(key)
-            rows.append((f"conv, {name}", [unit, limit, measured, None if measured is None else measured <= limit]))
+            rows.append(
+                (
+                    f"conv, {name}",
+                    [unit, limit, measured, None if measured is None else measured <= limit],
+                )
+            )
     return rows
 
 
@@ -238,23 +288,54 @@ def device_facts(device: str) -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             versions[name] = getattr(sys.modules.get(name), "__version__", "unknown")
     capability = f"{facts.major}.{facts.minor}"
-    return {"device": facts.name, "memory_gib": round(facts.total_memory / 2**30, 1), "capability": capability} | versions
+    return {
+        "device": facts.name,
+        "memory_gib": round(facts.total_memory / 2**30, 1),
+        "capability": capability,
+    } | versions
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "gpu.json", help="where the JSON goes")
-    parser.add_argument("--peers", type=Path, help="a folder with spikingjelly and loguru (default: .venv-peers)")
-    parser.add_argument("--compile", action="store_true", help="SpikingJelly under torch.compile too: minutes more")
-    parser.add_argument("--case", action="append", choices=("conv", "mlp", "ensemble"), help="run this one alone")
-    parser.add_argument("--rounds", type=int, default=10, help="turns of each contestant (default: 10)")
-    parser.add_argument("--iterations", type=int, default=10, help="timed iterations a turn (default: 10)")
-    parser.add_argument("--device", default="cuda", help='default: cuda; "cpu" tries this file out, with --quick')
-    parser.add_argument("--quick", action="store_true", help="tiny networks, few rounds: does everything run?")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / "benchmarks" / "results" / "gpu.json",
+        help="where the JSON goes",
+    )
+    parser.add_argument(
+        "--peers", type=Path, help="a folder with spikingjelly and loguru (default: .venv-peers)"
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="SpikingJelly under torch.compile too: minutes more"
+    )
+    parser.add_argument(
+        "--case", action="append", choices=("conv", "mlp", "ensemble"), help="run this one alone"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=10, help="turns of each contestant (default: 10)"
+    )
+    parser.add_argument(
+        "--iterations", type=int, default=10, help="timed iterations a turn (default: 10)"
+    )
+    parser.add_argument(
+        "--device", default="cuda", help='default: cuda; "cpu" tries this file out, with --quick'
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny networks, few rounds: does everything run?"
+    )
     args = parser.parse_args()
     installed = (ROOT / ".venv-peers").glob("lib/python*/site-packages")
-    sys.path += map(str, [args.peers.resolve()] if args.peers else installed)  # last, or its PyTorch would take the place of ours
-    report: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(), "quick": args.quick}
+    sys.path += map(
+        str, [args.peers.resolve()] if args.peers else installed
+    )  # last, or its PyTorch would take the place of ours
+    report: dict[str, Any] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "quick": args.quick,
+    }
     args.out.parent.mkdir(parents=True, exist_ok=True)
 
     def save() -> None:
@@ -276,12 +357,25 @@ def main() -> None:
     for workload in (w for w in (conv, mlp) if w.kind in chosen):
         report[workload.kind] = case = training(workload, rates, args)
         save()
-        columns = ["median ms", "min ms", "x SpikingJelly", "x step by step", "x products", "x floor", "peak MiB"]
+        columns = [
+            "median ms",
+            "min ms",
+            "x SpikingJelly",
+            "x step by step",
+            "x products",
+            "x floor",
+            "peak MiB",
+        ]
         rows = [
-            (k, [r["median_ms"], r["min_ms"], *r["times_faster_than"].values(), r["peak_mib"]]) for k, r in case["results"].items()
+            (k, [r["median_ms"], r["min_ms"], *r["times_faster_than"].values(), r["peak_mib"]])
+            for k, r in case["results"].items()
         ]
         print(table(f"{workload.kind}, B = {workload.B}, T = {workload.T}", columns, rows))
-        print(*(f"left out: {name}: {reason}" for name, reason in case["left_out"].items()), sep="\n", end="\n\n")
+        print(
+            *(f"left out: {name}: {reason}" for name, reason in case["left_out"].items()),
+            sep="\n",
+            end="\n\n",
+        )
     if "ensemble" in chosen:
         report["ensemble"] = {}
         for workload in (mlp, replace(mlp, B=1), conv, replace(conv, B=1)):
@@ -292,10 +386,16 @@ def main() -> None:
             group = f"{workload.kind}, B = {workload.B}"
             report["ensemble"][group] = case
             save()
-            rows = [(name, [r["median_ms"], r["ten_to_this"], r["peak_mib"]]) for name, r in case["results"].items()]
+            rows = [
+                (name, [r["median_ms"], r["ten_to_this"], r["peak_mib"]])
+                for name, r in case["results"].items()
+            ]
             print(table(group, ["median ms", "ten members / this", "peak MiB"], rows), end="\n\n")
     if "conv" in chosen:
-        print(table("targets", ["unit", "at most", "measured", "met"], targets(report["conv"])), end="\n\n")
+        print(
+            table("targets", ["unit", "at most", "measured", "met"], targets(report["conv"])),
+            end="\n\n",
+        )
     report["device"] = device_facts(args.device)
     save()
     print(report["device"], report["ceilings"], f"written: {args.out}", sep="\n")

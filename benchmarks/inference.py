@@ -1,8 +1,10 @@
-"""Networks that have been trained, run by the packed engine and by others: the contestants of packed.py.
+"""Networks that have been trained, run by the packed engine and by others: the contestants of
+packed.py.
 
-All get the same float +-1 weights, drawn from a seed here, without bisnn, which the peers' environment does not have; the same
-neurons with their refractory feedback, and one recording of random spikes: the engine as bytes, to be packed within the clock, the
-others as the float32 that they compute with. All give the logits of every time step.
+All get the same float +-1 weights, drawn from a seed here, without bisnn, which the peers'
+environment does not have; the same neurons with their refractory feedback, and one recording of
+random spikes: the engine as bytes, to be packed within the clock, the others as the float32 that
+they compute with. All give the logits of every time step.
 """
 
 from __future__ import annotations
@@ -36,7 +38,11 @@ class Stage:
     constants: tuple[float, ...]  # a_m, a_s, a_r, theta
 
     def current(self, s: Tensor) -> Tensor:
-        return F.linear(s, self.weight) if self.weight.ndim == 2 else F.conv2d(s, self.weight, padding=self.size.padding)
+        return (
+            F.linear(s, self.weight)
+            if self.weight.ndim == 2
+            else F.conv2d(s, self.weight, padding=self.size.padding)
+        )
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,20 @@ def plain(workload: Workload) -> Plain:
     generator = torch.Generator().manual_seed(0)
     stages = []
     for size, threshold in zip(workload.layers, workload.thresholds, strict=True):
-        channels, kernel = (size.neurons[0], size.inputs[0]), () if len(size.inputs) == 1 else (KERNEL, KERNEL)
+        channels, kernel = (
+            (size.neurons[0], size.inputs[0]),
+            () if len(size.inputs) == 1 else (KERNEL, KERNEL),
+        )
         weight = _signs((*channels, *kernel), generator)
         decays = [math.exp(-1 / tau) for tau in (TAU_MEM, TAU_SYN, TAU_REF)]
-        stages.append(Stage(size, weight, _rounded(size.parents**-0.5), tuple(map(_rounded, (*decays, threshold)))))
+        stages.append(
+            Stage(
+                size,
+                weight,
+                _rounded(size.parents**-0.5),
+                tuple(map(_rounded, (*decays, threshold))),
+            )
+        )
     n = math.prod(workload.layers[-1].outputs)
     V = _signs((workload.classes, n), generator) if workload.classes else None
     return Plain(stages, V, _rounded(n**-0.5))
@@ -76,8 +92,13 @@ def listed(spikes: list[Any]) -> dict[str, str]:
 
 
 def differing(one: str, other: str) -> float:
-    """The fraction of spikes (and silences) in which two contestants differ, of those of the first: 0 is the same bits."""
-    a, b = (np.unpackbits(np.frombuffer(zlib.decompress(base64.b64decode(s)), np.uint8)) for s in (one, other))
+    """The fraction of spikes (and silences) in which two contestants differ, of those of the first:
+    0 is the same bits.
+    """
+    a, b = (
+        np.unpackbits(np.frombuffer(zlib.decompress(base64.b64decode(s)), np.uint8))
+        for s in (one, other)
+    )
     return float((a != b).sum() / max(1, int(a.sum())))
 
 
@@ -90,7 +111,10 @@ def trained(workload: Workload) -> Any:
     with torch.no_grad():
         for layer, stage in zip(net.layers, same.stages, strict=True):
             layer.weight.copy_(0.5 * stage.weight)
-            if layer.constants.tolist() != list(stage.constants) or layer.kappa.item() != stage.kappa:
+            if (
+                layer.constants.tolist() != list(stage.constants)
+                or layer.kappa.item() != stage.kappa
+            ):
                 raise RuntimeError("bisnn's constants are others than those written here")
         if same.V is not None:
             net.readouts[-1].V.copy_(same.V)
@@ -104,12 +128,16 @@ def described(workload: Workload, members: int | None = None, posterior: bool = 
 
     net, drawn = trained(workload), None
     if members is not None:
-        drawn = weights.draw_members([layer.weight.detach() for layer in net.layers], members, seed=0)
+        drawn = weights.draw_members(
+            [layer.weight.detach() for layer in net.layers], members, seed=0
+        )
     return packing.describe(net, drawn, posterior=posterior)
 
 
 def engine(members: int | None = None, apart: bool = False, stream: bool = False) -> Build:
-    """The packed engine: a recording in one call, or each time step in a call; members in one engine, or each in its own."""
+    """The packed engine: a recording in one call, or each time step in a call; members in one
+    engine, or each in its own.
+    """
     import bisnn  # noqa: F401  the version in the results is its
     from bisnn.packed import Engine, State
 
@@ -117,7 +145,10 @@ def engine(members: int | None = None, apart: bool = False, stream: bool = False
         x, packed = workload.batch(torch.uint8)[0].numpy(), described(workload, members)
         several = [packed]
         if apart:
-            parts = [[replace(one, weights=one.weights[k : k + 1]) for one in packed.layers] for k in range(packed.count)]
+            parts = [
+                [replace(one, weights=one.weights[k : k + 1]) for one in packed.layers]
+                for k in range(packed.count)
+            ]
             several = [replace(packed, layers=tuple(layers)) for layers in parts]
         engines = [Engine(one, threads=1) for one in several]
 
@@ -131,7 +162,11 @@ def engine(members: int | None = None, apart: bool = False, stream: bool = False
                 one.run(x)
 
         def facts() -> dict[str, Any]:
-            return {} if members is not None else listed([s[0] for s in engines[0].run(x, spikes=True).spikes])
+            return (
+                {}
+                if members is not None
+                else listed([s[0] for s in engines[0].run(x, spikes=True).spikes])
+            )
 
         return Built(steps if stream else whole, facts=facts)
 
@@ -164,8 +199,12 @@ def by_step() -> Build:
         x, net = workload.batch()[0], plain(workload)
         V = None if net.V is None else net.V * net.scale
 
-        def forward(fired: list[list[Tensor]] | None = None, left: list[list[Tensor]] | None = None) -> None:
-            states = [torch.zeros(3, workload.B, *stage.size.neurons).unbind(0) for stage in net.stages]
+        def forward(
+            fired: list[list[Tensor]] | None = None, left: list[list[Tensor]] | None = None
+        ) -> None:
+            states = [
+                torch.zeros(3, workload.B, *stage.size.neurons).unbind(0) for stage in net.stages
+            ]
             logits = []
             for s in x.unbind(0):
                 for i, (stage, (P, Q, R)) in enumerate(zip(net.stages, states, strict=True)):
@@ -213,7 +252,9 @@ def product() -> Build:
 
 
 def onnx_runtime(scan: bool = False) -> Build:
-    """One time step as a graph with the state going in and out, called for each; or the loop within the graph, by Scan."""
+    """One time step as a graph with the state going in and out, called for each; or the loop within
+    the graph, by Scan.
+    """
     runtime = import_module("onnxruntime")
 
     def session(graph: Any) -> Any:
@@ -224,7 +265,10 @@ def onnx_runtime(scan: bool = False) -> Build:
 
     def build(workload: Workload) -> Built:
         x, net = workload.batch()[0].numpy(), plain(workload)
-        zeros = {name: np.zeros(shape, np.float32) for name, shape in Graph(net, workload.B).states.items()}
+        zeros = {
+            name: np.zeros(shape, np.float32)
+            for name, shape in Graph(net, workload.B).states.items()
+        }
         if scan:
             loop = session(Graph(net, workload.B).over_time(workload.T))
             iteration: Callable[[], object] = lambda: loop.run(["logits"], zeros | {"x": x})  # noqa: E731
@@ -249,8 +293,12 @@ def _parted(values: list[Any], n: int) -> tuple[list[Any], list[Any]]:
     return values[:n], values[n:]
 
 
-def _bound_steps(session: Any, x: np.ndarray, zeros: dict[str, np.ndarray], classes: int) -> Callable[[], object]:
-    """A loop over time that allocates nothing: two sets of buffers, each in turn the state before a step and that after it."""
+def _bound_steps(
+    session: Any, x: np.ndarray, zeros: dict[str, np.ndarray], classes: int
+) -> Callable[[], object]:
+    """A loop over time that allocates nothing: two sets of buffers, each in turn the state before a
+    step and that after it.
+    """
     sets = [[z.copy() for z in zeros.values()] for _ in range(2)]
     x_t, logits_t = np.empty_like(x[0]), np.empty((x.shape[1], classes), np.float32)
     bindings = []
@@ -277,11 +325,15 @@ def _bound_steps(session: Any, x: np.ndarray, zeros: dict[str, np.ndarray], clas
 
 
 class Graph:
-    """A time step: the state P0, Q0, R0, ... and x go in; P0_next, ..., logits and, if asked for, spikes come out."""
+    """A time step: the state P0, Q0, R0, ... and x go in; P0_next, ..., logits and, if asked for,
+    spikes come out.
+    """
 
     def __init__(self, net: Plain, B: int, spikes: bool = False):
         self.onnx, self.nodes, self.constants = import_module("onnx"), list[Any](), list[Any]()
-        self.states = {f"{z}{i}": (B, *stage.size.neurons) for i, stage in enumerate(net.stages) for z in "PQR"}
+        self.states = {
+            f"{z}{i}": (B, *stage.size.neurons) for i, stage in enumerate(net.stages) for z in "PQR"
+        }
         self.x, s, left = (B, *net.stages[0].size.inputs), "x", dict[str, tuple[int, ...]]()
         for i, stage in enumerate(net.stages):
             s = self._layer(i, stage, s)
@@ -289,7 +341,9 @@ class Graph:
         assert net.V is not None
         flat = self._add("Flatten", [s], axis=1)
         self._add("MatMul", [flat, self._constant("V", (net.V * net.scale).T)], "logits")
-        self.outputs = {f"{name}_next": shape for name, shape in self.states.items()} | {"logits": (B, len(net.V))}
+        self.outputs = {f"{name}_next": shape for name, shape in self.states.items()} | {
+            "logits": (B, len(net.V))
+        }
         self.outputs |= left if spikes else {}
 
     def _add(self, kind: str, inputs: list[str], output: str = "", **attributes: Any) -> str:
@@ -298,24 +352,39 @@ class Graph:
         return output
 
     def _constant(self, name: str, value: Any) -> str:
-        self.constants.append(self.onnx.numpy_helper.from_array(np.ascontiguousarray(value, np.float32), name))
+        self.constants.append(
+            self.onnx.numpy_helper.from_array(np.ascontiguousarray(value, np.float32), name)
+        )
         return name
 
     def _layer(self, i: int, stage: Stage, x: str) -> str:
         P, Q, R = (f"{z}{i}" for z in "PQR")
         a_m, a_s, a_r, theta = (
-            self._constant(f"{name}{i}", value) for name, value in zip(("a_m", "a_s", "a_r", "theta"), stage.constants, strict=True)
+            self._constant(f"{name}{i}", value)
+            for name, value in zip(("a_m", "a_s", "a_r", "theta"), stage.constants, strict=True)
         )
         if stage.weight.ndim == 2:
             I = self._add("MatMul", [x, self._constant(f"W{i}", stage.weight.T)])
         else:
-            I = self._add("Conv", [x, self._constant(f"W{i}", stage.weight)], pads=[stage.size.padding] * 4)
-        scaled = self._add("Mul", [self._add("Sub", [P, Q]), self._constant(f"kappa{i}", stage.kappa)])
-        s = self._add("Cast", [self._add("Greater", [self._add("Sub", [scaled, R]), theta])], to=self.onnx.TensorProto.FLOAT)
+            I = self._add(
+                "Conv", [x, self._constant(f"W{i}", stage.weight)], pads=[stage.size.padding] * 4
+            )
+        scaled = self._add(
+            "Mul", [self._add("Sub", [P, Q]), self._constant(f"kappa{i}", stage.kappa)]
+        )
+        s = self._add(
+            "Cast",
+            [self._add("Greater", [self._add("Sub", [scaled, R]), theta])],
+            to=self.onnx.TensorProto.FLOAT,
+        )
         for trace, decay, value in ((P, a_m, I), (Q, a_s, I), (R, a_r, s)):
             self._add("Mul", [self._add("Add", [trace, value]), decay], f"{trace}_next")
         pool = stage.size.pool
-        return s if pool == 1 else self._add("MaxPool", [s], kernel_shape=[pool, pool], strides=[pool, pool])
+        return (
+            s
+            if pool == 1
+            else self._add("MaxPool", [s], kernel_shape=[pool, pool], strides=[pool, pool])
+        )
 
     def graph(self) -> Any:
         helper, kind = self.onnx.helper, self.onnx.TensorProto.FLOAT
@@ -328,16 +397,27 @@ class Graph:
     def over_time(self, T: int) -> Graph:
         """This step as the body of a loop: x and logits get a first axis of T."""
         whole = object.__new__(Graph)
-        whole.onnx, whole.states, whole.x, whole.constants = self.onnx, self.states, (T, *self.x), []
-        whole.outputs = {name: (T, *shape) if name == "logits" else shape for name, shape in self.outputs.items()}
+        whole.onnx, whole.states, whole.x, whole.constants = (
+            self.onnx,
+            self.states,
+            (T, *self.x),
+            [],
+        )
+        whole.outputs = {
+            name: (T, *shape) if name == "logits" else shape for name, shape in self.outputs.items()
+        }
         body = {"body": self.graph(), "num_scan_inputs": 1}
-        whole.nodes = [self.onnx.helper.make_node("Scan", [*self.states, "x"], list(self.outputs), **body)]
+        whole.nodes = [
+            self.onnx.helper.make_node("Scan", [*self.states, "x"], list(self.outputs), **body)
+        ]
         return whole
 
     def model(self) -> bytes:
         helper = self.onnx.helper
         opset = helper.make_opsetid("", 18)
-        return helper.make_model(self.graph(), opset_imports=[opset], ir_version=9).SerializeToString()
+        return helper.make_model(
+            self.graph(), opset_imports=[opset], ir_version=9
+        ).SerializeToString()
 
 
 ENGINE = "packed engine"

@@ -1,11 +1,14 @@
 """How often the intervals of `bisnn.metrics` hold the truth, by simulation.
 
-    python benchmarks/interval_coverage.py [--simulations 1000] [--jobs 2] [--out docs/results/coverage.json]
+    python benchmarks/interval_coverage.py [--simulations 1000] [--jobs 2] [--out
+    docs/results/coverage.json]
 
-Recordings of ten classes are drawn from a population in which the truth is known: logits with one boosted class, labels from
-their softmax, and a model that states the softmax of logits / temperature (below 1: overconfident). Differences are simulated
-with three classes: runs of two methods on the same recordings, where each seed shifts and blurs a method's logits. Accuracy
-needs no simulation: its coverage is a sum of binomial probabilities.
+Recordings of ten classes are drawn from a population in which the truth is known: logits with one
+    boosted class, labels from
+their softmax, and a model that states the softmax of logits / temperature (below 1: overconfident).
+Differences are simulated with three classes: runs of two methods on the same recordings, where each
+seed shifts and blurs a method's logits. Accuracy needs no simulation: its coverage is a sum of
+binomial probabilities.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return e / e.sum(-1, keepdims=True)
 
 
-def recordings(rng: np.random.Generator, n: int, boost: float, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+def recordings(
+    rng: np.random.Generator, n: int, boost: float, temperature: float
+) -> tuple[np.ndarray, np.ndarray]:
     """The true distribution of the label and the one stated, (n, classes) each."""
     logits = rng.standard_normal((n, CLASSES))
     logits[:, 0] += boost * rng.gamma(3.0, 1 / 3.0, n)
@@ -77,7 +82,9 @@ def share_coverage(n: int, between: tuple[float, float], points: int = 1000) -> 
     """Lowest and highest coverage of the accuracy's interval over true accuracies, exactly."""
     ends = np.array([intervals.of_share(k, n) for k in range(n + 1)])
     p = 1 - np.geomspace(1 - between[0], 1 - between[1], points)[:, None]
-    found = (stats.binom.pmf(np.arange(n + 1), n, p) * ((ends[:, 0] <= p) & (p <= ends[:, 1]))).sum(1)
+    found = (stats.binom.pmf(np.arange(n + 1), n, p) * ((ends[:, 0] <= p) & (p <= ends[:, 1]))).sum(
+        1
+    )
     return float(found.min()), float(found.max())
 
 
@@ -94,7 +101,10 @@ def single_runs(n: int, model: str, simulations: int, seed: int = 0) -> dict[str
             assert low <= value <= high
             found[name].append((low <= truth[name] <= high, high - low))
     means = {name: np.mean(values, 0) for name, values in found.items()}
-    return {name: {"truth": truth[name], "coverage": float(c), "width": float(w)} for name, (c, w) in means.items()}
+    return {
+        name: {"truth": truth[name], "coverage": float(c), "width": float(w)}
+        for name, (c, w) in means.items()
+    }
 
 
 def errors_coverage(n: int, degrees: int, simulations: int, seed: int = 0) -> dict[str, float]:
@@ -111,7 +121,9 @@ def errors_coverage(n: int, degrees: int, simulations: int, seed: int = 0) -> di
 
 
 class Method(NamedTuple):
-    """Runs of a method on recordings of class 0: every seed shifts that class's logit, and blurs all in its own way."""
+    """Runs of a method on recordings of class 0: every seed shifts that class's logit, and blurs
+    all in its own way.
+    """
 
     boost: float
     temperature: float
@@ -119,7 +131,9 @@ class Method(NamedTuple):
     blur: float = 0.5
 
     def runs(self, rng: np.random.Generator, logits: np.ndarray, shifts: np.ndarray) -> Tensor:
-        """Stated probabilities (seeds, n, classes), one seed for each of the standard normal shifts."""
+        """Stated probabilities (seeds, n, classes), one seed for each of the standard normal
+        shifts.
+        """
         z = logits + self.blur * rng.standard_normal((len(shifts), *logits.shape))
         z[..., 0] += self.between * shifts[:, None]
         return torch.from_numpy(softmax(z / self.temperature))
@@ -133,11 +147,16 @@ PAIRS = {
 COMPARED = ("accuracy", "nll", metrics.CALIBRATION)
 
 
-def both(rng: np.random.Generator, pair: str, n: int, shifts: tuple[np.ndarray, np.ndarray]) -> list[Tensor]:
+def both(
+    rng: np.random.Generator, pair: str, n: int, shifts: tuple[np.ndarray, np.ndarray]
+) -> list[Tensor]:
     """The runs of both methods of a pair on the same n recordings."""
     logits, ease = rng.standard_normal((n, 3)), rng.gamma(3.0, 1 / 3.0, n)
     boosted = [logits + method.boost * ease[:, None] * [1, 0, 0] for method in PAIRS[pair]]
-    return [method.runs(rng, z, shift) for method, z, shift in zip(PAIRS[pair], boosted, shifts, strict=True)]
+    return [
+        method.runs(rng, z, shift)
+        for method, z, shift in zip(PAIRS[pair], boosted, shifts, strict=True)
+    ]
 
 
 def true_differences(rng: np.random.Generator, pair: str) -> dict[str, float]:
@@ -147,12 +166,16 @@ def true_differences(rng: np.random.Generator, pair: str) -> dict[str, float]:
         runs = both(rng, pair, LARGE // 10, (np.array([shift]),) * 2)
         for name in COMPARED:
             found[name].append(
-                metrics.paired(name, list(runs[0]), list(runs[1]), torch.zeros(LARGE // 10, dtype=torch.int64)).value
+                metrics.paired(
+                    name, list(runs[0]), list(runs[1]), torch.zeros(LARGE // 10, dtype=torch.int64)
+                ).value
             )
     return {name: float(np.mean(values)) for name, values in found.items()}
 
 
-def paired_runs(n: int, seeds: int, pair: str, simulations: int, seed: int = 0) -> dict[str, dict[str, float]]:
+def paired_runs(
+    n: int, seeds: int, pair: str, simulations: int, seed: int = 0
+) -> dict[str, dict[str, float]]:
     """Coverage and mean width of the intervals of differences, over recordings and seeds."""
     rng = np.random.default_rng([seed, n, seeds, *pair.encode()])
     truth, y = true_differences(rng, pair), torch.zeros(n, dtype=torch.int64)
@@ -163,11 +186,16 @@ def paired_runs(n: int, seeds: int, pair: str, simulations: int, seed: int = 0) 
             _, low, high = metrics.paired(name, list(a), list(b), y)
             found[name].append((low <= truth[name] <= high, high - low))
     means = {name: np.mean(values, 0) for name, values in found.items()}
-    return {name: {"truth": truth[name], "coverage": float(c), "width": float(w)} for name, (c, w) in means.items()}
+    return {
+        name: {"truth": truth[name], "coverage": float(c), "width": float(w)}
+        for name, (c, w) in means.items()
+    }
 
 
 def summary(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """What each interval is, and its lowest and highest coverage at each n: the table of docs/RESULTS.md."""
+    """What each interval is, and its lowest and highest coverage at each n: the table of
+    docs/RESULTS.md.
+    """
 
     def coverage(rows: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
         return [(row["n"], row[name]["coverage"]) for row in rows]
@@ -179,7 +207,11 @@ def summary(results: dict[str, Any]) -> list[dict[str, Any]]:
     others = [row for row in runs if row not in calibrated]
     hall = "Hall's (Student's t with the skewness taken out); at the upper end at least what the accuracy's interval allows"
     cells = [
-        ("accuracy of a run (exact, not simulated)", "the hull of Wilson's and the mid-P interval", shares),
+        (
+            "accuracy of a run (exact, not simulated)",
+            "the hull of Wilson's and the mid-P interval",
+            shares,
+        ),
         ("NLL of a run", f"{hall} in mistakes", coverage(runs, "nll")),
         ("Brier score of a run", "the same", coverage(runs, "brier")),
         (
@@ -188,9 +220,17 @@ def summary(results: dict[str, Any]) -> list[dict[str, Any]]:
             [(r["n"], r["rmse"]) for r in normal],
         ),
         ("MAE, the same errors", "Hall's", [(row["n"], row["mae"]) for row in normal]),
-        ("calibration error, true value 0", "inversion of a test", coverage(calibrated, calibration)),
+        (
+            "calibration error, true value 0",
+            "inversion of a test",
+            coverage(calibrated, calibration),
+        ),
         ("calibration error, others", "the same", coverage(others, calibration)),
-        ("difference in accuracy, 3 to 10 seeds", "seeds and recordings", coverage(pairs, "accuracy")),
+        (
+            "difference in accuracy, 3 to 10 seeds",
+            "seeds and recordings",
+            coverage(pairs, "accuracy"),
+        ),
         ("difference in NLL, 3 to 10 seeds", "the same", coverage(pairs, "nll")),
         (
             "difference in calibration error, 3 to 10 seeds",
@@ -201,7 +241,9 @@ def summary(results: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for of, interval, values in cells:
         at = {n: [value for size, value in values if size == n] for n in SIZES}
-        ranges = {f"n = {n}": {"lowest": min(found), "highest": max(found)} for n, found in at.items()}
+        ranges = {
+            f"n = {n}": {"lowest": min(found), "highest": max(found)} for n, found in at.items()
+        }
         rows.append({"of": of, "interval": interval, **ranges})
     return rows
 
@@ -213,19 +255,39 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results/coverage.json"))
     arguments = parser.parse_args()
     count, began = arguments.simulations, time.monotonic()
-    results: dict[str, Any] = {"simulations": count, "accuracy": [], "one_run": [], "errors": [], "paired": []}
+    results: dict[str, Any] = {
+        "simulations": count,
+        "accuracy": [],
+        "one_run": [],
+        "errors": [],
+        "paired": [],
+    }
     for n in SIZES:
         for shares, between in SHARES.items():
             low, high = share_coverage(n, between)
-            results["accuracy"].append({"n": n, "true accuracy": shares, "lowest": low, "highest": high})
+            results["accuracy"].append(
+                {"n": n, "true accuracy": shares, "lowest": low, "highest": high}
+            )
         for degrees in (5, 10, 30):
-            results["errors"].append({"n": n, "degrees": degrees, **errors_coverage(n, degrees, count)})
+            results["errors"].append(
+                {"n": n, "degrees": degrees, **errors_coverage(n, degrees, count)}
+            )
     with ProcessPoolExecutor(
-        arguments.jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+        arguments.jobs,
+        mp_context=get_context("spawn"),
+        initializer=torch.set_num_threads,
+        initargs=(1,),
     ) as pool:
-        runs = [({"n": n, "model": m}, pool.submit(single_runs, n, m, count)) for n in SIZES for m in MODELS]
+        runs = [
+            ({"n": n, "model": m}, pool.submit(single_runs, n, m, count))
+            for n in SIZES
+            for m in MODELS
+        ]
         pairs = [
-            ({"n": n, "seeds": seeds, "pair": pair}, pool.submit(paired_runs, n, seeds, pair, count))
+            (
+                {"n": n, "seeds": seeds, "pair": pair},
+                pool.submit(paired_runs, n, seeds, pair, count),
+            )
             for n in SIZES
             for seeds in SEEDS
             for pair in PAIRS
@@ -238,7 +300,9 @@ def main() -> None:
     write_atomic(arguments.out, (json.dumps(results, indent=1) + "\n").encode())
     for name, rows in results.items():
         if isinstance(rows, list) and name != "summary":
-            print(f"\n{name}\n" + "\n".join(" ".join(_short(v) for v in row.values()) for row in rows))
+            print(
+                f"\n{name}\n" + "\n".join(" ".join(_short(v) for v in row.values()) for row in rows)
+            )
 
 
 def _short(value: Any) -> str:

@@ -1,8 +1,10 @@
-"""Products of a layer by the density of spikes, on one CPU thread: sums over bits against dense products.
+"""Products of a layer by the density of spikes, on one CPU thread: sums over bits against dense
+products.
 
-`python benchmarks/kernels.py [FILE]` prints a table and writes FILE (or benchmarks/results/kernels.json): medians in milliseconds;
-the ways take turns. From it RARE and DENSE (kernels/cpu.py) are set: the densities up to which adding rows one by one beats adding
-them by fours, and adding rows beats the dense product. Whole layers and networks are measured in cpu.py.
+`python benchmarks/kernels.py [FILE]` prints a table and writes FILE (or
+benchmarks/results/kernels.json): medians in milliseconds; the ways take turns. From it RARE and
+DENSE (kernels/cpu.py) are set: the densities up to which adding rows one by one beats adding them
+by fours, and adding rows beats the dense product. Whole layers and networks are measured in cpu.py.
 """
 
 from __future__ import annotations
@@ -19,13 +21,22 @@ import numpy as np
 import torch
 from report import machine, table
 
+from bisnn.bits import counting
 from bisnn.kernels import cpu
-from bisnn.packed import bits
 
 ROWS, N = 6400, 256  # T B rows of N spikes, N x N weights
 DENSITIES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0)
-COUNTS, ADDED, FORWARD, ROUNDED = "hard weights, counts", "relaxed, add_rows", "forward, dense", "forward, dense, bfloat16"
-ONE_BY_ONE, BY_FOURS, BACKWARD = "gradient, add_rows_transposed", "gradient, add_rows_by_fours", "gradient, dense"
+COUNTS, ADDED, FORWARD, ROUNDED = (
+    "hard weights, counts",
+    "relaxed, add_rows",
+    "forward, dense",
+    "forward, dense, bfloat16",
+)
+ONE_BY_ONE, BY_FOURS, BACKWARD = (
+    "gradient, add_rows_transposed",
+    "gradient, add_rows_by_fours",
+    "gradient, dense",
+)
 
 
 def ways(density: float) -> dict[str, Callable[[], object]]:
@@ -34,14 +45,19 @@ def ways(density: float) -> dict[str, Callable[[], object]]:
     x = (torch.rand(ROWS, N, generator=generator) < density).float()
     w, g = (torch.randn(n, N, generator=generator) for n in (N, ROWS))
     rows, signs = (cpu.keep(z, []).numpy().view(np.uint32) for z in (x, (w > 0).float()))
-    w_bits, w_rows, currents, sums = np.ascontiguousarray(signs.T), w.t().contiguous(), torch.empty(ROWS, N), torch.zeros(N, N)
+    w_bits, w_rows, currents, sums = (
+        np.ascontiguousarray(signs.T),
+        w.t().contiguous(),
+        torch.empty(ROWS, N),
+        torch.zeros(N, N),
+    )
     return {
-        COUNTS: lambda: bits.counts(0, ROWS, rows, w_bits, currents.numpy()),
-        ADDED: lambda: bits.add_rows(0, ROWS, rows, w_rows.numpy(), currents.numpy()),
+        COUNTS: lambda: counting.counts(0, ROWS, rows, w_bits, currents.numpy()),
+        ADDED: lambda: counting.add_rows(0, ROWS, rows, w_rows.numpy(), currents.numpy()),
         FORWARD: lambda: torch.mm(x, w_rows, out=currents),
         ROUNDED: lambda: currents.copy_(torch.mm(x.bfloat16(), w_rows.bfloat16())),
-        ONE_BY_ONE: lambda: bits.add_rows_transposed(0, N // 32, rows, g.numpy(), sums.numpy()),
-        BY_FOURS: lambda: bits.add_rows_by_fours(0, N // 32, rows, g.numpy(), sums.numpy()),
+        ONE_BY_ONE: lambda: counting.add_rows_transposed(0, N // 32, rows, g.numpy(), sums.numpy()),
+        BY_FOURS: lambda: counting.add_rows_by_fours(0, N // 32, rows, g.numpy(), sums.numpy()),
         BACKWARD: lambda: torch.mm(g.t(), x, out=sums),
     }
 
@@ -57,11 +73,15 @@ def measure(calls: dict[str, Callable[[], object]], repeat: int = 51) -> dict[st
 
 
 def crossing(rows: list[dict[str, float]], name: str, other: str) -> float | None:
-    """The density at which `name` begins to take longer than `other`, between two that were measured; None if it never does."""
+    """The density at which `name` begins to take longer than `other`, between two that were
+    measured; None if it never does.
+    """
     for a, b in pairwise(rows):
         before, after = a[other] - a[name], b[other] - b[name]
         if before > 0 >= after:
-            return round(a["density"] + (b["density"] - a["density"]) * before / (before - after), 2)
+            return round(
+                a["density"] + (b["density"] - a["density"]) * before / (before - after), 2
+            )
     return None
 
 
@@ -77,11 +97,34 @@ def main() -> None:
     x, w = (torch.rand(ROWS, N) < 0.3).float(), torch.tanh(torch.randn(N, N))
     error = torch.mm(x.bfloat16(), w.bfloat16()).double() - x.double() @ w.double()
     rounding = float(error.norm() / (x.double() @ w.double()).norm())
-    print(table("spikes active", names, ((f"{row['density']:.0%}", [row[name] for name in names]) for row in rows)))
+    print(
+        table(
+            "spikes active",
+            names,
+            ((f"{row['density']:.0%}", [row[name] for name in names]) for row in rows),
+        )
+    )
     print(f"bfloat16: relative error of the currents {rounding:.1e}")
-    print(*(f"{name}: set to {values['set']}, here {values['measured']}" for name, values in crossings.items()), sep="\n")
-    report = {"machine": about, "rows": ROWS, "n": N, "milliseconds": rows, "crossings": crossings, "bfloat16 error": rounding}
-    out = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results" / "kernels.json"
+    print(
+        *(
+            f"{name}: set to {values['set']}, here {values['measured']}"
+            for name, values in crossings.items()
+        ),
+        sep="\n",
+    )
+    report = {
+        "machine": about,
+        "rows": ROWS,
+        "n": N,
+        "milliseconds": rows,
+        "crossings": crossings,
+        "bfloat16 error": rounding,
+    }
+    out = (
+        Path(sys.argv[1])
+        if len(sys.argv) > 1
+        else Path(__file__).parent / "results" / "kernels.json"
+    )
     out.write_text(json.dumps(report, indent=1) + "\n")
 
 

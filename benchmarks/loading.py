@@ -1,10 +1,12 @@
-"""What a mini-batch of recordings costs beside the training step that uses it: reading, unpacking, augmentation.
+"""What a mini-batch of recordings costs beside the training step that uses it: reading, unpacking,
+augmentation.
 
     python benchmarks/loading.py --data N-MNIST [--device cuda]
 
-A batch is read from the cache on disk (its pages in memory after the first epoch, as in training), checked, unpacked on the device
-it is trained on, and augmented there as the config `nmnist_st` says. The step is that config's: the whole update, loading included,
-a mean over steps that follow each other as in training. Beside it the same on spikes that are there already, and, on a GPU, with
+A batch is read from the cache on disk (its pages in memory after the first epoch, as in training),
+checked, unpacked on the device it is trained on, and augmented there as the config `nmnist_st`
+says. The step is that config's: the whole update, loading included, a mean over steps that follow
+each other as in training. Beside it the same on spikes that are there already, and, on a GPU, with
 kernels that are handed out one by one instead of as one CUDA graph.
 """
 
@@ -24,15 +26,17 @@ from unittest import mock
 import torch
 from report import machine, table
 
-from bisnn import config, kernels, recognition
-from bisnn.config import Augment
+from bisnn import kernels
+from bisnn.bits import philox
+from bisnn.bits.philox import Purpose
 from bisnn.data.dataset import training_spikes
 from bisnn.data.recordings import Clips
 from bisnn.display import bars
 from bisnn.files import write_atomic
-from bisnn.packed import philox
-from bisnn.packed.philox import Purpose
-from bisnn.training import Processes, Training
+from bisnn.runs import config
+from bisnn.runs.config import Augment
+from bisnn.runs.training import Processes, Training
+from bisnn_experiments import recognition
 
 
 def milliseconds(function: Callable[[], Any], repeats: int, wait: Callable[[], Any]) -> float:
@@ -49,7 +53,9 @@ def milliseconds(function: Callable[[], Any], repeats: int, wait: Callable[[], A
 
 
 def per_step(update: Callable[[], Any], steps: int, wait: Callable[[], Any]) -> float:
-    """Mean wall time of updates in a row, after some that do not count: they compile kernels, and record graphs."""
+    """Mean wall time of updates in a row, after some that do not count: they compile kernels, and
+    record graphs.
+    """
     for _ in range(3):
         update()
     wait()
@@ -65,19 +71,31 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of N-MNIST")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=3, help="training steps that are timed, of each kind")
+    parser.add_argument(
+        "--steps", type=int, default=3, help="training steps that are timed, of each kind"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/loading.json"))
     options = parser.parse_args()
     try:
         kind, chosen = recognition.experiment(options.data, "tuned")
         if kind != "nmnist":
-            raise ValueError(f"--data: must be a folder of N-MNIST; got one of {kind}; give the one that holds Train and Test")
+            raise ValueError(
+                f"--data: must be a folder of N-MNIST; got one of {kind}; give the one that holds Train and Test"
+            )
         settings = chosen["ST-BiSNN"].updated(**{"train.device": options.device})
-        with Processes.joined(options.device) as processes, kernels.precision(settings.train.precision):
+        with (
+            Processes.joined(options.device) as processes,
+            kernels.precision(settings.train.precision),
+        ):
             measured = measure(settings, processes, options.repeats, options.steps)
     except ValueError as error:
         sys.exit(str(error))
-    result = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "device": options.device, **measured}
+    result = {
+        "command": " ".join(["python", *sys.argv]),
+        "machine": machine(),
+        "device": options.device,
+        **measured,
+    }
     step = measured["ms"]["training step"]
     rows = [(name, [value, value / step]) for name, value in measured["ms"].items()]
     print(table("one mini-batch", ["ms", "of the step"], rows))
@@ -85,13 +103,17 @@ def main() -> None:
     write_atomic(options.out, (json.dumps(result, indent=1) + "\n").encode())
 
 
-def measure(settings: config.Config, processes: Processes, repeats: int, steps: int) -> dict[str, Any]:
+def measure(
+    settings: config.Config, processes: Processes, repeats: int, steps: int
+) -> dict[str, Any]:
     """Milliseconds of each part."""
     training = Training(settings, processes)
     data, device = training.data.train, processes.device
     assert isinstance(data.x, Clips)
     wait: Callable[[], Any] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    batch = torch.from_numpy(philox.permutation(len(data.x), 0, Purpose.SHUFFLING))[: settings.train.batch_size]
+    batch = torch.from_numpy(philox.permutation(len(data.x), 0, Purpose.SHUFFLING))[
+        : settings.train.batch_size
+    ]
     plain = settings.updated(augment=Augment().model_dump())
     with bars(show=True) as progress:
         bar = progress.add_task("measuring", total=4 + (device.type == "cuda"))
@@ -116,10 +138,15 @@ def measure(settings: config.Config, processes: Processes, repeats: int, steps: 
             with mock.patch.object(training, "_graphs", None):
                 step("the same, kernel by kernel")
         x = training_spikes(settings, data.x[batch], 0, batch, device)
-        with mock.patch("bisnn.training.training_spikes", return_value=x):
+        with mock.patch("bisnn.runs.training.training_spikes", return_value=x):
             step("the same, nothing to load")
     about = {"precision": settings.train.precision, "threads": torch.get_num_threads()}
-    return {**about, "batch": len(batch), "shape": [settings.steps, *training.net.input_shape], "ms": ms}
+    return {
+        **about,
+        "batch": len(batch),
+        "shape": [settings.steps, *training.net.input_shape],
+        "ms": ms,
+    }
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""A contestant in a process of its own: `Contender` starts it and asks; run as a script, this file answers.
+"""A contestant in a process of its own: `Contender` starts it and asks; run as a script, this file
+answers.
 
-Peak memory is the process's highest resident size during its timed iterations, less its size just before the first one, when
-libraries are loaded, network and input are there, and a tiny network has been trained once, so that what libraries load late is not
-counted; what a compiler keeps of compiling the measured network is. Good to a MiB or two, more where a process measures several
+Peak memory is the process's highest resident size during its timed iterations, less its size just
+before the first one, when libraries are loaded, network and input are there, and a tiny network has
+been trained once, so that what libraries load late is not counted; what a compiler keeps of
+compiling the measured network is. Good to a MiB or two, more where a process measures several
 networks one after the other (Linux only).
 """
 
@@ -44,18 +46,29 @@ def setup() -> None:
 
 
 class Contender:
-    """A contestant's process, seen from outside. A question's errors are RuntimeErrors here, with their last line."""
+    """A contestant's process, seen from outside. A question's errors are RuntimeErrors here, with
+    their last line.
+    """
 
     def __init__(self, name: str, threads: int = 1):
         package = CONTESTANTS[name].package
         peer = package not in ("bisnn", "torch")
         if peer and not PEER_PYTHON.exists():
-            raise RuntimeError("there is no .venv-peers; get it with `python benchmarks/cpu.py --setup`")
-        counts = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+            raise RuntimeError(
+                "there is no .venv-peers; get it with `python benchmarks/cpu.py --setup`"
+            )
+        counts = (
+            "OMP_NUM_THREADS",
+            "MKL_NUM_THREADS",
+            "NUMBA_NUM_THREADS",
+            "TORCHINDUCTOR_COMPILE_THREADS",
+        )
         environment = os.environ | dict.fromkeys(counts, str(threads))
         command = [str(PEER_PYTHON) if peer else sys.executable, __file__, name, str(threads)]
         pipe, self.errors = subprocess.PIPE, tempfile.TemporaryFile("w+")  # noqa: SIM115  open as long as the process lives
-        self.process: Any = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=self.errors, text=True)
+        self.process: Any = subprocess.Popen(
+            command, env=environment, stdin=pipe, stdout=pipe, stderr=self.errors, text=True
+        )
         self.lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         self.about, self.seconds = self._answer(None), list[float]()
@@ -87,8 +100,12 @@ class Contender:
             print(json.dumps({"action": action, **arguments}), file=self.process.stdin, flush=True)
         return self._answer(limit_s)
 
-    def build(self, workload: Workload, limit_s: float | None = None, limit_mib: float | None = None) -> dict[str, Any]:
-        return self.ask("build", limit_s, workload=dataclasses.asdict(workload), limit_mib=limit_mib)
+    def build(
+        self, workload: Workload, limit_s: float | None = None, limit_mib: float | None = None
+    ) -> dict[str, Any]:
+        return self.ask(
+            "build", limit_s, workload=dataclasses.asdict(workload), limit_mib=limit_mib
+        )
 
     def close(self) -> None:
         self.process.kill()
@@ -102,7 +119,9 @@ class Worker:
         torch.set_num_threads(threads)
         self.package, function, arguments = CONTESTANTS[name]
         self.make = function(**arguments)
-        torch.optim.SGD([nn.Parameter(torch.zeros(1))])  # PyTorch puts some imports off until there is an optimizer
+        torch.optim.SGD(
+            [nn.Parameter(torch.zeros(1))]
+        )  # PyTorch puts some imports off until there is an optimizer
         self.built: Built | None = None
         self.before: float | None = None
 
@@ -140,7 +159,9 @@ class Worker:
         return [p.detach().sum(dtype=torch.float64).item() for p in self.built.parameters]
 
     def run(self, most: int, warm: int = 0, budget_s: float = float("inf")) -> list[float]:
-        """Seconds of up to `most` iterations, at least one, begun within a budget; `warm` others bring the caches back first."""
+        """Seconds of up to `most` iterations, at least one, begun within a budget; `warm` others
+        bring the caches back first.
+        """
         assert self.built is not None
         seconds = list[float]()
         for _ in range(warm):
@@ -164,12 +185,15 @@ class Worker:
         self.built = None
         limit_memory(None)
         if "torch._dynamo" in sys.modules:
-            torch._dynamo.reset()  # else the compiler gives up on the functions that it has seen in too many shapes
+            # Else the compiler gives up on the functions that it has seen in too many shapes
+            torch._dynamo.reset()
         release_memory()
 
 
 def release_memory() -> None:
-    """Give back what Python and the C library keep for later, so that each measurement starts from what is in use."""
+    """Give back what Python and the C library keep for later, so that each measurement starts from
+    what is in use.
+    """
     gc.collect()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
@@ -197,7 +221,9 @@ def main() -> None:
         try:
             answer = {"answer": getattr(worker, question.pop("action"))(**question)}
         except Exception as error:  # whatever a library raises is a result here
-            answer = {"error": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"}
+            answer = {
+                "error": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
+            }
         print(json.dumps(answer), file=answers)
 
 

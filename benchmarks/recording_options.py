@@ -1,10 +1,12 @@
-"""What augmentation, dropout, the schedule, time constants, gradients through time and more change on scikit-learn's digits.
+"""What augmentation, dropout, the schedule, time constants, gradients through time and more change
+on scikit-learn's digits.
 
     python benchmarks/recording_options.py
 
-Each seed holds out another fifth of the training recordings, most of which other people wrote than the rest, and is judged on it:
-the test recordings stay unread. A row is one of the configs `digits_*` with one thing changed; the first of a method has nothing
-changed but for `START`: the configs as they were when most rows were measured, at half the epochs they have now.
+Each seed holds out another fifth of the training recordings, most of which other people wrote than
+the rest, and is judged on it: the test recordings stay unread. A row is one of the configs
+`digits_*` with one thing changed; the first of a method has nothing changed but for `START`: the
+configs as they were when most rows were measured, at half the epochs they have now.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from bisnn import config, evaluation, metrics, reproduction, training
-from bisnn.config import Config
+from bisnn import metrics
 from bisnn.data.dataset import Dataset, Split, load_dataset
 from bisnn.display import bars
 from bisnn.files import write_atomic
+from bisnn.runs import config, evaluation, training
+from bisnn.runs.config import Config
+from bisnn_experiments import reproduction
 
 PLAIN = {"augment.rotate": 0.0, "augment.zoom": 0.0, "augment.shift": 0}
 TURNED = {"augment.rotate": 5.0, "augment.zoom": 0.05}
@@ -64,7 +68,11 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of each method, by name
         "drop 0.2 and jitter 1 besides": {"augment.drop": 0.2, "augment.jitter": 1},
         "dropout 0.3": {"network.dropout": 0.3},
         "constant learning rate": {"train.schedule": "constant"},
-        "tau 10, 6, 2 as in the authors' code": {"neuron.tau_mem": 10.0, "neuron.tau_syn": 6.0, "neuron.tau_ref": 2.0},
+        "tau 10, 6, 2 as in the authors' code": {
+            "neuron.tau_mem": 10.0,
+            "neuron.tau_syn": 6.0,
+            "neuron.tau_ref": 2.0,
+        },
         "Adam's usual betas": USUAL,
         "gradients through layers and time": BPTT,
         "both layers speak": BOTH,
@@ -76,7 +84,10 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of each method, by name
         "relaxed samples, tau 0.5": RELAXED,
         "40 epochs, relaxed samples": LONGER | RELAXED,
         "40 epochs, relaxed samples, lr 0.2": LONGER | RELAXED | {"rule.lr": 0.2},
-        "40 epochs, relaxed samples, lr 0.2, turned and resized": LONGER | RELAXED | {"rule.lr": 0.2} | TURNED,
+        "40 epochs, relaxed samples, lr 0.2, turned and resized": LONGER
+        | RELAXED
+        | {"rule.lr": 0.2}
+        | TURNED,
         "Adam's usual betas": USUAL,
         "gradients through layers and time": BPTT,
         "both layers speak": BOTH,
@@ -91,17 +102,24 @@ def held_out(settings: Config, show: bool = False) -> Dataset:
     n, fold = len(data.train.y), settings.seed % FOLDS
     out = torch.zeros(n, dtype=torch.bool)
     out[n * fold // FOLDS : n * (fold + 1) // FOLDS] = True
-    train, validation = (Split(data.train.x[part.nonzero()[:, 0]], data.train.y[part]) for part in (~out, out))
+    train, validation = (
+        Split(data.train.x[part.nonzero()[:, 0]], data.train.y[part]) for part in (~out, out)
+    )
     return dataclasses.replace(data, train=train, validation=validation)
 
 
 def judged(method: str, option: str, seed: int) -> list[dict[str, Any]]:
     """A row for each predictor of one run, which is kept in memory alone."""
     torch.set_num_threads(1)
-    settings = config.load(f"digits_{method}").updated(seed=seed, **START[method] | OPTIONS[method][option])
+    settings = config.load(f"digits_{method}").updated(
+        seed=seed, **START[method] | OPTIONS[method][option]
+    )
     training.load_dataset = held_out  # type: ignore[assignment]
     run = training.Training(settings, training.Processes(0, 1, torch.device("cpu")))
-    validation, run.data = run.data.validation, dataclasses.replace(run.data, validation=None)  # judged once, at the end
+    validation, run.data = (
+        run.data.validation,
+        dataclasses.replace(run.data, validation=None),
+    )  # judged once, at the end
     assert validation is not None
     while not run.finished:
         run.update()
@@ -109,7 +127,10 @@ def judged(method: str, option: str, seed: int) -> list[dict[str, Any]]:
     rows = []
     for name, members in evaluation.predictors(model).items():
         probs = model.predict_points(validation.x, members).mean
-        values = {metric: metrics.METRICS[metric](probs, validation.y) for metric in ("accuracy", "nll", "ece")}
+        values = {
+            metric: metrics.METRICS[metric](probs, validation.y)
+            for metric in ("accuracy", "nll", "ece")
+        }
         rows.append({"method": f"{method}: {option}", "predictor": name, "seed": seed, **values})
     return rows
 
@@ -118,21 +139,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=FOLDS)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", metavar="TEXT", default="", help="options whose name has this in it")
+    parser.add_argument(
+        "--only", metavar="TEXT", default="", help="options whose name has this in it"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/recording_options.json"))
     options = parser.parse_args()
     load_dataset(config.load("digits_st"))  # the cache, before several processes want it
-    chosen = [(method, name) for method in OPTIONS for name in OPTIONS[method] if options.only in name]
+    chosen = [
+        (method, name) for method in OPTIONS for name in OPTIONS[method] if options.only in name
+    ]
     if not chosen:
-        parser.error(f"--only: no option has {options.only!r} in its name; the names are the keys of OPTIONS")
+        parser.error(
+            f"--only: no option has {options.only!r} in its name; the names are the keys of OPTIONS"
+        )
     tasks = [(method, name, seed) for method, name in chosen for seed in range(options.seeds)]
     pool = ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn"))
     rows: list[dict[str, Any]] = []
     with pool, bars(show=True) as progress:
-        for result in progress.track(pool.map(judged, *zip(*tasks, strict=True)), len(tasks), description="runs"):
+        for result in progress.track(
+            pool.map(judged, *zip(*tasks, strict=True)), len(tasks), description="runs"
+        ):
             rows += result
-    results = {"command": " ".join(["python", *sys.argv]), "summary": reproduction.summary(rows), "rows": rows}
-    Console(width=120).print(reproduction.table({"recipe": "options", "seeds": range(options.seeds), **results}))
+    results = {
+        "command": " ".join(["python", *sys.argv]),
+        "summary": reproduction.summary(rows),
+        "rows": rows,
+    }
+    Console(width=120).print(
+        reproduction.table({"recipe": "options", "seeds": range(options.seeds), **results})
+    )
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(options.out, (json.dumps(results, indent=1) + "\n").encode())
 

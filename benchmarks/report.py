@@ -12,7 +12,17 @@ from typing import Any
 
 import torch
 
-FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_vpopcntdq", "avx512_bf16", "amx_bf16", "asimd", "sve")
+FEATURES = (
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_vpopcntdq",
+    "avx512_bf16",
+    "amx_bf16",
+    "asimd",
+    "sve",
+)
 
 
 def note(text: str) -> None:
@@ -20,7 +30,9 @@ def note(text: str) -> None:
 
 
 def fact(path: str, key: str) -> str | None:
-    """The first "key: value" of a file under /proc; None where there is none, as on other systems than Linux."""
+    """The first "key: value" of a file under /proc; None where there is none, as on other systems
+    than Linux.
+    """
     lines = Path(path).read_text().splitlines() if Path(path).exists() else []
     return next((line.split(":")[1].strip() for line in lines if line.startswith(key)), None)
 
@@ -38,7 +50,9 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "features": [name for name in FEATURES if name in flags],
         "memory_gib": None if memory is None else round(memory / 1024, 1),
-        "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # processes that wanted to run, last minute
+        "load_before": os.getloadavg()[0]
+        if hasattr(os, "getloadavg")
+        else None,  # processes that wanted to run, last minute
         "system": platform.system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -48,9 +62,16 @@ def machine() -> dict[str, Any]:
 def table(title: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[Any]]]) -> str:
     cells = [(name, [show(value) for value in values]) for name, values in rows]
     first = max([len(title), *(len(name) for name, _ in cells)])
-    widths = [max([len(c), *(len(values[i]) for _, values in cells)]) for i, c in enumerate(columns)]
-    lines = [title.ljust(first) + "".join(f"  {c:>{w}}" for c, w in zip(columns, widths, strict=True))]
-    lines += [name.ljust(first) + "".join(f"  {v:>{w}}" for v, w in zip(values, widths, strict=True)) for name, values in cells]
+    widths = [
+        max([len(c), *(len(values[i]) for _, values in cells)]) for i, c in enumerate(columns)
+    ]
+    lines = [
+        title.ljust(first) + "".join(f"  {c:>{w}}" for c, w in zip(columns, widths, strict=True))
+    ]
+    lines += [
+        name.ljust(first) + "".join(f"  {v:>{w}}" for v, w in zip(values, widths, strict=True))
+        for name, values in cells
+    ]
     return "\n".join(lines)
 
 
@@ -60,5 +81,11 @@ def show(value: Any) -> str:
     if isinstance(value, float):
         if 0 < abs(value) < 0.05:
             return f"{value:.2g}"
-        return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 100 else f"{value:,.0f}"
+        return (
+            f"{value:.2f}"
+            if abs(value) < 10
+            else f"{value:.1f}"
+            if abs(value) < 100
+            else f"{value:,.0f}"
+        )
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)

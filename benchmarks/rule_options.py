@@ -1,9 +1,11 @@
 """What each option of the rules changes on two moons: the table of docs/RESULTS.md.
 
     python benchmarks/rule_options.py                 judged on the test points
-    python benchmarks/rule_options.py --select        judged on 100 held-out training points: for choosing settings
+    python benchmarks/rule_options.py --select        judged on 100 held-out training points: for
+    choosing settings
 
-Everything but the rule is equal: 40 epochs of batches of 40, cosine decay, threshold 0.5, slope 4, readout gain 2, init 0.5.
+Everything but the rule is equal: 40 epochs of batches of 40, cosine decay, threshold 0.5, slope 4,
+    readout gain 2, init 0.5.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from typing import Any
 
 from rich.console import Console
 
-from bisnn import config, reproduction
-from bisnn.checkpoint import RunFolder
+from bisnn.runs import config
+from bisnn.runs.folder import RunFolder
+from bisnn_experiments import reproduction
 
 BASE = {
     "version": 1,
@@ -47,7 +50,11 @@ OPTIONS: dict[str, dict[str, Any]] = {  # learning rates from a coarse grid, jud
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--select", action="store_true", help="judge on held-out training points, not on the test points")
+    parser.add_argument(
+        "--select",
+        action="store_true",
+        help="judge on held-out training points, not on the test points",
+    )
     parser.add_argument("--out", type=Path, default=Path("out/rule_options"))
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
@@ -56,9 +63,13 @@ def main() -> None:
         for seed in range(options.seeds):
             settings = config.parse({**BASE, "seed": seed, "rule": rule}, name)
             if options.select:
-                settings = settings.updated(**{"data.validation": 0.25, "train.validate_every": settings.train.epochs})
+                settings = settings.updated(
+                    **{"data.validation": 0.25, "train.validate_every": settings.train.epochs}
+                )
             folder = (
-                options.out / ("select" if options.select else "test") / f"{name.replace(', ', '_').replace(' ', '-')}_seed{seed}"
+                options.out
+                / ("select" if options.select else "test")
+                / f"{name.replace(', ', '_').replace(' ', '-')}_seed{seed}"
             )
             tasks.append((settings, folder, False, True))
             plan.append((name, seed, folder))
@@ -68,13 +79,27 @@ def main() -> None:
         if options.select:
             held_out = RunFolder(folder).read_metrics()[-1]["validation"]
             rows.append(
-                {"method": name, "seed": seed, "predictor": "usual", "nll": held_out["loss"], "accuracy": held_out["accuracy"]}
+                {
+                    "method": name,
+                    "seed": seed,
+                    "predictor": "usual",
+                    "nll": held_out["loss"],
+                    "accuracy": held_out["accuracy"],
+                }
             )
         else:
             rows += [{"method": name, "seed": seed, **row} for row in result["rows"]]
-    results = {"command": " ".join(["python", *sys.argv]), "summary": reproduction.summary(rows), "rows": rows}
-    Console(width=200).print(reproduction.table({"recipe": "options", "seeds": range(options.seeds), **results}))
-    (options.out / ("select.json" if options.select else "results.json")).write_text(json.dumps(results, indent=1) + "\n")
+    results = {
+        "command": " ".join(["python", *sys.argv]),
+        "summary": reproduction.summary(rows),
+        "rows": rows,
+    }
+    Console(width=200).print(
+        reproduction.table({"recipe": "options", "seeds": range(options.seeds), **results})
+    )
+    (options.out / ("select.json" if options.select else "results.json")).write_text(
+        json.dumps(results, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

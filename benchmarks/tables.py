@@ -1,22 +1,25 @@
 """The tables of measured numbers in the documents, held to the files that the measurements wrote.
 
-`make results-check` compares every cell and says where one differs; `make results-write` writes the tables anew.
-A comment in front of a table says what stands in it:
+`make results-check` compares every cell and says where one differs; `make results-write` writes the
+tables anew. A comment in front of a table says what stands in it:
 
     <!-- table results/figures_tuned.json figures/fig2/summary
     | {method} | {predictor} | {accuracy:.4f} | {memory_bytes/mean:bytes} |
     -->
 
-The file is relative to the document. The path behind it leads to a list or mapping with an entry for each row; the line
-with bars is what each row shows. In braces stand the path of a value within the entry and its format. Under a line with
-bars may stand the paths of the rows, one on each line, where not all are shown; another line with bars may follow.
-`{.}` is the row's name in a mapping, or what stands behind its path: `rate_hz -> events per second`.
+The file is relative to the document. The path behind it leads to a list or mapping with an entry
+for each row; the line with bars is what each row shows. In braces stand the path of a value within
+the entry and its format. Under a line with bars may stand the paths of the rows, one on each line,
+where not all are shown; another line with bars may follow. `{.}` is the row's name in a mapping, or
+what stands behind its path: `rate_hz -> events per second`.
 
-Path: names, divided by `/`; `[method=st&predictor=sign]` picks the one entry of a list with these values, `[0]` its first.
+Path: names, divided by `/`; `[method=st&predictor=sign]` picks the one entry of a list with these
+    values, `[0]` its first.
 Where the entry is itself a number, `{:.1f}` shows it.
-Format: one of Python's, or a name in `NAMED`; `*1000 .1f` multiplies first. What has a mean and a deviation is shown
-as `mean +- std`, what has an interval as `value [low, high]`, what has a range as `lowest to highest`, each number in the
-format.
+Format: one of Python's, or a name in `NAMED`; `*1000 .1f` multiplies first. What has a mean and a
+    deviation is shown
+as `mean +- std`, what has an interval as `value [low, high]`, what has a range as `lowest to
+highest`, each number in the format.
 
 A number within prose is marked as `<!--v FILE {PATH:FORMAT}-->0.123<!--/v-->`.
 """
@@ -32,10 +35,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bisnn.energy import si
+from bisnn.shipping.energy import si
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ("README.md", *(f"docs/{name}.md" for name in ("RESULTS", "PERFORMANCE", "EQUATIONS", "EVENTS", "SHIPPING")))
+DOCUMENTS = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("RESULTS", "PERFORMANCE", "EQUATIONS", "EVENTS", "SHIPPING")),
+)
 
 # Tables whose numbers are no measurements, by document and heading.
 NOT_MEASURED = {
@@ -43,15 +49,24 @@ NOT_MEASURED = {
     ("docs/EQUATIONS.md", "| paper | code | meaning |"): "symbols",
     ("docs/EQUATIONS.md", "| equation | function | test |"): "names of functions and tests",
     ("docs/SHIPPING.md", "| tensor | type | what |"): "the file format",
-    ("docs/SHIPPING.md", "| file | what counts towards the budget | further limits |"): "limits that the code sets",
-    ("docs/RESULTS.md", "| config | rule | weights in training | gradient | learning rate | slope | readout gain |"): (
-        "settings, held to the configs by tests/test_tables.py"
-    ),
+    (
+        "docs/SHIPPING.md",
+        "| file | what counts towards the budget | further limits |",
+    ): "limits that the code sets",
+    (
+        "docs/RESULTS.md",
+        "| config | rule | weights in training | gradient | learning rate | slope | readout gain |",
+    ): ("settings, held to the configs by tests/test_tables.py"),
 }
 
 # What the files call methods and predictors by the names of rules or weights.
 NAMES = {"full": "full precision", "st": "ST-BiSNN", "bayes": "Bayes-BiSNN"}
-PREDICTORS = {"sign": "ST-BiSNN", "real weights": "full precision", "ensemble": "the ensemble", "MAP": "MAP"}
+PREDICTORS = {
+    "sign": "ST-BiSNN",
+    "real weights": "full precision",
+    "ensemble": "the ensemble",
+    "MAP": "MAP",
+}
 
 OPENING = re.compile(r"<!-- table (\S+)(?: +(.*?))?\s*$")
 INLINE = re.compile(r"<!--v (\S+) (.+?)-->(.*?)<!--/v-->")
@@ -80,7 +95,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Spec:
-    """What a comment says: the file, where its rows are, and for each template which of them (none: all)."""
+    """What a comment says: the file, where its rows are, and for each template which of them (none:
+    all).
+    """
 
     line: int
     file: str
@@ -97,7 +114,11 @@ def find(data: Any, path: str) -> Any:
         if selection := SELECTION.match(path):
             data, path = pick(data, selection[1]), path[selection.end() :]
             continue
-        names = [name for name in data if re.match(re.escape(name) + r"(/|\[|$)", path)] if isinstance(data, dict) else []
+        names = (
+            [name for name in data if re.match(re.escape(name) + r"(/|\[|$)", path)]
+            if isinstance(data, dict)
+            else []
+        )
         if not names:
             raise Missing(f"there is no {path!r}")
         name = max(names, key=len)
@@ -110,8 +131,12 @@ def pick(entries: Any, selection: str) -> Any:
         return entries[int(selection)]
     pairs = [pair.split("=", 1) for pair in selection.split("&")]
     if not isinstance(entries, list) or not all(len(pair) == 2 for pair in pairs):
-        raise Missing(f"[{selection}] must be [name=value&...] or the number of an entry, behind a list")
-    chosen = [entry for entry in entries if all(str(entry.get(name)) == value for name, value in pairs)]
+        raise Missing(
+            f"[{selection}] must be [name=value&...] or the number of an entry, behind a list"
+        )
+    chosen = [
+        entry for entry in entries if all(str(entry.get(name)) == value for name, value in pairs)
+    ]
     if len(chosen) != 1:
         raise Missing(f"[{selection}] fits {len(chosen)} entries, and must fit one")
     return chosen[0]
@@ -192,17 +217,23 @@ def render(spec: Spec, folder: Path) -> list[str]:
             named = [(row.partition(" -> ")[2] or row, row.partition(" -> ")[0]) for row in chosen]
             entries = [(name, find(data, path)) for name, path in named]
         else:
-            entries = list(data.items()) if isinstance(data, dict) else [("", entry) for entry in data]
+            entries = (
+                list(data.items()) if isinstance(data, dict) else [("", entry) for entry in data]
+            )
         rows += [fill(template, entry, name) for name, entry in entries]
     return rows
 
 
-def compare(document: str, line: int, heading: str, expected: list[str], found: list[str]) -> Iterator[Problem]:
+def compare(
+    document: str, line: int, heading: str, expected: list[str], found: list[str]
+) -> Iterator[Problem]:
     """The rows of a table, the first of which is at `line`, with those of its file."""
     columns = cells(heading)
     for i in range(max(len(expected), len(found))):
         if i >= len(expected) or i >= len(found):
-            wanted, there = (rows[i] if i < len(rows) else "no such row" for rows in (expected, found))
+            wanted, there = (
+                rows[i] if i < len(rows) else "no such row" for rows in (expected, found)
+            )
             yield Problem(document, line + min(i, len(found)), f"row {i + 1}", wanted, there)
             continue
         wanted_cells, found_cells = cells(expected[i]), cells(found[i])
@@ -211,15 +242,27 @@ def compare(document: str, line: int, heading: str, expected: list[str], found: 
             continue
         for column, wanted, there in zip(columns, wanted_cells, found_cells, strict=True):
             if wanted != there:
-                yield Problem(document, line + i, f"row {found_cells[0]!r}, column {column!r}", wanted, there)
+                yield Problem(
+                    document, line + i, f"row {found_cells[0]!r}, column {column!r}", wanted, there
+                )
 
 
-def refresh_inline(text: str, document: str, line: int, folder: Path, problems: list[Problem]) -> str:
+def refresh_inline(
+    text: str, document: str, line: int, folder: Path, problems: list[Problem]
+) -> str:
     def value(match: re.Match[str]) -> str:
         try:
             wanted = fill(match[2], read(folder, match[1]), "")
         except Missing as error:
-            problems.append(Problem(document, line, f"value of {match[1]}", f"a value of the file: {error}", match[3]))
+            problems.append(
+                Problem(
+                    document,
+                    line,
+                    f"value of {match[1]}",
+                    f"a value of the file: {error}",
+                    match[3],
+                )
+            )
             return match[0]
         if wanted != match[3]:
             problems.append(Problem(document, line, match[2], wanted, match[3]))
@@ -246,12 +289,22 @@ def refresh(text: str, document: str, folder: Path) -> tuple[str, list[Problem]]
             result += lines[i : end + 1]
             i = end + 1
             if spec and (i + 1 >= len(lines) or not RULE.match(lines[i + 1])):
-                problems.append(Problem(document, i + 1, "comment", "a table behind it", lines[i] if i < len(lines) else ""))
+                problems.append(
+                    Problem(
+                        document,
+                        i + 1,
+                        "comment",
+                        "a table behind it",
+                        lines[i] if i < len(lines) else "",
+                    )
+                )
                 spec = None
             continue
         code ^= line.startswith("```")
         if not code and line.startswith("|") and i + 1 < len(lines) and RULE.match(lines[i + 1]):
-            end = next((j for j in range(i + 2, len(lines)) if not lines[j].startswith("|")), len(lines))
+            end = next(
+                (j for j in range(i + 2, len(lines)) if not lines[j].startswith("|")), len(lines)
+            )
             rows = lines[i + 2 : end]
             result += lines[i : i + 2]
             result += refresh_table(spec, document, i + 1, line, rows, folder, problems)
@@ -263,16 +316,28 @@ def refresh(text: str, document: str, folder: Path) -> tuple[str, list[Problem]]
 
 
 def refresh_table(
-    spec: Spec | None, document: str, line: int, heading: str, rows: list[str], folder: Path, problems: list[Problem]
+    spec: Spec | None,
+    document: str,
+    line: int,
+    heading: str,
+    rows: list[str],
+    folder: Path,
+    problems: list[Problem],
 ) -> list[str]:
     if spec is None:
         if re.search(r"\d", "".join(rows)) and (document, heading) not in NOT_MEASURED:
-            problems.append(Problem(document, line, heading, "a comment that names the file of its numbers", "none"))
+            problems.append(
+                Problem(
+                    document, line, heading, "a comment that names the file of its numbers", "none"
+                )
+            )
         return rows
     try:
         expected = render(spec, folder)
     except Missing as error:
-        problems.append(Problem(document, spec.line, heading, f"rows of {spec.file}: {error}", "a table"))
+        problems.append(
+            Problem(document, spec.line, heading, f"rows of {spec.file}: {error}", "a table")
+        )
         return rows
     problems.extend(compare(document, line + 2, heading, expected, rows))
     return expected
@@ -291,7 +356,9 @@ def main() -> int:
             print(f"{name}: written anew ({len(problems)} cells or rows)")
             _, problems = refresh(new, name, path.parent)
         left += problems
-    print("\n".join(map(str, left)) if left else f"{len(DOCUMENTS)} documents agree with their files")
+    print(
+        "\n".join(map(str, left)) if left else f"{len(DOCUMENTS)} documents agree with their files"
+    )
     return 1 if left else 0
 
 

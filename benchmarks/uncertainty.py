@@ -1,18 +1,23 @@
 """How well a run's uncertainty tells recordings like those it learned from others.
 
-    python benchmarks/uncertainty.py RUN... --digits N-MNIST --images ood --known mnist --out results.json
+    python benchmarks/uncertainty.py RUN... --digits N-MNIST --images ood --known mnist --out
+    results.json
 
-RUN... are trained on N-MNIST, or on digits in front of the simulated MNIST-DVS camera: several seeds and rules, on the same data.
-Their own test recordings are set beside others:
+RUN... are trained on N-MNIST, or on digits in front of the simulated MNIST-DVS camera: several
+seeds and rules, on the same data. Their own test recordings are set beside others:
 
-    other digits            --digits: N-MNIST recordings, Train and Test, of the digits that the runs' classes leave out
-    fashion-mnist, ...      --images: other pictures in front of a simulated camera like that of the runs' recordings
-    own digits, simulated   --known: a control for runs on N-MNIST, MNIST's digits of their own classes in front of that camera.
-                            What tells these from the test recordings is the simulation; read the sets above beside it
+    other digits            --digits: N-MNIST recordings, Train and Test, of the digits that the
+    runs' classes leave out fashion-mnist, ...      --images: other pictures in front of a simulated
+    camera like that of the runs' recordings own digits, simulated   --known: a control for runs on
+    N-MNIST, MNIST's digits of their own classes in front of that camera.
+                            What tells these from the test recordings is the simulation; read the
+                            sets above beside it
 
-Scores: the entropy of the mean prediction, the mutual information of an ensemble's members, and 1 - the largest probability. AUROC
-is the probability that a recording of the other set scores higher than a test recording; 0.5 is chance. "own mistakes" is the
-same for test recordings alone, those predicted wrong against those predicted right. Deviations are over seeds.
+Scores: the entropy of the mean prediction, the mutual information of an ensemble's members, and 1 -
+    the largest probability. AUROC
+is the probability that a recording of the other set scores higher than a test recording; 0.5 is
+chance. "own mistakes" is the same for test recordings alone, those predicted wrong against those
+predicted right. Deviations are over seeds.
 """
 
 from __future__ import annotations
@@ -38,26 +43,42 @@ from report import machine, note, table
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from bisnn import config, kernels
-from bisnn import model as models
+from bisnn import kernels
 from bisnn.checks import positive_int
 from bisnn.data import simulation
 from bisnn.data.camera import MNIST_DVS, N_MNIST_MOTION
 from bisnn.data.dataset import Split, load_dataset
 from bisnn.data.recordings import MNISTDVS, NMNIST, Clips, Recordings
 from bisnn.display import bars
-from bisnn.evaluation import predictors
 from bisnn.files import write_atomic
-from bisnn.model import Model
 from bisnn.prediction import Classification
+from bisnn.runs import config
+from bisnn.runs import model as models
+from bisnn.runs.evaluation import predictors
+from bisnn.runs.model import Model
 
 Data = config.NMNIST | config.MNISTDVS | config.Digits  # what a run may be on
 IDX, KMNIST = "-images-idx3-ubyte.gz", "kmnist-test-imgs.npz"
-BROKEN = (ValueError, OSError, EOFError, KeyError, TypeError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)  # npz
+BROKEN = (
+    ValueError,
+    OSError,
+    EOFError,
+    KeyError,
+    TypeError,
+    RuntimeError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+)  # npz
 SIDE = 28  # pixels, of every picture
 SEED = 0  # of the camera's noise, as of `simulation.Digits`
 OWN, OTHER, KNOWN, MISTAKES = "test", "other digits", "own digits, simulated", "own mistakes"
-FREE = ("seed", "data.root", "train.device", "train.checkpoint_seconds")  # settings in which runs of a rule may differ
+FREE = (
+    "seed",
+    "data.root",
+    "train.device",
+    "train.checkpoint_seconds",
+)  # settings in which runs of a rule may differ
 
 
 @dataclass(frozen=True)
@@ -90,7 +111,9 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
         model = models.load(path)
         if not isinstance(model.config.data, Data):
             name = model.config.data.name
-            raise ValueError(f"RUN: must be trained on nmnist, mnist_dvs or digits; got {name} of {path}; leave it out")
+            raise ValueError(
+                f"RUN: must be trained on nmnist, mnist_dvs or digits; got {name} of {path}; leave it out"
+            )
         runs.append(Run(path, model))
         _check_same_data(runs[0], runs[-1])
         of_rule = [run for run in runs if run.model.config.rule.name == model.config.rule.name]
@@ -111,17 +134,25 @@ def _check_same_data(first: Run, run: Run) -> None:
 def _data(run: Run) -> dict[str, Any]:
     """The data section. Of root, only whether MNIST's digits or scikit-learn's are meant."""
     data = run.data.model_dump(exclude={"root"})
-    return {**data, "root": "MNIST's" if run.data.root else "scikit-learn's"} if isinstance(run.data, config.Digits) else data
+    return (
+        {**data, "root": "MNIST's" if run.data.root else "scikit-learn's"}
+        if isinstance(run.data, config.Digits)
+        else data
+    )
 
 
 def _check_other_seed(earlier: Sequence[Run], run: Run) -> None:
     for other in earlier:
         changed = config.differences(other.model.config, run.model.config)
-        rule = f"RUN: runs of a rule must differ in their seed alone; got {other.path} and {run.path}"
+        rule = (
+            f"RUN: runs of a rule must differ in their seed alone; got {other.path} and {run.path}"
+        )
         if "seed" not in changed:
             raise ValueError(f"{rule} with the same seed; give one of them")
         if others := [key for key in changed if key not in FREE]:
-            raise ValueError(f"{rule} with another {', '.join(others)}; compare them in two commands")
+            raise ValueError(
+                f"{rule} with another {', '.join(others)}; compare them in two commands"
+            )
 
 
 def own_recordings(runs: Sequence[Run], device: str) -> list[Split]:
@@ -144,16 +175,25 @@ def other_digits(folder: Path, data: Data) -> list[Clips]:
     """N-MNIST recordings of the digits that the runs leave out."""
     digits = [digit for digit in range(10) if digit not in data.classes]
     if not digits:
-        raise ValueError(f"--digits: needs digits that the runs' classes leave out; got all of {data.classes}; leave it out")
+        raise ValueError(
+            f"--digits: needs digits that the runs' classes leave out; got all of {data.classes}; leave it out"
+        )
     try:
-        parts = [NMNIST(folder, train, classes=digits, steps=data.steps, bin_us=data.bin_us) for train in (True, False)]
+        parts = [
+            NMNIST(folder, train, classes=digits, steps=data.steps, bin_us=data.bin_us)
+            for train in (True, False)
+        ]
     except ValueError as error:
         raise ValueError(f"--digits: {str(error).removeprefix('root: ')}") from None
     return [_all(part) for part in parts]
 
 
-def pictures(images: Path | None, known: Path | None, classes: Sequence[int], most: int) -> dict[str, Pictures]:
-    """What the camera is to see: the first `most` pictures of every file, and of MNIST's digits of these classes."""
+def pictures(
+    images: Path | None, known: Path | None, classes: Sequence[int], most: int
+) -> dict[str, Pictures]:
+    """What the camera is to see: the first `most` pictures of every file, and of MNIST's digits of
+    these classes.
+    """
     found = {}
     if images:
         for file in sorted([*images.glob(f"*{IDX}"), *images.glob(KMNIST)]):
@@ -161,7 +201,9 @@ def pictures(images: Path | None, known: Path | None, classes: Sequence[int], mo
             name = _name(file) if _name(file) not in found else file.name
             found[name] = Pictures(torch.from_numpy(some), list(range(len(some))))
         if not found:
-            raise ValueError(f"--images: must be a folder that holds *{IDX} or {KMNIST}; got {images}; give that of the pictures")
+            raise ValueError(
+                f"--images: must be a folder that holds *{IDX} or {KMNIST}; got {images}; give that of the pictures"
+            )
     if known:
         try:
             digits, labels = simulation.mnist(known)
@@ -169,7 +211,9 @@ def pictures(images: Path | None, known: Path | None, classes: Sequence[int], mo
             raise ValueError(f"--known: {error}") from None
         numbers = np.flatnonzero(np.isin(labels, classes))[:most]
         if not len(numbers):
-            raise ValueError(f"--known: must hold digits of {list(classes)}; got none in {known}; give the folder of MNIST's files")
+            raise ValueError(
+                f"--known: must hold digits of {list(classes)}; got none in {known}; give the folder of MNIST's files"
+            )
         found[KNOWN] = Pictures(digits[numbers], numbers.tolist())
     return found
 
@@ -190,10 +234,19 @@ def read_pictures(file: Path) -> np.ndarray:
             with np.load(file, allow_pickle=False) as arrays:
                 images = arrays["arr_0"]
         except BROKEN as error:
-            raise ValueError(f"--images: {file}: is damaged or has no array arr_0 ({error}); take the original") from None
-    if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1:] != (SIDE, SIDE) or not len(images):
+            raise ValueError(
+                f"--images: {file}: is damaged or has no array arr_0 ({error}); take the original"
+            ) from None
+    if (
+        images.dtype != np.uint8
+        or images.ndim != 3
+        or images.shape[1:] != (SIDE, SIDE)
+        or not len(images)
+    ):
         rule = f"must hold bytes (N, {SIDE}, {SIDE}), N >= 1"
-        raise ValueError(f"--images: {file}: {rule}; got {images.dtype} {images.shape}; take the original")
+        raise ValueError(
+            f"--images: {file}: {rule}; got {images.dtype} {images.shape}; take the original"
+        )
     return images
 
 
@@ -203,16 +256,28 @@ def scene_of(data: Data) -> simulation.Scene:
     if isinstance(data, config.NMNIST):
         width, height = NMNIST.SIZE
         camera = replace(MNIST_DVS, width=width, height=height, on=True)  # N-MNIST writes ON as 1
-        return simulation.Scene(camera, replace(N_MNIST_MOTION, duration_us=duration_us), (0, 0, width, height))
+        return simulation.Scene(
+            camera, replace(N_MNIST_MOTION, duration_us=duration_us), (0, 0, width, height)
+        )
     low = MNISTDVS.corner(data.crop)
     own = isinstance(data, config.Digits) and not data.root  # scikit-learn's digits
-    return simulation.Scene(MNIST_DVS, simulation.motion_of(own, duration_us), (low, low, data.crop, data.crop))
+    return simulation.Scene(
+        MNIST_DVS, simulation.motion_of(own, duration_us), (low, low, data.crop, data.crop)
+    )
 
 
 def simulated(name: str, what: Pictures, data: Data, device: str) -> list[Clips]:
-    """Pictures in front of the camera, binned as the runs' recordings are; made once, and then read from the cache."""
+    """Pictures in front of the camera, binned as the runs' recordings are; made once, and then read
+    from the cache.
+    """
     source = hashlib.blake2b(what.images.numpy().tobytes()).hexdigest()
-    how: dict[str, Any] = {"bin_us": data.bin_us, "seed": SEED, "device": device, "source": source, "show": True}
+    how: dict[str, Any] = {
+        "bin_us": data.bin_us,
+        "seed": SEED,
+        "device": device,
+        "source": source,
+        "show": True,
+    }
     bits = simulation.looked_at(name, lambda: what.images, what.numbers, scene_of(data), **how)
     return [_all(Recordings(bits, [0] * len(bits), []))]
 
@@ -225,7 +290,10 @@ def _all(recordings: Recordings) -> Clips:
 
 
 def scored(
-    model: Model, sets: Iterable[Clips], members: int | None, advance: Callable[[int], Any] = lambda n: None
+    model: Model,
+    sets: Iterable[Clips],
+    members: int | None,
+    advance: Callable[[int], Any] = lambda n: None,
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Each score (N,) of the recordings of some sets, and the classes (N,) that they are taken for.
 
@@ -250,13 +318,19 @@ def scored(
 
 
 def auroc(low: np.ndarray, high: np.ndarray) -> float | None:
-    """The probability that one of `high` (N,) is above one of `low` (M,), ties by half; None where either is empty."""
+    """The probability that one of `high` (N,) is above one of `low` (M,), ties by half; None where
+    either is empty.
+    """
     if not len(low) or not len(high):
         return None
-    return float(roc_auc_score(np.repeat([0, 1], [len(low), len(high)]), np.concatenate([low, high])))
+    return float(
+        roc_auc_score(np.repeat([0, 1], [len(low), len(high)]), np.concatenate([low, high]))
+    )
 
 
-def judged(run: Run, test: Split, others: dict[str, list[Clips]], advance: Callable[[int], Any]) -> list[dict[str, Any]]:
+def judged(
+    run: Run, test: Split, others: dict[str, list[Clips]], advance: Callable[[int], Any]
+) -> list[dict[str, Any]]:
     """A row for each predictor of a run."""
     rows = []
     assert isinstance(test.x, Clips)
@@ -264,13 +338,29 @@ def judged(run: Run, test: Split, others: dict[str, list[Clips]], advance: Calla
         more = lambda n, members=members: advance(n * (members or 1))  # noqa: E731
         own, taken_for = scored(run.model, [test.x], members, more)
         right = taken_for == test.y.numpy()
-        row: dict[str, Any] = {"run": str(run.path), "method": run.model.config.rule.name, "seed": run.model.config.seed}
-        row |= {"predictor": name, "accuracy": float(right.mean()), "entropy": {OWN: float(own["entropy"].mean())}, "auroc": {}}
+        row: dict[str, Any] = {
+            "run": str(run.path),
+            "method": run.model.config.rule.name,
+            "seed": run.model.config.seed,
+        }
+        row |= {
+            "predictor": name,
+            "accuracy": float(right.mean()),
+            "entropy": {OWN: float(own["entropy"].mean())},
+            "auroc": {},
+        }
         for other, sets in others.items():
             scores, _ = scored(run.model, sets, members, more)
             row["entropy"][other] = float(scores["entropy"].mean())
             row["auroc"][other] = {score: auroc(own[score], scores[score]) for score in own}
-        rows.append({**row, MISTAKES: {score: auroc(values[right], values[~right]) for score, values in own.items()}})
+        rows.append(
+            {
+                **row,
+                MISTAKES: {
+                    score: auroc(values[right], values[~right]) for score, values in own.items()
+                },
+            }
+        )
     return rows
 
 
@@ -281,7 +371,11 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         groups.setdefault((row["method"], row["predictor"]), []).append(row)
     numbers = ("accuracy", "entropy", "auroc", MISTAKES)
     return [
-        {"method": method, "predictor": predictor, **{name: over_seeds([row[name] for row in group]) for name in numbers}}
+        {
+            "method": method,
+            "predictor": predictor,
+            **{name: over_seeds([row[name] for row in group]) for name in numbers},
+        }
         for (method, predictor), group in groups.items()
     ]
 
@@ -304,16 +398,26 @@ def tables(entries: Sequence[dict[str, Any]]) -> str:
         for score, mistakes in entry[MISTAKES].items():
             cells = [*(entry["auroc"][other][score] for other in sets), mistakes]
             chances.append((f"{name}: {score}", [_cell(cell) for cell in cells]))
-        means.append((name, [_cell(entry["accuracy"]), *(_cell(entry["entropy"][one]) for one in (OWN, *sets))]))
+        means.append(
+            (
+                name,
+                [_cell(entry["accuracy"]), *(_cell(entry["entropy"][one]) for one in (OWN, *sets))],
+            )
+        )
     return "\n\n".join(
-        [table("AUROC", [*sets, MISTAKES], chances), table("mean entropy / nat", ["accuracy", OWN, *sets], means)],
+        [
+            table("AUROC", [*sets, MISTAKES], chances),
+            table("mean entropy / nat", ["accuracy", OWN, *sets], means),
+        ],
     )
 
 
 def _cell(of_seeds: dict[str, Any]) -> str | None:
     if of_seeds["mean"] is None:
         return None
-    return f"{of_seeds['mean']:.3f}" + (f" ± {of_seeds['std']:.3f}" if of_seeds["std"] is not None else "")
+    return f"{of_seeds['mean']:.3f}" + (
+        f" ± {of_seeds['std']:.3f}" if of_seeds["std"] is not None else ""
+    )
 
 
 # The command
@@ -324,9 +428,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     positive_int("--most", args.most)
     if args.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device: must be one that PyTorch finds; got cuda, which is not here; use cpu")
+        raise ValueError(
+            "--device: must be one that PyTorch finds; got cuda, which is not here; use cpu"
+        )
     if args.out.is_dir() or not args.out.parent.is_dir():
-        raise ValueError(f"--out: must be a file in a folder that is there; got {args.out}; give another name")
+        raise ValueError(
+            f"--out: must be a file in a folder that is there; got {args.out}; give another name"
+        )
     runs = load_runs(args.runs)
     data, digits, known = runs[0].data, args.digits, args.known
     if not isinstance(data, config.NMNIST):
@@ -335,9 +443,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 note(f"{option}: is for runs on nmnist; these are on {data.name}: left out")
         digits = known = None
     if not (digits or known or args.images):
-        raise ValueError(f"--images: must be given where there is no other set; got none for runs on {data.name}; give a folder")
+        raise ValueError(
+            f"--images: must be given where there is no other set; got none for runs on {data.name}; give a folder"
+        )
     if args.images and isinstance(data, config.MNISTDVS) and data.scale != 4:
-        raise ValueError(f"--images: is for recordings at scale 4; got runs with data.scale = {data.scale}; leave it out")
+        raise ValueError(
+            f"--images: is for recordings at scale 4; got runs with data.scale = {data.scale}; leave it out"
+        )
     seen = pictures(args.images, known, data.classes, args.most)
     others = {OTHER: other_digits(digits, data)} if digits else {}
     tests = own_recordings(runs, args.device)
@@ -349,13 +461,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
         "data": data.model_dump(exclude={"root"}),
         "seeds": sorted({run.model.config.seed for run in runs}),
-        "recordings": {OWN: len(tests[0].x)} | {name: sum(map(len, sets)) for name, sets in others.items()},
+        "recordings": {OWN: len(tests[0].x)}
+        | {name: sum(map(len, sets)) for name, sets in others.items()},
         **_results(runs, tests, others, args.device),
         "wall_seconds": round(time.monotonic() - began, 1),
     }
 
 
-def _results(runs: Sequence[Run], tests: Sequence[Split], others: dict[str, list[Clips]], device: str) -> dict[str, Any]:
+def _results(
+    runs: Sequence[Run], tests: Sequence[Split], others: dict[str, list[Clips]], device: str
+) -> dict[str, Any]:
     away = sum(len(clips) for sets in others.values() for clips in sets)
     total = sum(
         (members or 1) * (len(test.x) + away)
@@ -373,14 +488,39 @@ def _results(runs: Sequence[Run], tests: Sequence[Split], others: dict[str, list
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a trained run")
-    parser.add_argument("--digits", type=Path, help="N-MNIST, the folder of Train and Test: the digits that the runs leave out")
-    parser.add_argument("--images", type=Path, help=f"folder of *{IDX} (Fashion-MNIST, notMNIST) and {KMNIST}")
-    parser.add_argument("--known", type=Path, help="folder of MNIST's train-images and train-labels")
-    parser.add_argument("--most", type=int, default=1000, help="pictures of each file, and of --known (default: 1000)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to simulate and predict (default: cpu)")
-    parser.add_argument("--out", type=Path, default=Path("results.json"), help="where the JSON goes (default: results.json)")
+    parser.add_argument(
+        "--digits",
+        type=Path,
+        help="N-MNIST, the folder of Train and Test: the digits that the runs leave out",
+    )
+    parser.add_argument(
+        "--images", type=Path, help=f"folder of *{IDX} (Fashion-MNIST, notMNIST) and {KMNIST}"
+    )
+    parser.add_argument(
+        "--known", type=Path, help="folder of MNIST's train-images and train-labels"
+    )
+    parser.add_argument(
+        "--most",
+        type=int,
+        default=1000,
+        help="pictures of each file, and of --known (default: 1000)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where to simulate and predict (default: cpu)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("results.json"),
+        help="where the JSON goes (default: results.json)",
+    )
     args = parser.parse_args(arguments)
     try:
         result = measure(args)
@@ -388,9 +528,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         raise SystemExit(f"uncertainty: {error}") from None
     except KeyboardInterrupt:
-        raise SystemExit("uncertainty: stopped; the same command goes on with the pictures where it was") from None
+        raise SystemExit(
+            "uncertainty: stopped; the same command goes on with the pictures where it was"
+        ) from None
     print(tables(result["summary"]))
-    print(f"\nrecordings: {', '.join(f'{n} {name}' for name, n in result['recordings'].items())}; written: {args.out}")
+    print(
+        f"\nrecordings: {', '.join(f'{n} {name}' for name, n in result['recordings'].items())}; written: {args.out}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A first network in 40 lines: Bayes-BiSNN on two moons, by hand. `bisnn train two_moons_bayes` does all this and more.
+"""A first network in 40 lines: Bayes-BiSNN on two moons, by hand. `bisnn train two_moons_bayes`
+does all this and more.
 
 python examples/first_network.py
 """
@@ -18,9 +19,15 @@ def spikes(x: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 net = bisnn.Network(
-    bisnn.Linear(20, 256), bisnn.Linear(256, 256), readout=2, readout_gain=4.0, neuron=bisnn.SRM(threshold=0.3, slope=4.0)
+    bisnn.Linear(20, 256),
+    bisnn.Linear(256, 256),
+    readout=2,
+    readout_gain=4.0,
+    neuron=bisnn.SRM(threshold=0.3, slope=4.0),
 )
-rule = bisnn.BayesBiSNN(net.parameters(), lr=0.05, temperature=1e-3, straight_through=True, precondition="adam")
+rule = bisnn.BayesBiSNN(
+    net.parameters(), lr=0.05, temperature=1e-3, straight_through=True, precondition="adam"
+)
 
 for step in track(range(150), "training"):
     batch = torch.randperm(400, generator=torch.Generator().manual_seed(step))[:40]
@@ -30,8 +37,12 @@ for step in track(range(150), "training"):
     rule.step()  # natural-gradient step on the posterior's logits
 
 result = bisnn.predict(net, spikes(test.x[:500], 0), samples=10, burn_in=10)
-nowhere = bisnn.predict(net, spikes(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), 0), samples=10, burn_in=10)
+nowhere = bisnn.predict(
+    net, spikes(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), 0), samples=10, burn_in=10
+)
 for name, metric in bisnn.metrics.METRICS.items():
     print(f"{name:9} {metric(result.mean, test.y[:500]):.3f}")
 print("confidence on the test points:", round(result.mean.max(-1).values.mean().item(), 3))
-print("confidence in the empty corners:", [round(c, 3) for c in nowhere.mean.max(-1).values.tolist()])
+print(
+    "confidence in the empty corners:", [round(c, 3) for c in nowhere.mean.max(-1).values.tolist()]
+)

@@ -7,22 +7,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
 
-from bisnn import kernels
+from bisnn import SRM, kernels
 
 torch.set_num_threads(1)  # two test processes share the machine
 hypothesis.settings.register_profile("default", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
-hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=20_000)  # for files from outside
+hypothesis.settings.register_profile(
+    "fuzz", deadline=None, max_examples=20_000
+)  # for files from outside
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # Every implementation of the kernels. `device_of` says where its tensors live.
 _has_cuda = torch.cuda.is_available() and "cuda" in kernels.NAMES
 _needs_cuda = pytest.mark.skipif(not _has_cuda, reason="needs a CUDA device, and a kernel for it")
 KERNELS = ("reference", "cpu", pytest.param("cuda", marks=[pytest.mark.cuda, _needs_cuda]))
-needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")  # for PyTorch's own
+needs_compiler = pytest.mark.skipif(
+    shutil.which("cc") is None, reason="needs a C compiler"
+)  # for PyTorch's own
 
 
 def device_of(kernel: str) -> str:
@@ -32,16 +37,16 @@ def device_of(kernel: str) -> str:
 @contextmanager
 def threads(n: int) -> Iterator[None]:
     """Torch and our kernels on n threads, which share even the smallest work."""
-    from bisnn.packed import threads as packed_threads
+    from bisnn.bits import threads as bit_threads
 
-    before = torch.get_num_threads(), packed_threads.SERIAL
+    before = torch.get_num_threads(), bit_threads.SERIAL
     torch.set_num_threads(n)
-    packed_threads.SERIAL = 0
+    bit_threads.SERIAL = 0
     try:
         yield
     finally:
         torch.set_num_threads(before[0])
-        packed_threads.SERIAL = before[1]
+        bit_threads.SERIAL = before[1]
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -61,3 +66,7 @@ def taking(most: int) -> Iterator[None]:
         assert tracemalloc.get_traced_memory()[1] < most
     finally:
         tracemalloc.stop()
+
+
+def constants_of(neuron: SRM, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.from_numpy(neuron.constants(np.float64)).to(dtype)

@@ -13,7 +13,9 @@ KINDS = ("dense", "deep", "conv", "conv stride", "pooled", "recurrent", "masked"
 
 def mask(n: int, n_in: int, seed: int, density: float = 0.5) -> torch.Tensor:
     m = torch.rand(n, n_in + n, generator=seeded(seed)) < density
-    m[torch.arange(n), torch.randint(0, n_in, (n,), generator=seeded(seed + 1))] = True  # nobody without parents
+    m[torch.arange(n), torch.randint(0, n_in, (n,), generator=seeded(seed + 1))] = (
+        True  # nobody without parents
+    )
     return m
 
 
@@ -26,9 +28,16 @@ def build(kind: str, seed: int = 0, **options) -> Network:
     if kind == "conv":
         return Network(Conv2d(2, 3, 3, padding=1), input_shape=(2, 5, 6), **options)
     if kind == "conv stride":
-        return Network(Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(2, 0)), input_shape=(2, 6, 5), **options)
+        return Network(
+            Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(2, 0)), input_shape=(2, 6, 5), **options
+        )
     if kind == "pooled":
-        return Network(Conv2d(2, 3, 3, padding=2, pool=2), Conv2d(3, 4, 2, pool=2), input_shape=(2, 5, 6), **options)
+        return Network(
+            Conv2d(2, 3, 3, padding=2, pool=2),
+            Conv2d(3, 4, 2, pool=2),
+            input_shape=(2, 5, 6),
+            **options,
+        )
     if kind == "recurrent":
         return Network(Recurrent(6, 7), **options)
     if kind == "masked":

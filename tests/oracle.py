@@ -1,11 +1,13 @@
-"""A network so small that all 2^n settings of its weights can be tried: exact posterior, exact gradients, exact free energy.
+"""A network so small that all 2^n settings of its weights can be tried: exact posterior, exact
+gradients, exact free energy.
 
-2 inputs - 2 neurons - 2 neurons, 8 binary weights, a fixed +-1 readout of two classes, four recordings of twelve steps, labels
-given by one of the weight settings. Written
-from the equations, for many weight settings at once, with either spikes (and a surrogate gradient) or the sigmoid in place of the
-step (and then its true gradient).
+2 inputs - 2 neurons - 2 neurons, 8 binary weights, a fixed +-1 readout of two classes, four
+recordings of twelve steps, labels given by one of the weight settings. Written from the equations,
+for many weight settings at once, with either spikes (and a surrogate gradient) or the sigmoid in
+place of the step (and then its true gradient).
 
-`python tests/oracle.py` measures the bias of Bayes-BiSNN's gradient estimate; the figures are in docs/EQUATIONS.md.
+`python tests/oracle.py` measures the bias of Bayes-BiSNN's gradient estimate; the figures are in
+docs/EQUATIONS.md.
 """
 
 from __future__ import annotations
@@ -61,19 +63,27 @@ class Oracle:
             signal = x_t.expand(S, 4, 2)
             for l, W in enumerate(layers):
                 u = (torch.einsum("sij,sbj->sbi", W, P[l] - Q[l])) / math.sqrt(2) - R[l]
-                s = _Heaviside.apply(u - THETA) if self.spiking else torch.sigmoid(SLOPE * (u - THETA))
+                s = (
+                    _Heaviside.apply(u - THETA)
+                    if self.spiking
+                    else torch.sigmoid(SLOPE * (u - THETA))
+                )
                 P[l], Q[l], R[l] = A_M * (P[l] + signal), A_S * (Q[l] + signal), A_R * (R[l] + s)
                 signal = s
             y.append(GAIN * signal @ self.V.T)
         return torch.stack(y)
 
     def loss(self, w: Tensor) -> Tensor:
-        """L_D of each row of w, (S, n) -> (S,): eq. (loss-real), logistic, summed over t, averaged over recordings."""
+        """L_D of each row of w, (S, n) -> (S,): eq. (loss-real), logistic, summed over t, averaged
+        over recordings.
+        """
         log_p = torch.log_softmax(self.readouts(w), dim=-1)
         return -log_p[:, :, torch.arange(4), self.labels].mean(-1).sum(0)
 
     def log_q(self, w_r: Tensor) -> Tensor:
-        """log q(w) of every setting under the mean-field posterior with logits w^r, eq. (exp-bernoulli)."""
+        """log q(w) of every setting under the mean-field posterior with logits w^r, eq.
+        (exp-bernoulli).
+        """
         return torch.nn.functional.logsigmoid(2 * w_r[..., None, :] * self.settings).sum(-1)
 
     def expected_loss(self, w_r: Tensor) -> Tensor:
@@ -107,25 +117,39 @@ class Oracle:
             optimizer.step()
         return w_r.detach()[energies.argmin()]
 
-    def estimate(self, w_r: Tensor, tau: float, draws: int, straight_through: bool = False) -> tuple[Tensor, Tensor]:
-        """Mean over draws of Algorithm 2's gradient estimate, eq. (bayes-RP-grad-estimator), and its standard error."""
+    def estimate(
+        self, w_r: Tensor, tau: float, draws: int, straight_through: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Mean over draws of Algorithm 2's gradient estimate, eq. (bayes-RP-grad-estimator), and
+        its standard error.
+        """
         g = torch.Generator().manual_seed(0)
         parts = []
         for _ in range(draws // 20_000):
             latent = w_r.expand(20_000, N)
             delta = weights.logistic_noise(torch.rand_like(latent, generator=g))
-            w = (weights.sign(latent + delta) if straight_through else weights.relax(latent, delta, tau)).requires_grad_()
+            w = (
+                weights.sign(latent + delta)
+                if straight_through
+                else weights.relax(latent, delta, tau)
+            ).requires_grad_()
             (grad,) = torch.autograd.grad(self.loss(w).sum(), w)
             parts.append(grad * weights.mean_gradient_factor(latent, delta, tau))
         every = torch.cat(parts)
         return every.mean(0), every.std(0) / math.sqrt(len(every))
 
 
-POINT = torch.tensor([0.3, -0.2, 0.5, 0.1, -0.4, 0.2, 0.0, -0.6], dtype=torch.float64)  # where the bias is measured
+POINT = torch.tensor(
+    [0.3, -0.2, 0.5, 0.1, -0.4, 0.2, 0.0, -0.6], dtype=torch.float64
+)  # where the bias is measured
 
 
-def bias(oracle: Oracle, tau: float, draws: int, straight_through: bool = False) -> dict[str, float]:
-    """Relative bias |mean estimate - exact| / |exact| and cosine, at POINT; `noise` is what so few draws alone can make."""
+def bias(
+    oracle: Oracle, tau: float, draws: int, straight_through: bool = False
+) -> dict[str, float]:
+    """Relative bias |mean estimate - exact| / |exact| and cosine, at POINT; `noise` is what so few
+    draws alone can make.
+    """
     exact = oracle.mean_gradient(POINT)
     estimate, error = oracle.estimate(POINT, tau, draws, straight_through=straight_through)
     return {
@@ -140,13 +164,26 @@ def main() -> None:
     for spiking, hard in ((False, False), (True, False), (True, True)):
         oracle = Oracle(spiking)
         for tau in (1.0, 0.5, 0.2, 0.1):
-            row = {"neuron": "spikes" if spiking else "sigmoid", "samples": "hard" if hard else "relaxed", "tau": tau}
+            row = {
+                "neuron": "spikes" if spiking else "sigmoid",
+                "samples": "hard" if hard else "relaxed",
+                "tau": tau,
+            }
             row |= bias(oracle, tau, draws=400_000, straight_through=hard)
             results.append(row)
-            print("  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{v:8s}" for k, v in row.items()))
+            print(
+                "  ".join(
+                    f"{k} {v:.3f}" if isinstance(v, float) else f"{v:8s}" for k, v in row.items()
+                )
+            )
     path = Path(__file__).parent.parent / "docs" / "results" / "gradient_bias.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"command": "python tests/oracle.py", "draws": 400_000, "results": results}, indent=1) + "\n")
+    path.write_text(
+        json.dumps(
+            {"command": "python tests/oracle.py", "draws": 400_000, "results": results}, indent=1
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

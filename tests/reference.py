@@ -1,8 +1,9 @@
 """The paper's equations as slow, direct code in float64.
 
-Potentials are convolution sums over all past time steps, not recursions; local gradients are explicit loops over t, i, j; the BPTT
-reference is a network stepped through time, each synapse with its own trace, and differentiated by autograd. A network's sizes,
-masks and fixed readouts are read from the network under test.
+Potentials are convolution sums over all past time steps, not recursions; local gradients are
+explicit loops over t, i, j; the BPTT reference is a network stepped through time, each synapse with
+its own trace, and differentiated by autograd. A network's sizes, masks and fixed readouts are read
+from the network under test.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def dense_product(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def conv_terms(shape_in, shape_out, kernel, stride, padding):
-    """All (output position, kernel position, input position) triples of a convolution, borders left out."""
+    """All (output position, kernel position, input position) triples of a convolution, borders left
+    out.
+    """
     for oh in range(shape_out[0]):
         for ow in range(shape_out[1]):
             for kh in range(kernel[0]):
@@ -53,7 +56,9 @@ def conv_terms(shape_in, shape_out, kernel, stride, padding):
 def conv_product(weight: np.ndarray, x: np.ndarray, layer) -> np.ndarray:
     """(T, B, C, H, W) -> (T, B, C', H', W')."""
     out = np.zeros((*x.shape[:2], *layer.current_shape))
-    terms = conv_terms(x.shape[3:], layer.current_shape[1:], layer.kernel_size, layer.stride, layer.padding)
+    terms = conv_terms(
+        x.shape[3:], layer.current_shape[1:], layer.kernel_size, layer.stride, layer.padding
+    )
     for (oh, ow), (kh, kw), (h, w) in terms:
         for o in range(weight.shape[0]):
             for c in range(weight.shape[1]):
@@ -74,8 +79,12 @@ def sigma_prime(v, neuron):
     return k * y * (1 - y)
 
 
-def logistic_error(spikes: np.ndarray, V: np.ndarray, scale: float, labels: np.ndarray) -> np.ndarray:
-    """e_{i,t} = dl_t/ds_{i,t} of the mean-over-batch logistic loss on softmax(scale V s_t): (T, B, n)."""
+def logistic_error(
+    spikes: np.ndarray, V: np.ndarray, scale: float, labels: np.ndarray
+) -> np.ndarray:
+    """e_{i,t} = dl_t/ds_{i,t} of the mean-over-batch logistic loss on softmax(scale V s_t): (T, B,
+    n).
+    """
     T, B, n = spikes.shape
     e = np.zeros((T, B, n))
     for t in range(T):
@@ -89,7 +98,9 @@ def logistic_error(spikes: np.ndarray, V: np.ndarray, scale: float, labels: np.n
 
 
 def local_gradient(e, u, p, kappa, neuron) -> np.ndarray:
-    """Eq. (der-general): sum_t e_{i,t} sigma'(u_{i,t} - theta) kappa_i p_{j,t}, by loops over t, i, j (and the batch)."""
+    """Eq. (der-general): sum_t e_{i,t} sigma'(u_{i,t} - theta) kappa_i p_{j,t}, by loops over t, i,
+    j (and the batch).
+    """
     T, B, n = u.shape
     kappa = np.broadcast_to(kappa, (n,))
     g = np.zeros((n, p.shape[2]))
@@ -116,11 +127,13 @@ class _Step(torch.autograd.Function):
 
 
 def scan(I, P, Q, R, kappa, neuron, refractory: bool, pool: int = 1) -> tuple[torch.Tensor, ...]:
-    """s, u (T, B, ...) and the state after the last step, one step at a time, gradients left to autograd.
+    """s, u (T, B, ...) and the state after the last step, one step at a time, gradients left to
+    autograd.
 
-    With `pool`, I is (T, B, H, W, C) and s what leaves the layer; without `refractory` no gradient passes through the feedback.
+    With `pool`, I is (T, B, H, W, C) and s what leaves the layer; without `refractory` no gradient
+    passes through the feedback.
     """
-    a_m, a_s, a_r, theta = neuron.constants(torch.float64)
+    a_m, a_s, a_r, theta = neuron.constants(np.float64).tolist()
     s, u = [], []
     for I_t in I:
         u.append(kappa * (P - Q) - (R if refractory else R.detach()))
@@ -135,7 +148,8 @@ def scan(I, P, Q, R, kappa, neuron, refractory: bool, pool: int = 1) -> tuple[to
 
 
 def stepwise(net, weights, x: torch.Tensor) -> list[torch.Tensor]:
-    """The whole network one time step at a time, each synapse with its own trace; returns the readouts, (T, B, C) each.
+    """The whole network one time step at a time, each synapse with its own trace; returns the
+    readouts, (T, B, C) each.
 
     Everything is left to autograd: through layers, time, refractory feedback and recurrent weights.
     """
@@ -152,7 +166,11 @@ def stepwise(net, weights, x: torch.Tensor) -> list[torch.Tensor]:
             p = slow[l] - fast[l]
             kappa = layer.kappa
             if kind == "Conv2d":
-                u = torch.nn.functional.conv2d(p, w, stride=layer.stride, padding=layer.padding) * kappa - feedback[l]
+                u = (
+                    torch.nn.functional.conv2d(p, w, stride=layer.stride, padding=layer.padding)
+                    * kappa
+                    - feedback[l]
+                )
             else:
                 u = kappa * (p @ (layer.matrix(w) if kind == "Recurrent" else w).T) - feedback[l]
             s = _Step.apply(u - n.threshold, n)

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bisnn import training
-from bisnn.config import Config, parse
 from bisnn.data import events
+from bisnn.runs import training
+from bisnn.runs.config import Config, parse
 
 SMALL = {
     "version": 1,
@@ -24,17 +24,31 @@ SMALL = {
 RULES = {
     "st": {"name": "st", "lr": 0.5},
     "bayes": SMALL["rule"],
-    "bayes, plain": {"name": "bayes", "lr": 0.1, "temperature": 1e-3, "tau": 1.0, "tau_end": 0.5, "anneal_epochs": 2},
+    "bayes, plain": {
+        "name": "bayes",
+        "lr": 0.1,
+        "temperature": 1e-3,
+        "tau": 1.0,
+        "tau_end": 0.5,
+        "anneal_epochs": 2,
+    },
     "bop": {"name": "bop", "lr": 0.01, "threshold": 1e-2},
     "full, Adam": {"name": "full", "lr": 0.01},
     "full, SGD": {"name": "full", "lr": 0.01, "optimizer": "sgd", "momentum": 0.9},
 }
-ONE_D = {"data": {"name": "one_d", "per_unit": 8, "test": 40}, "encode": {"steps": 30, "neurons": 20, "width": 4.0}}
+ONE_D = {
+    "data": {"name": "one_d", "per_unit": 8, "test": 40},
+    "encode": {"steps": 30, "neurons": 20, "width": 4.0},
+}
 
 RECORDED = {
     **{name: section for name, section in SMALL.items() if name != "encode"},
     "data": {"name": "nmnist", "classes": [3, 7], "steps": 12, "bin_us": 25_000},
-    "network": {"conv": [{"channels": 4, "kernel": 5, "stride": 2, "pool": 2}], "layers": [12], "readout_gain": 2.0},
+    "network": {
+        "conv": [{"channels": 4, "kernel": 5, "stride": 2, "pool": 2}],
+        "layers": [12],
+        "readout_gain": 2.0,
+    },
     "train": {**SMALL["train"], "epochs": 3, "batch_size": 4, "burn_in": 1},
     "augment": {"shift": 1},
     "neuron": {"threshold": 0.03, "slope": 4.0},
@@ -48,7 +62,10 @@ def small(rule: str = "bayes", sections: dict | None = None, **changes) -> Confi
 
 def files(folder: Path) -> dict[str, bytes]:
     """The parts of a run folder that a resumed run must reproduce, bit for bit."""
-    return {name: (folder / name).read_bytes() for name in ("config.toml", "metrics.jsonl", "model.safetensors")}
+    return {
+        name: (folder / name).read_bytes()
+        for name in ("config.toml", "metrics.jsonl", "model.safetensors")
+    }
 
 
 def made_up(n: int, side: int, seed: int, length_us: int = 300_000) -> np.ndarray:
@@ -62,13 +79,18 @@ def made_up(n: int, side: int, seed: int, length_us: int = 300_000) -> np.ndarra
 
 
 def made_up_nmnist(root: Path) -> Path:
-    """A folder with three training recordings and two test ones of each of two digits, which differ."""
+    """A folder with three training recordings and two test ones of each of two digits, which
+    differ.
+    """
     for part, count in (("Train", 3), ("Test", 2)):
         for digit in (3, 7):
             folder = root / part / str(digit)
             folder.mkdir(parents=True)
             for i in range(count):
-                events.write_nmnist(folder / f"{i + 1:05d}.bin", made_up(2000, 17 if digit == 3 else 34, 10 * digit + i))
+                events.write_nmnist(
+                    folder / f"{i + 1:05d}.bin",
+                    made_up(2000, 17 if digit == 3 else 34, 10 * digit + i),
+                )
     return root
 
 

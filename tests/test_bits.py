@@ -7,12 +7,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bisnn.packed import bits
+from bisnn.bits import counting
 
-SEEDS, DENSITIES, CUTS = st.integers(0, 1000), st.sampled_from([0.0, 0.05, 0.5, 1.0]), st.floats(0, 1)
+SEEDS, DENSITIES, CUTS = (
+    st.integers(0, 1000),
+    st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    st.floats(0, 1),
+)
 ROWS, INPUTS, NEURONS = st.integers(1, 50), st.integers(1, 100), st.integers(1, 40)
 SMALL = st.tuples(ROWS, INPUTS, NEURONS)
-LARGE = (2 * bits.ROWS + 9, 32 * bits.BLOCK + 70, bits.COLUMNS + 5)  # beyond the kernels' blocks: rows, inputs, neurons
+LARGE = (
+    2 * counting.ROWS + 9,
+    32 * counting.BLOCK + 70,
+    counting.COLUMNS + 5,
+)  # beyond the kernels' blocks: rows, inputs, neurons
 
 
 def random_bits(*shape: int, seed: int, density: float) -> np.ndarray:
@@ -28,11 +36,17 @@ def packed(x: np.ndarray) -> np.ndarray:
 
 
 def written(kernel, size: int, cut: float, out: np.ndarray, *arguments) -> np.ndarray:
-    """What the kernel makes of `out` over 0..size; in two parts, as two threads would work, the same bits."""
+    """What the kernel makes of `out` over 0..size; in two parts, as two threads would work, the
+    same bits.
+    """
     whole, parts, middle = out.copy(), out.copy(), round(cut * size)
     kernel(0, size, *arguments, whole)
     kernel(middle, size, *arguments, parts)
-    others = 32 * middle if kernel in (bits.add_rows_transposed, bits.add_rows_by_fours) else middle
+    others = (
+        32 * middle
+        if kernel in (counting.add_rows_transposed, counting.add_rows_by_fours)
+        else middle
+    )
     assert np.array_equal(parts[:others], out[:others])
     kernel(0, middle, *arguments, parts)
     assert np.array_equal(whole, parts)
@@ -44,7 +58,13 @@ def test_pack(rows, n, density, seed, cut):
     x = random_bits(rows, n, seed=seed, density=density)
     for zero in (0.0, -0.0):
         floats = np.where(x, 1, zero).astype(np.float32)
-        words = written(bits.pack, rows, cut, np.full((rows, -(-n // 32)), 0xFFFFFFFF, np.uint32), floats.view(np.uint32))
+        words = written(
+            counting.pack,
+            rows,
+            cut,
+            np.full((rows, -(-n // 32)), 0xFFFFFFFF, np.uint32),
+            floats.view(np.uint32),
+        )
         assert np.array_equal(words, packed(x))
 
 
@@ -54,12 +74,12 @@ def test_pack(rows, n, density, seed, cut):
 def test_pack_reports_what_is_neither_0_nor_1(rows, n, seed, value):
     x = random_bits(rows, n, seed=seed, density=0.5).astype(np.float32)
     words = np.empty((rows, -(-n // 32)), np.uint32)
-    assert bits.pack(0, rows, x.view(np.uint32), words)
+    assert counting.pack(0, rows, x.view(np.uint32), words)
     rng = np.random.default_rng(seed)
     r, j = rng.integers(rows), rng.integers(n)
     x[r, j] = value
-    assert not bits.pack(0, rows, x.view(np.uint32), words)
-    assert bits.pack(0, r, x.view(np.uint32), words), "of its own rows only"
+    assert not counting.pack(0, rows, x.view(np.uint32), words)
+    assert counting.pack(0, r, x.view(np.uint32), words), "of its own rows only"
 
 
 @given(
@@ -73,14 +93,22 @@ def test_pack_reports_what_is_neither_0_nor_1(rows, n, seed, value):
     SEEDS,
     CUTS,
 )
-def test_windows_are_the_inputs_under_the_kernel(n, channels, kernel, stride, padding, extra, density, seed, cut):
+def test_windows_are_the_inputs_under_the_kernel(
+    n, channels, kernel, stride, padding, extra, density, seed, cut
+):
     H, W = (max(1, k - 2 * p) + e for k, p, e in zip(kernel, padding, extra, strict=True))
     images = random_bits(n, H, W, channels, seed=seed, density=density)
     framed = np.pad(images, ((0, 0), (padding[0],) * 2, (padding[1],) * 2, (0, 0)))
-    views = np.lib.stride_tricks.sliding_window_view(framed, kernel, (1, 2))[:, :: stride[0], :: stride[1]]  # (n, y, x, C, k0, k1)
-    expected = packed(np.moveaxis(views, 3, -1).reshape(*views.shape[:3], -1))  # taps in row order, channels within
+    views = np.lib.stride_tricks.sliding_window_view(framed, kernel, (1, 2))[
+        :, :: stride[0], :: stride[1]
+    ]  # (n, y, x, C, k0, k1)
+    expected = packed(
+        np.moveaxis(views, 3, -1).reshape(*views.shape[:3], -1)
+    )  # taps in row order, channels within
     out = np.full_like(expected, 0xFFFFFFFF)
-    ours = written(bits.windows, n, cut, out, packed(images), channels, *kernel, *stride, *padding)
+    ours = written(
+        counting.windows, n, cut, out, packed(images), channels, *kernel, *stride, *padding
+    )
     assert np.array_equal(ours, expected)
 
 
@@ -88,9 +116,12 @@ def test_windows_are_the_inputs_under_the_kernel(n, channels, kernel, stride, pa
 @example(LARGE, 0.3, 0, 0.5)
 def test_counts_are_the_product_with_signs(shape, density, seed, cut):
     rows, n_in, n_out = shape
-    x, up = random_bits(rows, n_in, seed=seed, density=density), random_bits(n_out, n_in, seed=seed + 1, density=0.5)
+    x, up = (
+        random_bits(rows, n_in, seed=seed, density=density),
+        random_bits(n_out, n_in, seed=seed + 1, density=0.5),
+    )
     out = np.full((rows, n_out), 0.5, np.float32)
-    ours = written(bits.counts, rows, cut, out, packed(x), np.ascontiguousarray(packed(up).T))
+    ours = written(counting.counts, rows, cut, out, packed(x), np.ascontiguousarray(packed(up).T))
     assert np.array_equal(ours, x.astype(int) @ np.where(up, 1, -1).T)
 
 
@@ -98,8 +129,9 @@ def test_counts_are_the_product_with_signs(shape, density, seed, cut):
 @given(shape=SMALL, density=DENSITIES, seed=SEEDS, cut=CUTS)
 @example(shape=LARGE, density=0.1, seed=0, cut=0.5)
 def test_sums_of_rows(real, shape, density, seed, cut):
-    """Forward the rows of W^T at the ones of x, backward those of g at the ones of x^T, one by one or by fours; whole numbers
-    exactly."""
+    """Forward the rows of W^T at the ones of x, backward those of g at the ones of x^T, one by one
+    or by fours; whole numbers exactly.
+    """
     rows, n_in, n_out = shape
     x, rng = random_bits(rows, n_in, seed=seed, density=density), np.random.default_rng(seed)
     w, g, before = (
@@ -107,9 +139,14 @@ def test_sums_of_rows(real, shape, density, seed, cut):
         for s in ((n_in, n_out), (rows, n_out), (n_in, n_out))
     )
     out = np.full((rows, n_out), 0.5, np.float32)
-    sums = written(bits.add_rows, rows, cut, out, packed(x), w)
-    one_by_one = written(bits.add_rows_transposed, -(-n_in // 32), cut, before, packed(x), g)
-    by_fours = written(bits.add_rows_by_fours, -(-n_in // 32), cut, before, packed(x), g)
-    forward, backward = x.astype(float) @ w.astype(float), before + x.T.astype(float) @ g.astype(float)
+    sums = written(counting.add_rows, rows, cut, out, packed(x), w)
+    one_by_one = written(counting.add_rows_transposed, -(-n_in // 32), cut, before, packed(x), g)
+    by_fours = written(counting.add_rows_by_fours, -(-n_in // 32), cut, before, packed(x), g)
+    forward, backward = (
+        x.astype(float) @ w.astype(float),
+        before + x.T.astype(float) @ g.astype(float),
+    )
     for ours, slow in ((sums, forward), (one_by_one, backward), (by_fours, backward)):
-        np.testing.assert_allclose(ours, slow, rtol=0, atol=2e-5 * max(1, np.abs(slow).max()) if real else 0)
+        np.testing.assert_allclose(
+            ours, slow, rtol=0, atol=2e-5 * max(1, np.abs(slow).max()) if real else 0
+        )

@@ -1,4 +1,6 @@
-"""The cache of recordings against builders that fail, builders that race, and headers of another's making."""
+"""The cache of recordings against builders that fail, builders that race, and headers of another's
+making.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Builder(threading.Thread):
 
 @pytest.mark.parametrize("error", [ValueError("bad recording"), OSError("disk")])
 def test_a_build_that_fails_leaves_the_next_one_alone(tmp_path, monkeypatch, error):
-    """The first fails while a second waits; a third, who comes when the second builds, must wait for it."""
+    """The first fails while a second waits; a third, who comes when the second builds, must wait
+    for it.
+    """
     first = Builder(tmp_path / "b", error)
     assert first.began.wait(20)
     second = Builder(tmp_path / "b")
@@ -51,7 +55,9 @@ def test_a_build_that_fails_leaves_the_next_one_alone(tmp_path, monkeypatch, err
 
     def slowly(path: Path, *arguments, **options) -> None:
         if path.suffix == ".lock" and threading.current_thread() is first:
-            assert second.began.wait(20)  # a remove that comes late, when the lock is another's already
+            assert second.began.wait(
+                20
+            )  # a remove that comes late, when the lock is another's already
         remove(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "unlink", slowly)
@@ -89,7 +95,10 @@ def test_races_for_one_cache(tmp_path):
     context = multiprocessing.get_context("fork")
     for turn in range(25):
         start, outcome = context.Event(), context.Queue()
-        racers = [context.Process(target=race, args=(tmp_path / f"b{turn}", 4 * turn + i, start, outcome)) for i in range(4)]
+        racers = [
+            context.Process(target=race, args=(tmp_path / f"b{turn}", 4 * turn + i, start, outcome))
+            for i in range(4)
+        ]
         for racer in racers:
             racer.start()
         start.set()
@@ -140,8 +149,15 @@ def test_headers_of_anything(tmp_path, header):
 
 
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 20) | st.integers() | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 20)
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+    ),
     max_leaves=6,
 )
 
@@ -149,7 +165,9 @@ JSON_VALUES = st.recursive(
 @given(shape=JSON_VALUES, count=JSON_VALUES, records=st.integers(0, 12))
 def test_hostile_headers(tmp_path_factory, shape, count, records):
     """Refused by BadCache, or records of the shape that it says."""
-    path = sealed_cache(tmp_path_factory.mktemp("h") / "b", json.dumps({"shape": shape, "count": count}), records)
+    path = sealed_cache(
+        tmp_path_factory.mktemp("h") / "b", json.dumps({"shape": shape, "count": count}), records
+    )
     try:
         bits = cache.Bits(path)
     except cache.BadCache:

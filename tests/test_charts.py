@@ -18,12 +18,15 @@ from sklearn import dummy
 from sklearn import metrics as independent
 
 import bisnn
-from bisnn import charts, evaluation, reporting, reproduction, training
-from bisnn.charts import canvas
-from bisnn.checkpoint import RunFolder, save_tree
 from bisnn.data.dataset import load_dataset
-from bisnn.evaluation import evaluate, load_evaluation
-from bisnn.reporting import report
+from bisnn.reporting import charts
+from bisnn.reporting import page as reporting
+from bisnn.reporting.charts import canvas
+from bisnn.reporting.page import report
+from bisnn.runs import evaluation, training
+from bisnn.runs.evaluation import evaluate, load_evaluation
+from bisnn.runs.folder import RunFolder, save_tree
+from bisnn_experiments import reproduction
 from runs import ONE_D, small
 
 
@@ -31,10 +34,17 @@ from runs import ONE_D, small
 def runs(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
     rng = np.random.default_rng(0)
-    points = [(a, b, c, "rare" if a + b > 1.5 else "low" if a < b else "high") for a, b, c in rng.random((90, 3))]
-    (folder / "rare.csv").write_text("a,b,c,y\n" + "\n".join(f"{a:.3f},{b:.3f},{c:.3f},{y}" for a, b, c, y in points))
+    points = [
+        (a, b, c, "rare" if a + b > 1.5 else "low" if a < b else "high")
+        for a, b, c in rng.random((90, 3))
+    ]
+    (folder / "rare.csv").write_text(
+        "a,b,c,y\n" + "\n".join(f"{a:.3f},{b:.3f},{c:.3f},{y}" for a, b, c, y in points)
+    )
     prices = [(*x, 250_000 + 4e6 * x[0]) for x in rng.random((60, 2))]
-    (folder / "prices.csv").write_text("a,b,y\n" + "\n".join(f"{a:.3f},{b:.3f},{y:.0f}" for a, b, y in prices))
+    (folder / "prices.csv").write_text(
+        "a,b,y\n" + "\n".join(f"{a:.3f},{b:.3f},{y:.0f}" for a, b, y in prices)
+    )
     data = lambda name, **more: {"data": {"name": "table", "train": str(folder / name), **more}}  # noqa: E731
     settings = {
         "moons": small(),
@@ -88,7 +98,11 @@ def drawn(monkeypatch):
 
 
 def every(drawn, run: charts.Run) -> dict[str, Figure]:
-    return {title: figure for draw in charts.PARTS.values() for title, figure in drawn(draw, run)[1].items()}
+    return {
+        title: figure
+        for draw in charts.PARTS.values()
+        for title, figure in drawn(draw, run)[1].items()
+    }
 
 
 class Tables(HTMLParser):
@@ -132,7 +146,13 @@ def test_settings_that_differ_are_shown(runs, tmp_path):
     assert head == ["Setting", "moons", "other", "sign"]
     files = [tomllib.loads((run / "config.toml").read_text()) for run in some]
     flat = [
-        {f"{section}.{key}": v for section, keys in f.items() if isinstance(keys, dict) for key, v in keys.items()} for f in files
+        {
+            f"{section}.{key}": v
+            for section, keys in f.items()
+            if isinstance(keys, dict)
+            for key, v in keys.items()
+        }
+        for f in files
     ]
     keys = {key for f in flat for key in f if len({repr(other.get(key)) for other in flat}) > 1}
     assert {key for key, *_ in rows} == keys
@@ -140,24 +160,43 @@ def test_settings_that_differ_are_shown(runs, tmp_path):
     for key, *values in rows:
         for value, file in zip(values, flat, strict=True):
             expected = file.get(key)
-            assert value == ("-" if expected is None else expected if isinstance(expected, str) else json.dumps(expected)), key
+            assert value == (
+                "-"
+                if expected is None
+                else expected
+                if isinstance(expected, str)
+                else json.dumps(expected)
+            ), key
 
 
 def test_runs_that_do_not_differ_say_so(runs, tmp_path):
     copy = saved(runs["moons"], tmp_path / "copy")
-    page = report([runs["moons"], copy], tmp_path / "page.html", show=False).read_text(encoding="utf-8")
+    page = report([runs["moons"], copy], tmp_path / "page.html", show=False).read_text(
+        encoding="utf-8"
+    )
     assert "None: these runs have the same settings." in page
-    assert "Settings that differ" not in report([copy], show=False).read_text(encoding="utf-8"), "one run, nothing to compare"
+    assert "Settings that differ" not in report([copy], show=False).read_text(encoding="utf-8"), (
+        "one run, nothing to compare"
+    )
 
 
 def test_learning_curves_lie_over_each_other(drawn, runs):
     some = [runs[name] for name in ("moons", "other", "sign")]
     parts, figures = drawn(charts.overlay, read(*some))
-    logs = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in some]
+    logs = [
+        [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for run in some
+    ]
     assert [len(log) for log in logs] == [4, 2, 4]
-    for title, name in {"Training loss": "loss", "Accuracy in training": "accuracy", "Flip rate": "flips"}.items():
+    for title, name in {
+        "Training loss": "loss",
+        "Accuracy in training": "accuracy",
+        "Flip rate": "flips",
+    }.items():
         lines = figures[title].axes[0].lines
-        assert [line.get_xydata().tolist() for line in lines] == [[[row["epoch"], row[name]] for row in log] for log in logs]
+        assert [line.get_xydata().tolist() for line in lines] == [
+            [[row["epoch"], row[name]] for row in log] for log in logs
+        ]
         assert len({line.get_color() for line in lines}) == 3
         assert parts[title].legend == ("moons", "other", "sign")
 
@@ -176,18 +215,28 @@ def test_losses_on_another_scale_are_not_compared(runs):
 
 def test_baseline_is_that_of_scikit_learn(runs, tmp_path):
     """Which knows such predictors, too; and it is no candidate for the best."""
-    for name, label in {"rare": "majority class", "moons": "majority class", "line": "training mean"}.items():
+    for name, label in {
+        "rare": "majority class",
+        "moons": "majority class",
+        "line": "training mean",
+    }.items():
         data = load_dataset(bisnn.load(runs[name]).config)
         verdict = json.loads((runs[name] / "evaluation.json").read_text())["baseline"]
         assert list(verdict) == [label]
         values = {metric: interval["value"] for metric, interval in verdict[label].items()}
         y, zeros = data.test.y.numpy(), np.zeros((len(data.test.y), 1))
         if name == "line":
-            predicted = dummy.DummyRegressor().fit(np.zeros((len(data.train.y), 1)), data.train.y.numpy()).predict(zeros)
+            predicted = (
+                dummy.DummyRegressor()
+                .fit(np.zeros((len(data.train.y), 1)), data.train.y.numpy())
+                .predict(zeros)
+            )
             expected = {"rmse": independent.root_mean_squared_error(y, predicted)}
             expected["mae"] = independent.mean_absolute_error(y, predicted)
         else:
-            guess = dummy.DummyClassifier(strategy="prior").fit(np.zeros((len(data.train.y), 1)), data.train.y.numpy())
+            guess = dummy.DummyClassifier(strategy="prior").fit(
+                np.zeros((len(data.train.y), 1)), data.train.y.numpy()
+            )
             labels = guess.predict(zeros)
             expected = {
                 "accuracy": independent.accuracy_score(y, labels),
@@ -215,7 +264,9 @@ def test_plane_is_what_the_model_says_there(drawn, runs):
         _, figures = drawn(charts.PARTS["Predictions"], read(runs["moons"])[0])
         (ax,) = figures[f"The plane, {name}"].axes
         image = np.asarray(ax.images[0].get_array())
-        assert (image[..., 2] > image[..., 0]).ravel().tolist() == (probs.argmax(1) == 0).tolist(), "blue is class 0"
+        assert (image[..., 2] > image[..., 0]).ravel().tolist() == (
+            probs.argmax(1) == 0
+        ).tolist(), "blue is class 0"
         confidence = probs.max(1).values.numpy()
         order = image[..., 3].ravel()[confidence.argsort()].astype(int)
         assert (np.diff(order) >= 0).all(), "the surer, the stronger"
@@ -254,7 +305,9 @@ def test_worst_predictions_come_first():
     y = torch.arange(30.0)[:, None]
     mean = y.clone()
     mean[[3, 21, 8]] += torch.tensor([[5.0], [-9.0], [7.0]])
-    chosen = evaluation._examples(bisnn.Regression(mean, mean[None], torch.zeros_like(mean)), y).tolist()
+    chosen = evaluation._examples(
+        bisnn.Regression(mean, mean[None], torch.zeros_like(mean)), y
+    ).tolist()
     assert chosen[:3] == [21, 8, 3]
     assert len(set(chosen)) == len(chosen) == evaluation.EXAMPLES
 
@@ -269,7 +322,9 @@ def test_confusion_is_that_of_scikit_learn(runs, tmp_path):
         head, *rows = found[f"Confusion, {name}"]
         assert head == ["", "high", "low", "rare"]
         assert [row[0] for row in rows] == head[1:]
-        expected = independent.confusion_matrix(judged["y"], result["mean"].argmax(1), labels=[0, 1, 2])
+        expected = independent.confusion_matrix(
+            judged["y"], result["mean"].argmax(1), labels=[0, 1, 2]
+        )
         assert [[int(cell) for cell in row[1:]] for row in rows] == expected.tolist()
 
 
@@ -278,12 +333,20 @@ def test_many_classes_are_a_list_of_what_is_confused_most(drawn, runs):
     y = torch.from_numpy(rng.integers(0, 30, 400))
     probs = torch.eye(30)[torch.where(torch.from_numpy(rng.random(400) < 0.5), y, (y + 1) % 30)]
     names = [f"class {k}" for k in range(30)]
-    parts = {"y": y, "classes": names, "predictors": {"MAP": {"mean": probs}}, "plane": None, "points": 400}
+    parts = {
+        "y": y,
+        "classes": names,
+        "predictors": {"MAP": {"mean": probs}},
+        "plane": None,
+        "points": 400,
+    }
     found, _ = drawn(charts.PARTS["Predictions"], changed(runs["moons"], **parts))
     table = found["Confusion, MAP"]
     matrix = independent.confusion_matrix(y, probs.argmax(1))
     np.fill_diagonal(matrix, 0)
-    assert [int(row[2].split()[0]) for row in table.rows] == sorted(matrix.ravel().tolist())[::-1][:8]
+    assert [int(row[2].split()[0]) for row in table.rows] == sorted(matrix.ravel().tolist())[::-1][
+        :8
+    ]
     assert all(int(after[6:]) == (int(before[6:]) + 1) % 30 for before, after, _ in table.rows)
 
 
@@ -295,7 +358,9 @@ def test_surest_mistakes_are_listed(runs, tmp_path):
     names, expected = ("high", "low", "rare"), []
     for i, (p, y) in enumerate(zip(result["mean"].tolist(), judged["y"].tolist(), strict=True)):
         if p.index(max(p)) != y:
-            expected.append((-max(p), [str(i + 1), names[y], names[p.index(max(p))], f"{100 * max(p):.1f} %"]))
+            expected.append(
+                (-max(p), [str(i + 1), names[y], names[p.index(max(p))], f"{100 * max(p):.1f} %"])
+            )
     assert len(expected) > 0
     assert rows == [row for _, row in sorted(expected, key=lambda item: item[0])][:8]
 
@@ -305,8 +370,12 @@ def test_largest_errors_are_listed(runs, tmp_path):
     head, *rows = tables(tmp_path, runs["line"])["Largest errors, ensemble of 3"]
     assert head == ["point", "target", "prediction", "error"]
     error = (judged["predictors"]["ensemble of 3"]["mean"] - judged["y"]).abs()[:, 0]
-    assert [int(row[0]) - 1 for row in rows] == error.argsort(descending=True, stable=True)[:8].tolist()
-    assert [abs(float(row[3])) for row in rows] == pytest.approx(sorted(error.tolist())[::-1][:8], rel=1e-2)
+    assert [int(row[0]) - 1 for row in rows] == error.argsort(descending=True, stable=True)[
+        :8
+    ].tolist()
+    assert [abs(float(row[3])) for row in rows] == pytest.approx(
+        sorted(error.tolist())[::-1][:8], rel=1e-2
+    )
 
 
 # Legibility
@@ -349,7 +418,11 @@ def test_large_numbers_are_read_as_such():
         "0.0123",
         "99.5000",
     ]
-    assert [reproduction._short(value) for value in (123.2, 0.12345, 45_000)] == ["123.2", "0.123", "45 k"]
+    assert [reproduction._short(value) for value in (123.2, 0.12345, 45_000)] == [
+        "123.2",
+        "0.123",
+        "45 k",
+    ]
 
 
 @pytest.mark.parametrize("name", ["moons", "line", "rare", "prices"])
@@ -369,7 +442,11 @@ def test_logarithmic_axes_say_so_and_have_no_bars(drawn, runs, name):
 
 def test_reliability_is_square(drawn, runs):
     (run,) = read(runs["moons"])
-    figures = {title: figure for title, figure in every(drawn, run).items() if title.startswith("Reliability")}
+    figures = {
+        title: figure
+        for title, figure in every(drawn, run).items()
+        if title.startswith("Reliability")
+    }
     assert len(figures) == 2
     for figure in figures.values():
         ax = figure.axes[0]
@@ -392,7 +469,9 @@ def test_time_steps_are_whole(drawn, runs, steps):
 
 def test_epochs_are_whole(drawn, runs):
     (run,) = read(runs["moons"])
-    _, figures = drawn(charts.PARTS["Learning"], charts.Run(run.label, run.config, run.rows[:1], run.judged))
+    _, figures = drawn(
+        charts.PARTS["Learning"], charts.Run(run.label, run.config, run.rows[:1], run.judged)
+    )
     for title, figure in figures.items():
         assert all(tick == round(tick) for tick in figure.axes[0].get_xticks()), title
 
@@ -414,8 +493,13 @@ def test_rows_of_a_raster_have_one_height(drawn, runs):
 
 def test_an_ensemble_that_agrees_is_no_single_network(drawn, runs):
     judged = load_evaluation(runs["line"])
-    flat = lambda parts: {name: part | {"std": torch.zeros_like(part["std"])} for name, part in parts.items()}  # noqa: E731
-    run = changed(runs["line"], predictors=flat(judged["predictors"]), over_time=flat(judged["over_time"]))
+
+    def flat(parts):
+        return {name: part | {"std": torch.zeros_like(part["std"])} for name, part in parts.items()}
+
+    run = changed(
+        runs["line"], predictors=flat(judged["predictors"]), over_time=flat(judged["over_time"])
+    )
     said: dict[str, list[str]] = {"MAP": [], "ensemble of 3": []}
     with charts.styled():
         for draw in (charts.PARTS["Predictions"], charts.PARTS["Uncertainty over time"]):
@@ -438,7 +522,12 @@ def test_an_ensemble_that_agrees_is_no_single_network(drawn, runs):
 )
 def test_caption_says_what_the_entropy_does(runs, entropy, expected):
     curve = torch.from_numpy(entropy)
-    curves = {"entropy": curve, "expected_entropy": curve, "mutual_information": 0 * curve, "accuracy": curve}
+    curves = {
+        "entropy": curve,
+        "expected_entropy": curve,
+        "mutual_information": 0 * curve,
+        "accuracy": curve,
+    }
     run = changed(runs["moons"], over_time={"MAP": curves})
     with charts.styled():
         (chart,) = charts.PARTS["Uncertainty over time"](run)

@@ -11,12 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bisnn import checkpoint
-from bisnn.checkpoint import Damaged, RunFolder, load_tree, save_tree
 from bisnn.files import write_atomic
+from bisnn.runs import folder as checkpoint
+from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
 from runs import small
 
-TREE = {"a": torch.arange(6.0).reshape(2, 3), "b": [1, 0.1, None, "x", True], 3: {"c": torch.tensor(True), "d": torch.zeros(0)}}
+TREE = {
+    "a": torch.arange(6.0).reshape(2, 3),
+    "b": [1, 0.1, None, "x", True],
+    3: {"c": torch.tensor(True), "d": torch.zeros(0)},
+}
 
 
 def equal(a, b):
@@ -34,8 +38,19 @@ def test_tree_comes_back(tmp_path):
     assert equal(load_tree(tmp_path / "f", "state"), TREE)
 
 
-numbers = st.one_of(st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.text(max_size=5), st.none(), st.booleans())
-trees = st.recursive(numbers, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3))
+numbers = st.one_of(
+    st.integers(-(2**62), 2**62),
+    st.floats(allow_nan=False),
+    st.text(max_size=5),
+    st.none(),
+    st.booleans(),
+)
+trees = st.recursive(
+    numbers,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+)
 
 
 @given(trees)
@@ -131,7 +146,10 @@ def test_one_writer_and_a_killed_one_lets_go(tmp_path):
     other = context.Process(target=hold, args=(tmp_path, held, finish))
     other.start()
     assert held.wait(30)
-    with pytest.raises(ValueError, match="another process is writing this run"), RunFolder(tmp_path).locked():
+    with (
+        pytest.raises(ValueError, match="another process is writing this run"),
+        RunFolder(tmp_path).locked(),
+    ):
         pass
     other.kill()
     other.join()
@@ -161,7 +179,9 @@ def test_only_regular_files_are_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="is no regular file"):
         write_atomic(tmp_path / "pipe", b"x")
-    with pytest.raises(FileNotFoundError, match=r"missing/f'$"):  # the file's own name, not the temporary one's
+    with pytest.raises(
+        FileNotFoundError, match=r"missing/f'$"
+    ):  # the file's own name, not the temporary one's
         write_atomic(tmp_path / "missing" / "f", b"x")
 
 
@@ -169,14 +189,18 @@ def test_another_version(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "VERSION", 2)
         save_tree(tmp_path / "f", TREE, "state")
-    with pytest.raises(Damaged, match="was written by another version of bisnn: format 2, this one reads 1"):
+    with pytest.raises(
+        Damaged, match="was written by another version of bisnn: format 2, this one reads 1"
+    ):
         load_tree(tmp_path / "f", "state")
 
 
 def test_folder_in_use_is_not_overwritten(tmp_path):
     run = RunFolder(tmp_path)
     run.create(small())
-    with pytest.raises(ValueError, match=r"is not empty; continue it with: bisnn resume .* or give another folder"):
+    with pytest.raises(
+        ValueError, match=r"is not empty; continue it with: bisnn resume .* or give another folder"
+    ):
         run.create(small())
     run.config_file.unlink()
     (tmp_path / "thesis.txt").write_text("mine")

@@ -28,7 +28,9 @@ def gradients(kind, backward, gradient="local"):
 
 @pytest.mark.parametrize("kind", networks.KINDS)
 @pytest.mark.parametrize("chunk", [1, 5, 17, 40])
-@pytest.mark.parametrize("settings", [{}, {"over_time": "mean", "burn_in": 7}, {"burn_in": 3, "mask": True}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"over_time": "mean", "burn_in": 7}, {"burn_in": 3, "mask": True}]
+)
 def test_chunks_give_the_gradient_of_the_whole(kind, chunk, settings):
     settings = dict(settings)
     if settings.pop("mask", False):
@@ -41,7 +43,9 @@ def test_chunks_give_the_gradient_of_the_whole(kind, chunk, settings):
         return loss.detach()
 
     loss, expected = gradients(kind, whole)
-    ours, grads = gradients(kind, lambda net, x: chunked_backward(net, x, LABELS, chunk, **settings))
+    ours, grads = gradients(
+        kind, lambda net, x: chunked_backward(net, x, LABELS, chunk, **settings)
+    )
     assert ours == pytest.approx(loss, rel=1e-12)
     assert any(g.abs().max() > 0 for g in expected)
     for g, e in zip(grads, expected, strict=True):
@@ -65,8 +69,13 @@ def test_a_target_a_time_step_and_a_factor():
 
 def test_with_bptt_errors_end_at_the_borders():
     """Truncated BPTT: one chunk is the whole, several are not."""
-    run = lambda chunk: gradients("deep", lambda net, x: chunked_backward(net, x, LABELS, chunk), "bptt")[1]  # noqa: E731
-    whole = gradients("deep", lambda net, x: (local_loss(net(x), LABELS).backward(), torch.tensor(0.0))[1], "bptt")[1]
+
+    def run(chunk):
+        return gradients("deep", lambda net, x: chunked_backward(net, x, LABELS, chunk), "bptt")[1]
+
+    whole = gradients(
+        "deep", lambda net, x: (local_loss(net(x), LABELS).backward(), torch.tensor(0.0))[1], "bptt"
+    )[1]
     for g, e in zip(run(17), whole, strict=True):
         torch.testing.assert_close(g, e)
     assert any(not torch.allclose(g, e) for g, e in zip(run(4), whole, strict=True))
@@ -78,7 +87,12 @@ def test_a_run_in_chunks_is_the_run(tmp_path):
     for chunk in (0, 7):
         config = runs.small(**{"train.chunk": chunk, "train.dtype": "float64"})
         model = bisnn.load(bisnn.train(config, tmp_path / str(chunk), show=False))
-        rows.append([json.loads(line) for line in (tmp_path / str(chunk) / "metrics.jsonl").read_text().splitlines()])
+        rows.append(
+            [
+                json.loads(line)
+                for line in (tmp_path / str(chunk) / "metrics.jsonl").read_text().splitlines()
+            ]
+        )
         latents.append([p.detach() for p in model.net.parameters()])
     for a, b in zip(*rows, strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-9)
@@ -94,7 +108,9 @@ def test_each_chunk_is_shown_once():
     net, lengths = networks.build("deep"), []
     with map_weights(net):
         x = spikes(17, 4, 6, dtype=torch.float64)
-        chunked_backward(net, x, LABELS, 5, burn_in=6, each=lambda output: lengths.append(len(output.spikes[0])))
+        chunked_backward(
+            net, x, LABELS, 5, burn_in=6, each=lambda output: lengths.append(len(output.spikes[0]))
+        )
     assert lengths == [5, 5, 5, 2]
 
 
@@ -123,7 +139,11 @@ print(size("VmHWM") - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the process's size from /proc")
 def test_memory_does_not_grow_with_time():
-    grown = float(subprocess.run([sys.executable, "-c", MEMORY, "3000"], capture_output=True, text=True, check=True).stdout)
+    grown = float(
+        subprocess.run(
+            [sys.executable, "-c", MEMORY, "3000"], capture_output=True, text=True, check=True
+        ).stdout
+    )
     assert grown < 8  # MiB; in one piece, 3000 steps take 90 MiB a tensor
 
 

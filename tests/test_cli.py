@@ -16,11 +16,24 @@ import numpy as np
 import pytest
 
 import bisnn
-from bisnn import cli, display, evaluation, reproduction, training
+from bisnn import cli, display
 from bisnn.data import events, simulation
+from bisnn.runs import evaluation, training
+from bisnn_experiments import reproduction
 from runs import made_up, run_on_recordings, small
 
-COMMANDS = ("train", "resume", "evaluate", "predict", "reproduce", "report", "export", "inspect", "simulate", "info")
+COMMANDS = (
+    "train",
+    "resume",
+    "evaluate",
+    "predict",
+    "reproduce",
+    "report",
+    "export",
+    "inspect",
+    "simulate",
+    "info",
+)
 
 
 def run(capsys, monkeypatch, *arguments):
@@ -50,7 +63,9 @@ def trained(tmp_path_factory):
 
 def test_from_a_config_to_a_verdict(bisnn_, tmp_path):
     (tmp_path / "small.toml").write_text(small().to_toml())
-    code, out, _ = bisnn_("train", tmp_path / "small.toml", "--out", tmp_path / "run", "--set", "train.epochs=2", "-q")
+    code, out, _ = bisnn_(
+        "train", tmp_path / "small.toml", "--out", tmp_path / "run", "--set", "train.epochs=2", "-q"
+    )
     assert code == 0
     verdict = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert f"{verdict['metrics']['MAP']['accuracy']['value']:.4f}" in out
@@ -73,16 +88,24 @@ def test_predictions_as_csv(bisnn_, trained, tmp_path):
     rows = list(csv.DictReader(out.splitlines()))
     assert code == 0
     assert [float(row["p(1)"]) for row in rows] == expected.mean[:, 1].tolist()
-    assert [float(row["mutual_information"]) for row in rows] == expected.mutual_information.tolist()
+    assert [
+        float(row["mutual_information"]) for row in rows
+    ] == expected.mutual_information.tolist()
     assert [int(row["class"]) for row in rows] == expected.mean.argmax(-1).tolist()
-    np.save(tmp_path / "many.npy", np.tile(x, (70, 1)))  # enough for a bar, which must not get into the output
+    np.save(
+        tmp_path / "many.npy", np.tile(x, (70, 1))
+    )  # enough for a bar, which must not get into the output
     code, out, _ = bisnn_("predict", trained, tmp_path / "many.npy")
     assert len(list(csv.DictReader(out.splitlines()))) == 280
     assert out.startswith("class,confidence,")
-    code, out, _ = bisnn_("predict", trained, tmp_path / "x.npy", "--map", "--out", tmp_path / "p.csv")
+    code, out, _ = bisnn_(
+        "predict", trained, tmp_path / "x.npy", "--map", "--out", tmp_path / "p.csv"
+    )
     assert "4 predictions" in out
     rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
-    assert [float(row["p(1)"]) for row in rows] == bisnn.load(trained).predict(x, samples=None).mean[:, 1].tolist()
+    assert [float(row["p(1)"]) for row in rows] == bisnn.load(trained).predict(
+        x, samples=None
+    ).mean[:, 1].tolist()
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +121,22 @@ def test_predictions_on_recordings(bisnn_, recorded, tmp_path, monkeypatch):
     code, out, error = bisnn_("predict", run, root / "Test", alone)
     rows = list(csv.DictReader(out.splitlines()))
     assert (code, error) == (0, "")
-    assert list(rows[0]) == ["file", "class", "confidence", "p(3)", "p(7)", "entropy", "mutual_information"]
+    assert list(rows[0]) == [
+        "file",
+        "class",
+        "confidence",
+        "p(3)",
+        "p(7)",
+        "entropy",
+        "mutual_information",
+    ]
     assert [row["file"] for row in rows] == [str(file) for file in files]
     assert [row["class"] for row in rows] == ["37"[i] for i in expected.mean.argmax(-1)]
-    for name, values in (("p(7)", expected.mean[:, 1]), ("entropy", expected.entropy), ("confidence", expected.mean.amax(-1))):
+    for name, values in (
+        ("p(7)", expected.mean[:, 1]),
+        ("entropy", expected.entropy),
+        ("confidence", expected.mean.amax(-1)),
+    ):
         assert [float(row[name]) for row in rows] == values.tolist()
     code, out, _ = bisnn_("predict", run, root / "Test" / "3", "--map", "--out", tmp_path / "p.csv")
     assert (code, out) == (0, f"2 predictions: {tmp_path / 'p.csv'}\n")
@@ -130,7 +165,9 @@ def test_recordings_that_cannot_be_predicted(bisnn_, recorded, trained, tmp_path
         "large.aedat": "large.aedat: must have the 34 x 34 pixels that the model was trained on; got 128 x 128",
     }
     for name, message in cases.items():
-        code, out, error = bisnn_("predict", run, good, tmp_path / name, "--out", tmp_path / "p.csv")
+        code, out, error = bisnn_(
+            "predict", run, good, tmp_path / name, "--out", tmp_path / "p.csv"
+        )
         assert (code, out, error.count("\n")) == (1, "", 1)
         assert error.startswith("bisnn: ")
         assert message in error
@@ -160,14 +197,18 @@ def test_energy_is_kept_and_shown_when_asked_for(bisnn_, trained, tmp_path):
     assert list(ledger["rows"]) == ["full precision, hypothetical", "MAP", "ensemble of 3", "ANN"]
     for name, row in ledger["rows"].items():
         (cells,) = re.findall(rf"^  {name} (.*)", out.split("One inference")[1], re.M)
-        counts = [f"{row[key]:,.0f}" for key in ("weight_bits", "synaptic_operations", "neuron_updates")]
+        counts = [
+            f"{row[key]:,.0f}" for key in ("weight_bits", "synaptic_operations", "neuron_updates")
+        ]
         assert cells.split()[:3] == counts
         assert cells.split()[-1] == f"{row['ratio']:.2f}"
     assert "Horowitz" in out
     bisnn_("evaluate", run, "--cost", "int_add=0.2", "-q")
     again = verdict()["energy"]
     assert again["costs"]["int_add"] == 0.2
-    assert again["rows"]["MAP"]["synapse_joules"] == pytest.approx(2 * ledger["rows"]["MAP"]["synapse_joules"])
+    assert again["rows"]["MAP"]["synapse_joules"] == pytest.approx(
+        2 * ledger["rows"]["MAP"]["synapse_joules"]
+    )
 
 
 def test_names_are_no_markup(bisnn_, tmp_path, monkeypatch):
@@ -179,7 +220,9 @@ def test_names_are_no_markup(bisnn_, tmp_path, monkeypatch):
     folder = tmp_path / "a [/b] [red] b"
     code, out, error = bisnn_("train", tmp_path / "small.toml", "--out", folder, "-q")
     assert code == 0
-    assert all(line.startswith(f"{folder}: ") for line in error.splitlines())  # that the features say nothing
+    assert all(
+        line.startswith(f"{folder}: ") for line in error.splitlines()
+    )  # that the features say nothing
     assert f"report: {folder / 'report.html'}\n" in out
     (tmp_path / "x.csv").write_text("1,2\n")
     code, out, error = bisnn_("predict", folder, tmp_path / "x.csv")
@@ -192,7 +235,9 @@ FORMULA, ESCAPE = "=cmd|' /C calc'!A0", "a\x1b]0;owned\x07\x9b2J\u202eb"
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    """A run whose classes, and a recording's folder whose files, have names that a spreadsheet or a terminal would obey."""
+    """A run whose classes, and a recording's folder whose files, have names that a spreadsheet or a
+    terminal would obey.
+    """
     folder = tmp_path_factory.mktemp("hostile")
     classes = [FORMULA, ESCAPE, "-1", "@x", "+1e3", "-x"]
     rows = [[i % 7, i % 5, classes[i % 6]] for i in range(120)]
@@ -208,13 +253,20 @@ def test_no_cell_of_a_csv_is_a_formula(bisnn_, hostile, tmp_path):
     code, _, error = bisnn_("predict", run, tmp_path / "x.npy", "--out", tmp_path / "p.csv")
     assert (code, error) == (0, "")
     rows = list(csv.DictReader((tmp_path / "p.csv").read_text(encoding="utf-8").splitlines()))
-    meant = [bisnn.load(run).classes[i] for i in bisnn.load(run).predict(np.load(tmp_path / "x.npy")).mean.argmax(-1)]
+    meant = [
+        bisnn.load(run).classes[i]
+        for i in bisnn.load(run).predict(np.load(tmp_path / "x.npy")).mean.argmax(-1)
+    ]
     assert {FORMULA, "-1"} <= set(meant)
     written = {FORMULA: f"'{FORMULA}", "@x": "'@x", "-x": "'-x"}
-    assert [row["class"] for row in rows] == [written.get(name, display.visible(name)) for name in meant]
+    assert [row["class"] for row in rows] == [
+        written.get(name, display.visible(name)) for name in meant
+    ]
     shown = [f"p({display.visible(name)})" for name in sorted(classes)]
     assert [header for header in rows[0] if header.startswith("p(")] == shown
-    assert "\x1b" not in (tmp_path / "p.csv").read_text(encoding="utf-8"), "a CSV may be piped to a terminal"
+    assert "\x1b" not in (tmp_path / "p.csv").read_text(encoding="utf-8"), (
+        "a CSV may be piped to a terminal"
+    )
 
 
 def test_names_do_not_command_the_terminal(bisnn_, hostile, recorded, tmp_path, monkeypatch):
@@ -225,9 +277,16 @@ def test_names_do_not_command_the_terminal(bisnn_, hostile, recorded, tmp_path, 
     assert r"p(a\x1b]0;owned\x07\x9b2J\u202eb)" in outputs[0][1]
     strange = tmp_path / f"{ESCAPE} \udcff.bin"
     shutil.copy(next(recorded[1].glob("Test/3/*.bin")), strange)
-    outputs += [bisnn_("inspect", strange, "--out", f"{strange}.png"), bisnn_("predict", recorded[0], strange)]
+    outputs += [
+        bisnn_("inspect", strange, "--out", f"{strange}.png"),
+        bisnn_("predict", recorded[0], strange),
+    ]
     strange.write_bytes(b"abc")
-    outputs += [bisnn_("predict", recorded[0], strange), bisnn_("report", tmp_path / ESCAPE), bisnn_("train", ESCAPE)]
+    outputs += [
+        bisnn_("predict", recorded[0], strange),
+        bisnn_("report", tmp_path / ESCAPE),
+        bisnn_("train", ESCAPE),
+    ]
     for _, out, error in outputs:
         plain = re.sub(r"\x1b\[[0-9;]*m", "", out + error)  # without our own colours
         assert "owned" in plain
@@ -235,7 +294,9 @@ def test_names_do_not_command_the_terminal(bisnn_, hostile, recorded, tmp_path, 
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
     shutil.copy(next(recorded[1].glob("Test/3/*.bin")), strange)
     code, out, _ = bisnn_("predict", recorded[0], strange)
-    assert (code, r"\udcff.bin" in out) == (0, True), "a byte that is no UTF-8 does not stop predictions"
+    assert (code, r"\udcff.bin" in out) == (0, True), (
+        "a byte that is no UTF-8 does not stop predictions"
+    )
     assert [code for code, *_ in outputs] == [0, 0, 0, 1, 1, 1]
 
 
@@ -259,25 +320,61 @@ def test_help_has_an_example(bisnn_, command):
 
 MISTAKES = {
     "no config": (("train", "nothing.toml"), "nothing.toml: there is no such config file"),
-    "key": (("train", "two_moons_bayes", "--set", "rule.temprature=1"), "the nearest valid key is rule.temperature"),
-    "device": (("train", "two_moons_bayes", "--set", "train.device=tpu"), "train.device: must be 'cpu' or 'cuda'"),
+    "key": (
+        ("train", "two_moons_bayes", "--set", "rule.temprature=1"),
+        "the nearest valid key is rule.temperature",
+    ),
+    "device": (
+        ("train", "two_moons_bayes", "--set", "train.device=tpu"),
+        "train.device: must be 'cpu' or 'cuda'",
+    ),
     "no run": (("evaluate", "nothing"), "nothing: there is no such run"),
     "no run to resume": (("resume", "nothing"), "nothing: there is no such run folder"),
     "no run to predict with": (("predict", "nothing", "x.csv"), "nothing: there is no such run"),
     "no points": (("predict", "{run}", "nothing.csv"), "nothing.csv: there is no such file"),
-    "nan": (("predict", "{run}", "{nan}"), "line 2, column 2: must be a finite number; it is blank"),
-    "features": (("predict", "{run}", "{three}"), "must have 2 columns, the model's features in their order; got 3"),
-    "folder in use": (("train", "two_moons_bayes", "--out", "{run}"), "is not empty; continue it with: bisnn resume"),
-    "no samples": (("predict", "{st}", "{two}", "--samples", "3"), "rule 'st' has no posterior to draw from"),
-    "over its input": (("predict", "{run}", "{two}", "--out", "{two}"), "must be a .csv file other than the input"),
-    "not a csv": (("predict", "{run}", "{two}", "--out", "{run}/model.safetensors"), "must be a .csv file"),
-    "report over the model": (("report", "{run}", "--out", "{run}/model.safetensors"), "give a name that ends in .html"),
+    "nan": (
+        ("predict", "{run}", "{nan}"),
+        "line 2, column 2: must be a finite number; it is blank",
+    ),
+    "features": (
+        ("predict", "{run}", "{three}"),
+        "must have 2 columns, the model's features in their order; got 3",
+    ),
+    "folder in use": (
+        ("train", "two_moons_bayes", "--out", "{run}"),
+        "is not empty; continue it with: bisnn resume",
+    ),
+    "no samples": (
+        ("predict", "{st}", "{two}", "--samples", "3"),
+        "rule 'st' has no posterior to draw from",
+    ),
+    "over its input": (
+        ("predict", "{run}", "{two}", "--out", "{two}"),
+        "must be a .csv file other than the input",
+    ),
+    "not a csv": (
+        ("predict", "{run}", "{two}", "--out", "{run}/model.safetensors"),
+        "must be a .csv file",
+    ),
+    "report over the model": (
+        ("report", "{run}", "--out", "{run}/model.safetensors"),
+        "give a name that ends in .html",
+    ),
     "a file for a run": (("evaluate", "{run}/model.safetensors"), "there is no such run folder"),
     "no evaluation": (("report", "{run}"), "do it with: bisnn evaluate"),
-    "unwritable": (("train", "two_moons_bayes", "--out", "{nan}/run"), "nan.csv is a file, not a folder; give another"),
+    "unwritable": (
+        ("train", "two_moons_bayes", "--out", "{nan}/run"),
+        "nan.csv is a file, not a folder; give another",
+    ),
     "cost": (("evaluate", "{run}", "--cost", "int_ad=1"), "did you mean 'int_add'?"),
-    "cost without a number": (("evaluate", "{run}", "--energy", "--cost", "int_add"), "must be NAME=PJ"),
-    "cost of nothing": (("evaluate", "{run}", "--cost", "int_add=0"), "int_add: must be a finite number > 0"),
+    "cost without a number": (
+        ("evaluate", "{run}", "--energy", "--cost", "int_add"),
+        "must be NAME=PJ",
+    ),
+    "cost of nothing": (
+        ("evaluate", "{run}", "--cost", "int_add=0"),
+        "int_add: must be a finite number > 0",
+    ),
     "unwritable predictions": (
         ("predict", "{run}", "{two}", "--out", "/nowhere/at/all.csv"),
         "there is no folder /nowhere/at",
@@ -290,7 +387,11 @@ def test_mistakes_are_one_line_and_no_traceback(bisnn_, tmp_path, trained, case)
     (tmp_path / "nan.csv").write_text("1,2\n1,nan\n")
     (tmp_path / "two.csv").write_text("1,2\n")
     (tmp_path / "three.csv").write_text("1,2,3\n")
-    places = {"run": trained, "st": trained.parent / "st", **{name: tmp_path / f"{name}.csv" for name in ("nan", "two", "three")}}
+    places = {
+        "run": trained,
+        "st": trained.parent / "st",
+        **{name: tmp_path / f"{name}.csv" for name in ("nan", "two", "three")},
+    }
     arguments, message = MISTAKES[case]
     code, out, error = bisnn_(*(argument.format(**places) for argument in arguments))
     assert code == 1
@@ -311,7 +412,9 @@ def test_unwritable_folder_is_one_line(bisnn_, tmp_path, monkeypatch):
 
 
 def drop_the_right_to_write_anywhere():
-    """Root may write into read-only folders by two capabilities, which this process, about to start another program, gives up."""
+    """Root may write into read-only folders by two capabilities, which this process, about to start
+    another program, gives up.
+    """
     libc = ctypes.CDLL(None)
     for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
         libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
@@ -319,7 +422,9 @@ def drop_the_right_to_write_anywhere():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="takes rights from root by Linux capabilities")
 def test_every_command_that_writes_says_where_it_may_not(trained, tmp_path):
-    """Read-only folders, a file where a folder is needed and the other way round: one line that begins with the path."""
+    """Read-only folders, a file where a folder is needed and the other way round: one line that
+    begins with the path.
+    """
     run = shutil.copytree(trained, tmp_path / "run")
     evaluation.evaluate(run, show=False)
     shutil.copytree(run, tmp_path / "locked").joinpath(".lock").unlink(missing_ok=True)
@@ -328,7 +433,10 @@ def test_every_command_that_writes_says_where_it_may_not(trained, tmp_path):
     events.write_aedat(tmp_path / "a.aedat", made_up(100, 128, 0))
     for name in ("closed", "folder.csv", "folder.safetensors"):
         (tmp_path / name).mkdir()
-    denied, file = ": permission denied; change the permissions", "x.csv is a file, not a folder; give another place"
+    denied, file = (
+        ": permission denied; change the permissions",
+        "x.csv is a file, not a folder; give another place",
+    )
     cases = [
         ("train small.toml -q --out closed/a", "closed/a" + denied),
         ("train small.toml -q --out x.csv", "x.csv: is a file where a folder is needed"),
@@ -336,10 +444,19 @@ def test_every_command_that_writes_says_where_it_may_not(trained, tmp_path):
         ("resume locked -q", f"{tmp_path}/locked/.lock{denied}"),
         ("evaluate locked -q", f"{tmp_path}/locked/.lock{denied}"),
         ("predict run x.csv --out closed/a.csv", "closed/a.csv" + denied),
-        ("predict run x.csv --out folder.csv", "folder.csv: is a folder where a file is needed; give the name of a file"),
+        (
+            "predict run x.csv --out folder.csv",
+            "folder.csv: is a folder where a file is needed; give the name of a file",
+        ),
         ("predict run x.csv --out x.csv/a.csv", f"x.csv/a.csv: {file}"),
-        ("report run -q --out closed/a.html", "closed/a.html: Permission denied; the report was not written"),
-        ("export run --as members --out folder.safetensors", "folder.safetensors: is a folder where a file is needed"),
+        (
+            "report run -q --out closed/a.html",
+            "closed/a.html: Permission denied; the report was not written",
+        ),
+        (
+            "export run --as members --out folder.safetensors",
+            "folder.safetensors: is a folder where a file is needed",
+        ),
         ("export run --as members --out x.csv/a.safetensors", f"x.csv/a.safetensors: {file}"),
         ("export run --as members --out closed/a.safetensors", "closed/a.safetensors" + denied),
         ("export run --as members --to c --out x.csv", "x.csv: is a file where a folder is needed"),
@@ -362,8 +479,16 @@ for arguments in json.load(sys.stdin):
     for name in ("closed", "locked"):
         (tmp_path / name).chmod(0o555)
     asked = json.dumps([arguments for arguments, _ in cases])
-    options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300, "input": asked}
-    done = subprocess.run([sys.executable, "-c", program], preexec_fn=drop_the_right_to_write_anywhere, **options)
+    options = {
+        "cwd": tmp_path,
+        "capture_output": True,
+        "text": True,
+        "timeout": 300,
+        "input": asked,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program], preexec_fn=drop_the_right_to_write_anywhere, **options
+    )
     for name in ("closed", "locked"):
         (tmp_path / name).chmod(0o755)
     if any((tmp_path / "closed").iterdir()):
@@ -375,7 +500,9 @@ for arguments in json.load(sys.stdin):
         assert error.startswith(f"bisnn: {message}"), arguments
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
 def test_too_little_memory_is_one_line(bisnn_, tmp_path, monkeypatch, error):
     def fail(*arguments):
         raise error
@@ -412,7 +539,9 @@ def test_tracebacks_for_developers(bisnn_, monkeypatch):
 
 def test_interrupted_runs_say_how_to_go_on(bisnn_, tmp_path, monkeypatch):
     update = training.Training.update
-    monkeypatch.setattr(training.Training, "update", lambda self: (os.kill(os.getpid(), 15), update(self))[1])
+    monkeypatch.setattr(
+        training.Training, "update", lambda self: (os.kill(os.getpid(), 15), update(self))[1]
+    )
     (tmp_path / "small.toml").write_text(small().to_toml())
     code, _, error = bisnn_("train", tmp_path / "small.toml", "--out", tmp_path / "run", "-q")
     assert code == 128 + 15
@@ -421,7 +550,10 @@ def test_interrupted_runs_say_how_to_go_on(bisnn_, tmp_path, monkeypatch):
     for command in (["evaluate", "-q"], ["export"]):
         code, _, error = bisnn_(command[0], tmp_path / "run", *command[1:])
         assert code == 0
-        assert f"{tmp_path / 'run'}: its model is of epoch 0 of 4; `bisnn resume` trains it to the end" in error
+        assert (
+            f"{tmp_path / 'run'}: its model is of epoch 0 of 4; `bisnn resume` trains it to the end"
+            in error
+        )
 
 
 def test_ctrl_c_is_one_word(bisnn_, tmp_path, monkeypatch):
@@ -444,9 +576,19 @@ def test_help_is_quick_and_imports_nothing_heavy():
     seconds = []
     for _ in range(3):
         before = os.times()
-        subprocess.run([sys.executable, "-m", "bisnn", "train", "--help"], capture_output=True, check=True, timeout=60)
+        subprocess.run(
+            [sys.executable, "-m", "bisnn", "train", "--help"],
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
         after = os.times()
-        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
+        seconds.append(
+            after.children_user
+            + after.children_system
+            - before.children_user
+            - before.children_system
+        )
     assert min(seconds) < 0.5  # of CPU time: other tests run beside this one
 
 
@@ -455,11 +597,22 @@ def test_reproduce_passes_its_options_on(bisnn_, tmp_path, monkeypatch):
 
     def reproduce(figures, recipe, **options):
         asked.update(options, figures=figures, recipe=recipe)
-        row = {"method": "ST-BiSNN", "predictor": "sign", "seeds": 2, "ece": {"mean": 0.25, "std": 0.0}}
-        return {"figures": {name: {"recipe": recipe, "seeds": [5, 6], "summary": [row]} for name in figures}}
+        row = {
+            "method": "ST-BiSNN",
+            "predictor": "sign",
+            "seeds": 2,
+            "ece": {"mean": 0.25, "std": 0.0},
+        }
+        return {
+            "figures": {
+                name: {"recipe": recipe, "seeds": [5, 6], "summary": [row]} for name in figures
+            }
+        }
 
     monkeypatch.setattr(reproduction, "reproduce", reproduce)
-    code, out, _ = bisnn_("reproduce", "all", "--recipe", "paper", "--seeds", 2, "--first-seed", 5, "--jobs", 3, "-q")
+    code, out, _ = bisnn_(
+        "reproduce", "all", "--recipe", "paper", "--seeds", 2, "--first-seed", 5, "--jobs", 3, "-q"
+    )
     assert code == 0
     assert asked == {
         "figures": ["fig1", "fig2"],
@@ -476,14 +629,21 @@ def test_reproduce_passes_its_options_on(bisnn_, tmp_path, monkeypatch):
     assert "± 0.000" in out
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(["train", "--help"], 0), (["trian"], 2), (["evaluate", "no such run"], 1)])
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["train", "--help"], 0), (["trian"], 2), (["evaluate", "no such run"], 1)],
+)
 def test_under_torchrun_the_interpreter_is_left_without_its_shutdown(arguments, code):
     """There gloo's threads could abort it (see `cli.main`); all output and the exit status stay."""
     program = "import atexit, sys; from bisnn.cli import main; atexit.register(print, 'shut down'); main()"
     outcomes = []
     for extra in ({}, {"WORLD_SIZE": "1", "RANK": "0"}):
         done = subprocess.run(
-            [sys.executable, "-c", program, *arguments], env={**os.environ, **extra}, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", program, *arguments],
+            env={**os.environ, **extra},
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == code
         outcomes.append((done.stdout, done.stderr))
@@ -502,7 +662,11 @@ def test_under_torchrun_the_interpreter_is_left_without_its_shutdown(arguments, 
         (["--as", "posterior"], "weights, the posterior at 8 bits each", "packed.safetensors"),
         (["--as", "map"], "weights, 1 x 1 bit each", "packed.safetensors"),
         (["--to", "c", "--as", "members", "--members", "2"], "of tables (flash)", "c/model.c"),
-        (["--to", "c", "--prefix", "moons"], "cc -O2 moons.c moons_test.c -o moons_test && ./moons_test", "c/moons.c"),
+        (
+            ["--to", "c", "--prefix", "moons"],
+            "cc -O2 moons.c moons_test.c -o moons_test && ./moons_test",
+            "c/moons.c",
+        ),
         (["--to", "nir"], "NIR graph (exact)", "model.nir"),
         (["--to", "nir", "--profile", "cubalif"], "not the network's own spikes", "model.nir"),
     ],

@@ -1,4 +1,6 @@
-"""Tables of one's own: columns by name, blanks and categories, targets in their units; the same in training, files and engine."""
+"""Tables of one's own: columns by name, blanks and categories, targets in their units; the same in
+training, files and engine.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder
 
 import bisnn.packed
-from bisnn import evaluation, exporting, model, training
-from bisnn.checkpoint import Damaged, load_tree, save_tree
-from bisnn.config import Table
 from bisnn.data import table
 from bisnn.data.dataset import load_dataset
 from bisnn.packed import BadFile
 from bisnn.packed.columns import BadSchema, Column, Schema
+from bisnn.runs import evaluation, exporting, model, training
+from bisnn.runs.config import Table
+from bisnn.runs.folder import Damaged, load_tree, save_tree
 from runs import small
 from test_cli import run as run_command
 
@@ -34,7 +36,13 @@ def made_rows(count: int, seed: int) -> list[dict[str, str]]:
     for i in range(count):
         age, town, floor = rng.uniform(20, 60), TOWNS[rng.integers(3)], rng.integers(1, 4)
         kind = "old" if age > 40 or town == "Ulm" else "young"
-        cells = [str(i), "NA" if rng.random() < 0.1 else f"{age:.3f}", "" if rng.random() < 0.1 else town, str(floor), kind]
+        cells = [
+            str(i),
+            "NA" if rng.random() < 0.1 else f"{age:.3f}",
+            "" if rng.random() < 0.1 else town,
+            str(floor),
+            kind,
+        ]
         rows.append(dict(zip(HEADER, cells, strict=True)))
     return rows
 
@@ -49,10 +57,21 @@ def write(path, rows, header=HEADER, delimiter=",", named=True):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run on a table with everything: blanks, categories in words and in numbers, a dropped column."""
+    """A run on a table with everything: blanks, categories in words and in numbers, a dropped
+    column.
+    """
     folder = tmp_path_factory.mktemp("table")
-    data = {"name": "table", "train": str(write(folder / "train.csv", made_rows(120, 0))), "drop": ["id"], "categorical": ["floor"]}
-    return training.train(small("bayes", {"data": data}, **{"rule.lr": 0.1, "train.epochs": 8}), folder / "run", show=False)
+    data = {
+        "name": "table",
+        "train": str(write(folder / "train.csv", made_rows(120, 0))),
+        "drop": ["id"],
+        "categorical": ["floor"],
+    }
+    return training.train(
+        small("bayes", {"data": data}, **{"rule.lr": 0.1, "train.epochs": 8}),
+        folder / "run",
+        show=False,
+    )
 
 
 @pytest.fixture
@@ -65,13 +84,19 @@ def test_features_are_those_of_scikit_learn(tmp_path):
     path = write(tmp_path / "a.csv", rows)
     read = table.read(path)
     training_rows = np.arange(0, 80, 2)
-    schema = table.learned_schema(read, Table(name="table", train=str(path), drop=["id"], categorical=["floor"]), training_rows)
+    schema = table.learned_schema(
+        read,
+        Table(name="table", train=str(path), drop=["id"], categorical=["floor"]),
+        training_rows,
+    )
     x, _ = schema.encode(table.matched(read, schema)[0])
     ages = np.array([[np.nan if row["age"] == "NA" else float(row["age"])] for row in rows])
     words = np.array([[row["town"], row["floor"]] for row in rows], dtype=object)
     imputer = SimpleImputer(strategy="median", add_indicator=True).fit(ages[training_rows])
     encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(words[training_rows])
-    np.testing.assert_array_equal(x, np.concatenate([imputer.transform(ages), encoder.transform(words)], 1))
+    np.testing.assert_array_equal(
+        x, np.concatenate([imputer.transform(ages), encoder.transform(words)], 1)
+    )
     assert schema.features[:4] == ["age", "age is blank", "town = blank", "town = Rom"]
     new = schema.encode({"age": [33, None], "town": ["Bonn", "Ulm"], "floor": [2, "9"]})
     wanted = [imputer.transform([[33], [np.nan]]), encoder.transform([["Bonn", "2"], ["Ulm", "9"]])]
@@ -95,9 +120,15 @@ def test_blanks_where_training_rows_had_none():
         ({"a": 1}, "x: has no column 'b', which the model takes; it has a"),
         ({"a": 1, "b": "u", "c": 3}, "x: column 'c' was not in the training file; leave it out"),
         ({"a": [1, 2], "b": ["u"]}, "every column must have as many values"),
-        ({"a": "ten", "b": "u"}, "x: row 1, column 'a': must be a number, as others of its column are; got 'ten'"),
+        (
+            {"a": "ten", "b": "u"},
+            "x: row 1, column 'a': must be a number, as others of its column are; got 'ten'",
+        ),
         ({"a": np.inf, "b": "u"}, "x: row 1, column 'a': must be a finite number; got inf"),
-        (np.zeros((2, 3)), r"x: must be \(N, 2\) with N >= 1, the columns a, b; got shape \(2, 3\)"),
+        (
+            np.zeros((2, 3)),
+            r"x: must be \(N, 2\) with N >= 1, the columns a, b; got shape \(2, 3\)",
+        ),
         (np.zeros((0, 2)), "x: must be"),
     ],
 )
@@ -116,7 +147,9 @@ def test_columns_are_matched_by_name(run, tmp_path, bisnn_):
     orders = (HEADER, HEADER[::-1], ["town", "floor", "age"], ["kind", "floor", "town", "age"])
     for i, order in enumerate(orders):
         for delimiter in ",;\t":
-            code, out, error = bisnn_("predict", run, write(tmp_path / f"{i}.csv", rows, order, delimiter))
+            code, out, error = bisnn_(
+                "predict", run, write(tmp_path / f"{i}.csv", rows, order, delimiter)
+            )
             assert code == 0
             answers.append(out)
             assert ("accuracy" in error) == ("kind" in order)
@@ -136,13 +169,19 @@ def test_labels_that_are_blank_or_unknown(run, tmp_path, bisnn_):
     rows = [{**row, "kind": kind} for row, kind in zip(rows, kinds, strict=True)]
     _, again, error = bisnn_("predict", run, write(tmp_path / "b.csv", rows))
     assert again == out
-    assert "accuracy 0.3333 on 3 rows that have their class or target; 1 of a class that the model does not know" in error
+    assert (
+        "accuracy 0.3333 on 3 rows that have their class or target; 1 of a class that the model does not know"
+        in error
+    )
 
 
 @pytest.mark.parametrize(
     ("order", "message"),
     [
-        (["age", "town", "kind"], "has no column 'floor', which the model takes; it has age, town, kind"),
+        (
+            ["age", "town", "kind"],
+            "has no column 'floor', which the model takes; it has age, town, kind",
+        ),
         (["age", "id", "kind"], "has no column 'town', 'floor', which the model takes"),
         ([*HEADER, "more"], "column 'more' was not in the training file; leave it out"),
     ],
@@ -158,20 +197,33 @@ def test_other_columns_are_an_error(run, tmp_path, bisnn_, order, message):
 def test_without_a_header_columns_are_taken_by_position(run, tmp_path, bisnn_):
     rows = made_rows(10, 4)
     _, wanted, _ = bisnn_("predict", run, write(tmp_path / "a.csv", rows))
-    assert bisnn_("predict", run, write(tmp_path / "b.csv", rows, HEADER[1:4], named=False))[1] == wanted
+    assert (
+        bisnn_("predict", run, write(tmp_path / "b.csv", rows, HEADER[1:4], named=False))[1]
+        == wanted
+    )
     code, out, error = bisnn_("predict", run, write(tmp_path / "c.csv", rows, named=False))
     assert out == wanted
     assert "accuracy" in error, "laid out as the training file, with its target"
-    code, _, error = bisnn_("predict", run, write(tmp_path / "d.csv", rows, HEADER[:4], named=False))
+    code, _, error = bisnn_(
+        "predict", run, write(tmp_path / "d.csv", rows, HEADER[:4], named=False)
+    )
     assert code == 1
-    assert "must have 3 columns, the model's features in their order, or 5, as the training file has; got 4" in error
+    assert (
+        "must have 3 columns, the model's features in their order, or 5, as the training file has; got 4"
+        in error
+    )
 
 
 def test_a_model_without_names_takes_any_header(tmp_path, bisnn_):
     rng = np.random.default_rng(0)
     x = rng.random((40, 2))
     np.savez(tmp_path / "train.npz", x=x, y=(x[:, 0] > 0.5).astype(int))
-    np.savez(tmp_path / "named.npz", x=x[:, ::-1], y=(x[:, 0] > 0.5).astype(int), names=np.array(["b", "a"]))
+    np.savez(
+        tmp_path / "named.npz",
+        x=x[:, ::-1],
+        y=(x[:, 0] > 0.5).astype(int),
+        names=np.array(["b", "a"]),
+    )
     folders = []
     for name in ("train", "named"):
         data = {"name": "table", "train": str(tmp_path / f"{name}.npz")}
@@ -197,8 +249,16 @@ def test_a_model_without_names_takes_any_header(tmp_path, bisnn_):
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_nothing_is_learned_from_held_out_rows(tmp_path, task):
     rng = np.random.default_rng(5)
-    rows = [{"a": f"{rng.normal():.3f}", "b": "uv"[rng.integers(2)], "y": str(rng.integers(1, 4))} for _ in range(60)]
-    data = {"name": "table", "task": task, "train": str(write(tmp_path / "a.csv", rows, ["a", "b", "y"])), "validation": 0.25}
+    rows = [
+        {"a": f"{rng.normal():.3f}", "b": "uv"[rng.integers(2)], "y": str(rng.integers(1, 4))}
+        for _ in range(60)
+    ]
+    data = {
+        "name": "table",
+        "task": task,
+        "train": str(write(tmp_path / "a.csv", rows, ["a", "b", "y"])),
+        "validation": 0.25,
+    }
     if task == "classification":
         data["test_share"] = 0.2
     else:
@@ -208,8 +268,14 @@ def test_nothing_is_learned_from_held_out_rows(tmp_path, task):
     held = {float(value) for part in (before.validation, before.test) for value in part.x[:, 0]}
     kept = {float(value) for value in before.train.x[:, 0]}
     read = table.read(tmp_path / "a.csv")
-    a = (np.array([float(v) for v in read.column("a")]) - float(before.low[0])) / float(before.high[0] - before.low[0])
-    chosen = [i for i in range(60) if float(np.float32(a[i])) not in kept and float(np.float32(a[i])) in held]
+    a = (np.array([float(v) for v in read.column("a")]) - float(before.low[0])) / float(
+        before.high[0] - before.low[0]
+    )
+    chosen = [
+        i
+        for i in range(60)
+        if float(np.float32(a[i])) not in kept and float(np.float32(a[i])) in held
+    ]
     assert len(chosen) >= 10
     for i in chosen:
         rows[i] |= {"a": "1000", "b": "w", **({"y": "77"} if task == "regression" else {})}
@@ -238,7 +304,9 @@ def test_model_file_array_and_packed_engine_agree(run, tmp_path, recwarn):
         np.testing.assert_allclose(engine.predict_features(x).mean, wanted.mean, atol=1e-5)
     with pytest.warns(UserWarning, match="of no category of the training rows, e.g. 'Bonn'"):
         one = engine.predict_features({"age": "31", "town": "Bonn", "floor": "1"})
-    np.testing.assert_allclose(one.mean, trained.predict({"age": 31, "town": "Bonn", "floor": 1}).mean, atol=1e-5)
+    np.testing.assert_allclose(
+        one.mean, trained.predict({"age": 31, "town": "Bonn", "floor": 1}).mean, atol=1e-5
+    )
 
 
 def changes(about):
@@ -248,7 +316,14 @@ def changes(about):
     yield {**about, "layout": about["layout"][2:]}
     yield {**about, "target": "age"}
     yield {**about, "more": 1}
-    for part in ({"name": 3}, {"fill": float("nan")}, {"fill": True}, {"blanks": 1}, {"categories": ["a", "a"]}, {"x": 0}):
+    for part in (
+        {"name": 3},
+        {"fill": float("nan")},
+        {"fill": True},
+        {"blanks": 1},
+        {"categories": ["a", "a"]},
+        {"x": 0},
+    ):
         yield {**about, "columns": [{**about["columns"][0], **part}, *about["columns"][1:]]}
     yield from ([], "table", 3)
 
@@ -265,13 +340,23 @@ def test_bad_descriptions_are_refused(run, tmp_path):
         save_tree(tmp_path / "bad.safetensors", {**tree, "schema": bad}, "model")
         with pytest.raises(Damaged, match="is no model of this version"):
             model.load(tmp_path / "bad.safetensors")
-    for bad in ({"mean": "0", "scale": 1.0}, {"mean": 0.0, "scale": 0.0}, {"mean": float("nan"), "scale": 1.0}):
+    for bad in (
+        {"mean": "0", "scale": 1.0},
+        {"mean": 0.0, "scale": 0.0},
+        {"mean": float("nan"), "scale": 1.0},
+    ):
         save_tree(tmp_path / "bad.safetensors", {**tree, "target": bad}, "model")
         with pytest.raises(Damaged, match="is no model of this version"):
             model.load(tmp_path / "bad.safetensors")
     network = exporting.describe_model(model.load(run))
-    for name, value in (("target_scale", 0.0), ("target_scale", "1"), ("target_mean", float("inf"))):
-        bisnn.packed.write(bisnn.packed.file.replace(network, **{name: value}), tmp_path / "bad.safetensors")
+    for name, value in (
+        ("target_scale", 0.0),
+        ("target_scale", "1"),
+        ("target_mean", float("inf")),
+    ):
+        bisnn.packed.write(
+            bisnn.packed.file.replace(network, **{name: value}), tmp_path / "bad.safetensors"
+        )
         with pytest.raises(BadFile, match=name):
             bisnn.packed.read(tmp_path / "bad.safetensors")
 
@@ -288,7 +373,12 @@ def priced(tmp_path_factory):
     folders = {}
     for name, targets in (("plain", y), ("small units", 1024 * y), ("offset", 1e9 + y)):
         np.savez(base / f"{name}.npz", x=x, y=targets)
-        data = {"name": "table", "task": "regression", "train": str(base / f"{name}.npz"), "validation": 0.2}
+        data = {
+            "name": "table",
+            "task": "regression",
+            "train": str(base / f"{name}.npz"),
+            "validation": 0.2,
+        }
         config = small("bayes", {"data": data}, **{"train.epochs": 15, "rule.lr": 0.1})
         folders[name] = training.train(config, base / name, show=False)
         evaluation.evaluate(folders[name], show=False)
@@ -302,13 +392,18 @@ def metrics_of(folder):
 def test_units_of_the_target_change_nothing(priced):
     folders, x = priced
     a, b = (model.load(folders[name]) for name in ("plain", "small units"))
-    assert all(torch.equal(p, q) for p, q in zip(a.net.parameters(), b.net.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(a.net.parameters(), b.net.parameters(), strict=True)
+    )
     for part in ("mean", "members", "std"):
         assert torch.equal(1024 * getattr(a.predict(x), part), getattr(b.predict(x), part)), part
     ours, theirs = (metrics_of(folders[name]) for name in ("plain", "small units"))
     for name in ("rmse", "mae", "deviation"):
         assert theirs[name]["value"] == pytest.approx(1024 * ours[name]["value"])
-    rows = [[json.loads(line) for line in (folder / "metrics.jsonl").open()] for folder in folders.values()]
+    rows = [
+        [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+        for folder in folders.values()
+    ]
     for plain, larger in zip(*rows[:2], strict=True):
         assert larger["loss"] == plain["loss"]
         assert larger["rmse"] == 1024 * plain["rmse"]
@@ -320,7 +415,9 @@ def test_predictions_are_near_the_targets(priced):
     folders, x = priced
     for name, offset in (("plain", 0), ("offset", 1e9)):
         mean = model.load(folders[name]).predict(x).mean[:, 0].numpy() - offset
-        assert np.sqrt(np.mean((mean - (300 + 200 * x[:, 0] - 100 * x[:, 1])) ** 2)) < 50  # the targets' deviation is 65
+        assert (
+            np.sqrt(np.mean((mean - (300 + 200 * x[:, 0] - 100 * x[:, 1])) ** 2)) < 50
+        )  # the targets' deviation is 65
         assert metrics_of(folders[name])["rmse"]["value"] < 50
 
 
@@ -332,12 +429,18 @@ def test_engine_predicts_in_units_and_its_logits_stay_integers(priced, tmp_path)
         ours, theirs = engine.predict_features(x), model.load(folder).predict(x)
         scale = engine.network.target_scale
         for part in ("mean", "members", "std"):
-            np.testing.assert_allclose(getattr(ours, part), getattr(theirs, part), rtol=0, atol=1e-4 * scale)
-        spikes = np.random.default_rng(0).integers(0, 2, (30, 4, *engine.network.input_shape), dtype=np.uint8)
+            np.testing.assert_allclose(
+                getattr(ours, part), getattr(theirs, part), rtol=0, atol=1e-4 * scale
+            )
+        spikes = np.random.default_rng(0).integers(
+            0, 2, (30, 4, *engine.network.input_shape), dtype=np.uint8
+        )
         logits = engine.run(spikes).logits / engine.network.layers[-1].readout.scale
         assert np.array_equal(logits, np.round(logits))
         burnt = engine.run(spikes).logits[:, engine.network.burn_in :].mean(1)
-        np.testing.assert_allclose(engine.predict(spikes).members, engine.network.target_mean + scale * burnt.astype(float))
+        np.testing.assert_allclose(
+            engine.predict(spikes).members, engine.network.target_mean + scale * burnt.astype(float)
+        )
 
 
 def test_the_one_d_task_keeps_its_scale():
@@ -369,7 +472,10 @@ def test_no_better_than_the_commonest_class(tmp_path, capsys):
     assert verdict["baseline"]["majority class"]["accuracy"]["value"] == pytest.approx(35 / 60)
     assert verdict["beaten_by"] == []
     said = capsys.readouterr().err
-    assert "is no better, beyond chance, than always answering with the majority class (0.5833): train longer" in said
+    assert (
+        "is no better, beyond chance, than always answering with the majority class (0.5833): train longer"
+        in said
+    )
 
 
 def test_no_better_than_the_mean(priced, tmp_path, capsys):
@@ -377,19 +483,45 @@ def test_no_better_than_the_mean(priced, tmp_path, capsys):
     data = load_dataset(model.load(priced[0]["plain"]).config)
     mean = float(data.train.y.mean())
     baseline = verdict["baseline"]["training mean"]
-    assert baseline["rmse"]["value"] == pytest.approx(float((data.test.y - mean).square().mean().sqrt()))
-    better = [name for name, row in verdict["metrics"].items() if row["rmse"]["high"] < baseline["rmse"]["value"]]
+    assert baseline["rmse"]["value"] == pytest.approx(
+        float((data.test.y - mean).square().mean().sqrt())
+    )
+    better = [
+        name
+        for name, row in verdict["metrics"].items()
+        if row["rmse"]["high"] < baseline["rmse"]["value"]
+    ]
     assert verdict["beaten_by"] == better
-    np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).random((60, 2)), y=np.random.default_rng(1).normal(50, 3, 60))
-    noise = {"name": "table", "task": "regression", "train": str(tmp_path / "a.npz"), "test_share": 0.5}
-    evaluation.evaluate(training.train(small("st", {"data": noise}), tmp_path / "run", show=False), show=False)
-    assert "is no better, beyond chance, than always answering with the training mean (" in capsys.readouterr().err
+    np.savez(
+        tmp_path / "a.npz",
+        x=np.random.default_rng(0).random((60, 2)),
+        y=np.random.default_rng(1).normal(50, 3, 60),
+    )
+    noise = {
+        "name": "table",
+        "task": "regression",
+        "train": str(tmp_path / "a.npz"),
+        "test_share": 0.5,
+    }
+    evaluation.evaluate(
+        training.train(small("st", {"data": noise}), tmp_path / "run", show=False), show=False
+    )
+    assert (
+        "is no better, beyond chance, than always answering with the training mean ("
+        in capsys.readouterr().err
+    )
 
 
 def test_targets_that_are_too_large_are_refused_before_training(tmp_path):
-    np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).random((30, 2)), y=np.linspace(1e300, 1e308, 30))
+    np.savez(
+        tmp_path / "a.npz",
+        x=np.random.default_rng(0).random((30, 2)),
+        y=np.linspace(1e300, 1e308, 30),
+    )
     data = {"name": "table", "task": "regression", "train": str(tmp_path / "a.npz")}
-    with pytest.raises(ValueError, match=r"column '3': its targets are too large to have a mean and a deviation"):
+    with pytest.raises(
+        ValueError, match=r"column '3': its targets are too large to have a mean and a deviation"
+    ):
         load_dataset(small("st", {"data": data}))
 
 
@@ -397,9 +529,12 @@ def test_blanks_in_arrays_are_filled_in(tmp_path):
     """NaN in an NPZ is a blank like an empty cell of a CSV."""
     x = np.array([[1.0, 5.0], [np.nan, 6.0], [3.0, 7.0]] * 10)
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(30) % 2)
-    (tmp_path / "a.csv").write_text("".join(f"{'' if np.isnan(a) else a},{b},{i % 2}\n" for i, (a, b) in enumerate(x)))
+    (tmp_path / "a.csv").write_text(
+        "".join(f"{'' if np.isnan(a) else a},{b},{i % 2}\n" for i, (a, b) in enumerate(x))
+    )
     arrays, text = (
-        load_dataset(small("st", {"data": {"name": "table", "train": str(tmp_path / name)}})) for name in ("a.npz", "a.csv")
+        load_dataset(small("st", {"data": {"name": "table", "train": str(tmp_path / name)}}))
+        for name in ("a.npz", "a.csv")
     )
     assert torch.equal(arrays.train.x, text.train.x)
     assert arrays.train.x.shape[1] == 3, "and an indicator"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisnn import config, config_errors, defaults
-from bisnn.reproduction import FIGURES
+from bisnn.runs import config, config_errors, defaults
+from bisnn_experiments.reproduction import FIGURES
 from runs import RECORDED, RULES, small
 
 SHIPPED = config.shipped()
@@ -18,7 +18,12 @@ SHIPPED = config.shipped()
 
 def test_configs_are_shipped():
     assert {"two_moons_bayes", "two_moons_st", "one_d_bayes", "one_d_st"} <= SHIPPED.keys()
-    used = {entry.config for recipes in FIGURES.values() for entries in recipes.values() for entry in entries}
+    used = {
+        entry.config
+        for recipes in FIGURES.values()
+        for entries in recipes.values()
+        for entry in entries
+    }
     assert used <= SHIPPED.keys()
 
 
@@ -92,7 +97,11 @@ def test_mistake_is_one_clear_line(override):
     [
         ("two_moons_bayes", "rule.rho=1", "the nearest valid key is rule.temperature"),
         ("two_moons_bayes", "rho=1", "the nearest valid key is rule.temperature"),
-        ("two_moons_st", "rule.rho=1", "you may mean rule.temperature, which rule st does not have"),
+        (
+            "two_moons_st",
+            "rule.rho=1",
+            "you may mean rule.temperature, which rule st does not have",
+        ),
         ("two_moons_bayes", "train.early_stopping=3", "the nearest valid key is train.patience"),
         ("two_moons_bayes", "train.learning_rate=3", "the nearest valid key is rule.lr"),
         ("two_moons_bayes", "rule.eta=3", "the nearest valid key is rule.lr"),
@@ -121,10 +130,17 @@ def test_another_rule_drops_the_keys_it_does_not_have(capsys, name):
     loaded = config.load("two_moons_bayes", [f"rule.name={name}", "seed=1"])
     assert (loaded.rule.name, loaded.rule.lr, loaded.seed) == (name, before.rule.lr, 1)
     (line,) = capsys.readouterr().err.splitlines()
-    dropped, kept = line.removeprefix(f"rule.name = {name}: leaves out ").split(", which it does not have; keeps ")
-    written = tomllib.loads(config.shipped()["two_moons_bayes"].read_text())["rule"].keys() - {"name"}
+    dropped, kept = line.removeprefix(f"rule.name = {name}: leaves out ").split(
+        ", which it does not have; keeps "
+    )
+    written = tomllib.loads(config.shipped()["two_moons_bayes"].read_text())["rule"].keys() - {
+        "name"
+    }
     assert set(dropped.split(", ")) == written - set(type(loaded.rule).model_fields)
-    assert set(dropped.split(", ")) | {part.partition(" = ")[0] for part in kept.split(", ")} == written
+    assert (
+        set(dropped.split(", ")) | {part.partition(" = ")[0] for part in kept.split(", ")}
+        == written
+    )
     for order in (1, -1):
         with pytest.raises(ValueError, match=r"rule\.tau: unknown key; it belongs to another rule"):
             config.load("two_moons_bayes", [f"rule.name={name}", "rule.tau=1"][::order])
@@ -137,7 +153,9 @@ def test_the_same_rule_drops_nothing(capsys):
 
 def test_several_mistakes_are_a_line_each_and_name_the_file(tmp_path):
     file = tmp_path / "mine.toml"
-    file.write_text('version = 1\nsed = 1\n[data]\nname = "two_moons"\n[rule]\nname = "bop"\nlr = 0.1\n[train]\nepochs = 1\n')
+    file.write_text(
+        'version = 1\nsed = 1\n[data]\nname = "two_moons"\n[rule]\nname = "bop"\nlr = 0.1\n[train]\nepochs = 1\n'
+    )
     with pytest.raises(ValueError, match=r"rule\.threshold: is missing") as error:
         config.load(file)
     lines = str(error.value).splitlines()
@@ -153,7 +171,10 @@ def test_several_mistakes_are_a_line_each_and_name_the_file(tmp_path):
         (b"\xff\xfe\x00", "is not a text file"),
         (b"", "version: this bisnn reads configs of version 1; got none"),
         (b"version = 1", "data: is missing"),
-        (b"version = 1\n[data]\n[rule]\n[train]", "data.name: is missing; give one of two_moons, one_d, table"),
+        (
+            b"version = 1\n[data]\n[rule]\n[train]",
+            "data.name: is missing; give one of two_moons, one_d, table",
+        ),
     ],
 )
 def test_bad_files(tmp_path, content, message):
@@ -174,9 +195,20 @@ def test_missing_file_and_folder(tmp_path):
 
 def test_values_of_overrides():
     loaded = config.load(
-        "two_moons_bayes", ["network.layers=[8, 4]", "train.schedule=constant", 'rule.precondition="none"', "seed = 7"]
+        "two_moons_bayes",
+        [
+            "network.layers=[8, 4]",
+            "train.schedule=constant",
+            'rule.precondition="none"',
+            "seed = 7",
+        ],
     )
-    assert (loaded.network.layers, loaded.train.schedule, loaded.rule.precondition, loaded.seed) == ([8, 4], "constant", "none", 7)
+    assert (
+        loaded.network.layers,
+        loaded.train.schedule,
+        loaded.rule.precondition,
+        loaded.seed,
+    ) == ([8, 4], "constant", "none", 7)
 
 
 @given(st.text(max_size=30))
@@ -199,12 +231,16 @@ def test_paths_of_a_table_are_relative_to_the_config(tmp_path):
     (tmp_path / "mine.toml").write_text(
         'version = 1\n[data]\nname = "table"\ntrain = "points.csv"\n[rule]\nname = "st"\nlr = 1.0\n[train]\nepochs = 1\n'
     )
-    assert config.load(tmp_path / "mine.toml").data.train == str((tmp_path / "points.csv").resolve())
+    assert config.load(tmp_path / "mine.toml").data.train == str(
+        (tmp_path / "points.csv").resolve()
+    )
 
 
 def test_a_path_on_the_command_line_is_relative_to_where_it_was_typed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    loaded = config.load("two_moons_st", ["data={name='table', train='/x.csv'}", "data.train=mine.csv"])
+    loaded = config.load(
+        "two_moons_st", ["data={name='table', train='/x.csv'}", "data.train=mine.csv"]
+    )
     assert loaded.data.train == str((tmp_path / "mine.csv").resolve())
 
 
@@ -212,9 +248,18 @@ def test_a_path_on_the_command_line_is_relative_to_where_it_was_typed(tmp_path, 
     ("data", "message"),
     [
         ({"dataset": "NMNIST"}, r"data.steps: is missing; add it\n.*data.bin_us: is missing"),
-        ({"dataset": "MNIST", "steps": 9, "bin_us": 9}, "data.dataset: must be 'NMNIST', 'DVSGesture' or 'SHD'; got 'MNIST'"),
-        ({"dataset": "SHD", "steps": 9, "bin_us": 9, "pool": 0}, "data.pool: must be greater than or equal to 1; got 0"),
-        ({"dataset": "SHD", "steps": 9, "bin_us": 9, "classes": [1]}, "data.classes: unknown key; it belongs to another data"),
+        (
+            {"dataset": "MNIST", "steps": 9, "bin_us": 9},
+            "data.dataset: must be 'NMNIST', 'DVSGesture' or 'SHD'; got 'MNIST'",
+        ),
+        (
+            {"dataset": "SHD", "steps": 9, "bin_us": 9, "pool": 0},
+            "data.pool: must be greater than or equal to 1; got 0",
+        ),
+        (
+            {"dataset": "SHD", "steps": 9, "bin_us": 9, "classes": [1]},
+            "data.classes: unknown key; it belongs to another data",
+        ),
     ],
 )
 def test_mistakes_with_tonic(data, message):
@@ -226,7 +271,11 @@ def test_the_folder_of_tonic_is_relative_to_the_config(tmp_path):
     data = {"name": "tonic", "dataset": "SHD", "root": "saved", "steps": 100, "bin_us": 10_000}
     (tmp_path / "mine.toml").write_text(config.parse({**RECORDED, "data": data}, "x").to_toml())
     loaded = config.load(tmp_path / "mine.toml")
-    assert (loaded.data.root, loaded.steps, loaded.task) == (str((tmp_path / "saved").resolve()), 100, "classification")
+    assert (loaded.data.root, loaded.steps, loaded.task) == (
+        str((tmp_path / "saved").resolve()),
+        100,
+        "classification",
+    )
 
 
 def test_differences():
@@ -251,14 +300,38 @@ def test_shipped_configs_state_what_has_a_default_by_rule_and_data(name):
 @pytest.mark.parametrize(
     ("sections", "rule", "schedule"),
     [
-        ({"rule": BAYES}, {"lr": 10.0, "temperature": 2.7e-4, "straight_through": True, "precondition": "none"}, "cosine"),
+        (
+            {"rule": BAYES},
+            {"lr": 10.0, "temperature": 2.7e-4, "straight_through": True, "precondition": "none"},
+            "cosine",
+        ),
         ({"rule": ST}, {"lr": 3.33, "precondition": "none"}, "cosine"),
         ({"rule": {"name": "full"}}, {"lr": 0.03, "optimizer": "adam"}, "cosine"),
-        ({"rule": ST, "encode": {"steps": 40}}, {"lr": 10.0}, "cosine"),  # a third of the steps that count
-        ({"rule": BAYES, "train": {"over_time": "mean", "schedule": "constant"}}, {"lr": 900.0, "temperature": 3e-6}, "constant"),
-        ({"rule": {**BAYES, "precondition": "adam"}}, {"lr": 0.1, "straight_through": True}, "cosine"),
-        ({"rule": {**BAYES, "straight_through": False}}, {"lr": 10.0, "straight_through": False}, "cosine"),
-        ({"rule": {**BAYES, "lr": 0.5}}, {"lr": 0.5, "temperature": 2.7e-4, "straight_through": False}, "constant"),
+        (
+            {"rule": ST, "encode": {"steps": 40}},
+            {"lr": 10.0},
+            "cosine",
+        ),  # a third of the steps that count
+        (
+            {"rule": BAYES, "train": {"over_time": "mean", "schedule": "constant"}},
+            {"lr": 900.0, "temperature": 3e-6},
+            "constant",
+        ),
+        (
+            {"rule": {**BAYES, "precondition": "adam"}},
+            {"lr": 0.1, "straight_through": True},
+            "cosine",
+        ),
+        (
+            {"rule": {**BAYES, "straight_through": False}},
+            {"lr": 10.0, "straight_through": False},
+            "cosine",
+        ),
+        (
+            {"rule": {**BAYES, "lr": 0.5}},
+            {"lr": 0.5, "temperature": 2.7e-4, "straight_through": False},
+            "constant",
+        ),
     ],
 )
 def test_what_a_config_may_leave_out(sections, rule, schedule):
@@ -277,7 +350,10 @@ def test_what_a_config_may_leave_out(sections, rule, schedule):
         ({"rule": {"name": "full", "optimizer": "sgd"}}, "rule.lr: is missing"),
         ({"rule": ST, "encode": {"steps": "many"}}, "encode.steps: must be a valid integer"),
         ({"rule": ST, "data": {"name": "nmnist"}, "train": {"epochs": 1}}, "rule.lr: is missing"),
-        ({"rule": {**ST, "lr": 1.0}, "data": {"name": "nmnist"}}, "train.epochs: is missing, and recordings have no"),
+        (
+            {"rule": {**ST, "lr": 1.0}, "data": {"name": "nmnist"}},
+            "train.epochs: is missing, and recordings have no",
+        ),
     ],
 )
 def test_what_has_no_default(sections, message):

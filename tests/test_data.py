@@ -22,8 +22,12 @@ def test_population_rates_by_the_formula(neurons, width):
         for d in range(2):
             for k in range(neurons):
                 D = width / (neurons - 1)
-                phase = min(max(math.pi * (float(x[b, d]) - k / (neurons - 1)) / D, -math.pi), math.pi)
-                assert float(rates[b, d, k]) == pytest.approx(0.5 + 0.5 * math.cos(phase), abs=1e-12)
+                phase = min(
+                    max(math.pi * (float(x[b, d]) - k / (neurons - 1)) / D, -math.pi), math.pi
+                )
+                assert float(rates[b, d, k]) == pytest.approx(
+                    0.5 + 0.5 * math.cos(phase), abs=1e-12
+                )
     assert (rates[:2].sum(-1) > 0.9).all()  # inside [0, 1] some neuron is always active
 
 
@@ -38,7 +42,10 @@ def test_spikes_have_their_rates():
 
 def test_encoding_is_seeded():
     x = torch.rand(5, 2, generator=seeded(0))
-    make = lambda seed, **options: encode.population(x, 50, neurons=10, width=1.0, seed=seed, **options)  # noqa: E731
+
+    def make(seed, **options):
+        return encode.population(x, 50, neurons=10, width=1.0, seed=seed, **options)
+
     assert torch.equal(make(1), make(1))
     assert not torch.equal(make(1), make(2))
     assert not torch.equal(make(1), make(1, draw=1))
@@ -79,15 +86,36 @@ def test_one_d():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: encode.population_rates(torch.rand(3, 2), 1, 1.0), "neurons: needs at least 2 centres"),
-        (lambda: encode.population_rates(torch.rand(3, 2), 10, 0.0), "width: must be a finite number > 0"),
-        (lambda: encode.population_rates(torch.rand(3), 10, 1.0), "x: must be a non-empty floating-point tensor"),
-        (lambda: encode.population_rates(torch.tensor([[math.nan]]), 10, 1.0), "x: must be finite; got 1 NaN"),
-        (lambda: encode.rate(torch.tensor([[1.5]]), 10, 0), r"rates: must lie in \[0, 1\].*got 1.5..1.5"),
+        (
+            lambda: encode.population_rates(torch.rand(3, 2), 1, 1.0),
+            "neurons: needs at least 2 centres",
+        ),
+        (
+            lambda: encode.population_rates(torch.rand(3, 2), 10, 0.0),
+            "width: must be a finite number > 0",
+        ),
+        (
+            lambda: encode.population_rates(torch.rand(3), 10, 1.0),
+            "x: must be a non-empty floating-point tensor",
+        ),
+        (
+            lambda: encode.population_rates(torch.tensor([[math.nan]]), 10, 1.0),
+            "x: must be finite; got 1 NaN",
+        ),
+        (
+            lambda: encode.rate(torch.tensor([[1.5]]), 10, 0),
+            r"rates: must lie in \[0, 1\].*got 1.5..1.5",
+        ),
         (lambda: encode.rate(torch.rand(2, 2), 0, 0), "T: must be a positive whole number; got 0"),
         (lambda: encode.rate(torch.rand(0, 2), 5, 0), "rates: must be a non-empty"),
-        (lambda: encode.rate(torch.rand(2, 2), 5, -1), "seed: must be a whole number from 0 to 2.32 - 1; got -1"),
-        (lambda: encode.population_rates([[0.5]], 10, 1.0), "x: must be a torch.Tensor; got list; use torch.as_tensor"),
+        (
+            lambda: encode.rate(torch.rand(2, 2), 5, -1),
+            "seed: must be a whole number from 0 to 2.32 - 1; got -1",
+        ),
+        (
+            lambda: encode.population_rates([[0.5]], 10, 1.0),
+            "x: must be a torch.Tensor; got list; use torch.as_tensor",
+        ),
         (lambda: two_moons(0), "train, test: must be a positive whole number; got 0"),
         (lambda: two_moons(noise=-1), "noise: must be a finite number >= 0"),
         (lambda: one_d(per_unit=0), "per_unit: must be a positive whole number"),

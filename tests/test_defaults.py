@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
-from bisnn import defaults, evaluation, training
-from bisnn.config import parse
 from bisnn.data.dataset import load_dataset
+from bisnn.runs import defaults, evaluation, training
+from bisnn.runs.config import parse
 from runs import small
 
 
 def judged(folder, x, y, rule, task="classification"):
     np.savez(folder / "table.npz", x=x, y=y)
     data = {"name": "table", "train": str(folder / "table.npz"), "task": task}
-    run = training.train(parse({"version": 1, "data": data, "rule": {"name": rule}}, "minimal"), folder / "run", show=False)
+    run = training.train(
+        parse({"version": 1, "data": data, "rule": {"name": rule}}, "minimal"),
+        folder / "run",
+        show=False,
+    )
     return run, evaluation.evaluate(run, show=False)
 
 
@@ -34,8 +38,15 @@ def test_minimal_config_trains_and_writes_down_what_it_took(tmp_path):
     assert list(verdict["metrics"]) == verdict["beaten_by"]
     written = tomllib.loads((run / "config.toml").read_text())
     points = len(load_dataset(parse(written, "written")).train.x)
-    assert written["train"]["epochs"] == defaults.epochs(points, 40) == len((run / "metrics.jsonl").read_text().splitlines())
-    assert {name: written["rule"][name] for name in ("lr", "temperature")} == {"lr": 10.0, "temperature": 2.7e-4}
+    assert (
+        written["train"]["epochs"]
+        == defaults.epochs(points, 40)
+        == len((run / "metrics.jsonl").read_text().splitlines())
+    )
+    assert {name: written["rule"][name] for name in ("lr", "temperature")} == {
+        "lr": 10.0,
+        "temperature": 2.7e-4,
+    }
     assert training.resume(run, show=False) == run
 
 
@@ -50,7 +61,9 @@ def test_minimal_config_on_real_tables(tmp_path, name, rule):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["bayes", "st", "full"])
 def test_minimal_config_on_a_made_regression(tmp_path, rule):
-    x, y = datasets.make_friedman1(400, noise=1.0, random_state=7)  # the noise alone is an RMSE of 1, the mean one of 5
+    x, y = datasets.make_friedman1(
+        400, noise=1.0, random_state=7
+    )  # the noise alone is an RMSE of 1, the mean one of 5
     assert score(judged(tmp_path, x, 1000 * y, rule, "regression")[1], "rmse") < 3500
 
 
@@ -74,7 +87,9 @@ def test_training_near_chance_is_said(tmp_path, capsys):
 
 
 def test_training_that_learns_says_nothing(tmp_path, capsys):
-    run = training.train(small("st", **{"train.epochs": 10, "rule.lr": 1.0}), tmp_path / "run", show=False)
+    run = training.train(
+        small("st", **{"train.epochs": 10, "rule.lr": 1.0}), tmp_path / "run", show=False
+    )
     rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     assert rows[-1]["accuracy"] > 0.75
     assert capsys.readouterr().err == ""

@@ -1,4 +1,6 @@
-"""Several processes: rules under DistributedDataParallel equal one process with the whole batch; a death is survived."""
+"""Several processes: rules under DistributedDataParallel equal one process with the whole batch; a
+death is survived.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +41,24 @@ def data():
 
 def worker(rank, name, folder):
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
+    )
     x, labels = data()
     net = build("deep", 3)
     half = slice(3 * rank, 3 * rank + 3)
-    torch.save(train(name, net, DistributedDataParallel(net), x[:, half], labels[half]), f"{folder}/{rank}.pt")
+    torch.save(
+        train(name, net, DistributedDataParallel(net), x[:, half], labels[half]),
+        f"{folder}/{rank}.pt",
+    )
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     os._exit(0)  # as `cli.main` does, and for its reason
 
 
 needs_gloo = pytest.mark.skipif(
-    not torch.distributed.is_available() or sys.platform != "linux", reason="needs torch.distributed with gloo"
+    not torch.distributed.is_available() or sys.platform != "linux",
+    reason="needs torch.distributed with gloo",
 )
 
 
@@ -68,7 +76,8 @@ def test_two_processes_equal_one(name, tmp_path):
 # `bisnn train` whose worker RANK is killed once, by SIGKILL, after some checkpoints.
 KILLED_ONCE = """
 import os, signal, sys
-from bisnn import cli, training
+from bisnn import cli
+from bisnn.runs import training
 
 update, (victim, step) = training.Training.update, map(int, sys.argv[1:3])
 del sys.argv[1:3]
@@ -88,10 +97,27 @@ NOBODY = -1
 def train_under_torchrun(tmp_path, out, victim, step=6, restarts=1):
     (tmp_path / "killed_once.py").write_text(KILLED_ONCE)
     (tmp_path / "small.toml").write_text(small().to_toml())
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}"]
-    command += [tmp_path / "killed_once.py", str(victim), str(step), "train", tmp_path / "small.toml", "--out", out]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        f"--max-restarts={restarts}",
+    ]
+    command += [
+        tmp_path / "killed_once.py",
+        str(victim),
+        str(step),
+        "train",
+        tmp_path / "small.toml",
+        "--out",
+        out,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([*command, "--no-report"], env=environment, capture_output=True, text=True, timeout=240)
+    return subprocess.run(
+        [*command, "--no-report"], env=environment, capture_output=True, text=True, timeout=240
+    )
 
 
 @pytest.mark.slow
@@ -114,11 +140,15 @@ def test_a_restart_touches_no_run_of_another_launch(tmp_path):
     """A folder in use is refused, and refused again when torchrun tries again."""
     first = train_under_torchrun(tmp_path, tmp_path / "run", NOBODY)
     assert first.returncode == 0, first.stderr
-    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    before = {
+        path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()
+    }
     second = train_under_torchrun(tmp_path, tmp_path / "run", NOBODY)
     assert second.returncode != 0
     assert second.stderr.count("is not empty; continue it with: bisnn resume") == 2
-    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()} == before
+    assert {
+        path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()
+    } == before
 
 
 @needs_gloo
@@ -128,9 +158,23 @@ def test_a_process_that_nobody_joins_says_so(tmp_path, rank):
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     (tmp_path / "small.toml").write_text(small().to_toml())
-    program = "from bisnn import cli, processes; processes.MINUTES = 0.02; cli.main()"
-    environment = {**os.environ, "RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    command = [sys.executable, "-c", program, "train", tmp_path / "small.toml", "--out", tmp_path / "run"]
+    program = "from bisnn import cli; from bisnn.runs import processes; processes.MINUTES = 0.02; cli.main()"
+    environment = {
+        **os.environ,
+        "RANK": rank,
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        "train",
+        tmp_path / "small.toml",
+        "--out",
+        tmp_path / "run",
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]

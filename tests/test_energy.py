@@ -1,4 +1,6 @@
-"""The energy ledger against a count of every synapse in nested loops, closed forms and prices changed one at a time."""
+"""The energy ledger against a count of every synapse in nested loops, closed forms and prices
+changed one at a time.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisnn import Conv2d, Linear, Network, Recurrent, weights
-from bisnn.energy import ANN, HYPOTHETICAL, Costs, ledger, reach, si, work
+from bisnn.shipping.energy import ANN, HYPOTHETICAL, Costs, ledger, reach, si, work
 from conftest import seeded
 from networks import KINDS, build
 
 T, B = 5, 2
-COUNTS = ("synaptic_operations", "neuron_updates", "weight_bytes", "state_bytes", "spike_bytes", "joules")
+COUNTS = (
+    "synaptic_operations",
+    "neuron_updates",
+    "weight_bytes",
+    "state_bytes",
+    "spike_bytes",
+    "joules",
+)
 
 
 def spikes(net: Network, rate: float = 0.4) -> torch.Tensor:
@@ -30,17 +39,27 @@ def synapses(layer) -> list[tuple[int, int]]:
     if isinstance(layer, Linear):
         return list(product(range(layer.n_in), range(layer.n_out)))
     if isinstance(layer, Recurrent):
-        return [(j, i) for i in range(layer.n) for j in range(layer.n_in + layer.n) if layer.mask is None or layer.mask[i, j]]
+        return [
+            (j, i)
+            for i in range(layer.n)
+            for j in range(layer.n_in + layer.n)
+            if layer.mask is None or layer.mask[i, j]
+        ]
     (_, H, W), (C, H_out, W_out), found = layer.input_shape, layer.current_shape, []
     for c, y, x, c_in in product(range(C), range(H_out), range(W_out), range(layer.channels_in)):
         for dy, dx in product(*map(range, layer.kernel_size)):
-            row, column = y * layer.stride[0] + dy - layer.padding[0], x * layer.stride[1] + dx - layer.padding[1]
+            row, column = (
+                y * layer.stride[0] + dy - layer.padding[0],
+                x * layer.stride[1] + dx - layer.padding[1],
+            )
             if 0 <= row < H and 0 <= column < W:
                 found.append((c_in * H * W + row * W + column, c * H_out * W_out + y * W_out + x))
     return found
 
 
-def counted(net: Network, x: torch.Tensor, realised: list[torch.Tensor], readouts: int = 1) -> list[int]:
+def counted(
+    net: Network, x: torch.Tensor, realised: list[torch.Tensor], readouts: int = 1
+) -> list[int]:
     """Synaptic operations of each layer and of the last readouts over all recordings, one by one."""
     out, totals = net(x, weights=realised), []
     for layer, s, u in zip(net.layers, (x, *out.spikes), out.potentials, strict=False):
@@ -51,7 +70,9 @@ def counted(net: Network, x: torch.Tensor, realised: list[torch.Tensor], readout
         totals.append(sum(row[j] == 1 for row in s.flatten(0, 1).tolist() for j in sources))
     for readout, s in zip(net.readouts[-readouts:], out.spikes[-readouts:], strict=True):
         rows, (classes, n) = s.flatten(2).flatten(0, 1).tolist(), readout.V.shape
-        totals.append(sum(row[j] == 1 for row in rows for _, j in product(range(classes), range(n))))
+        totals.append(
+            sum(row[j] == 1 for row in rows for _, j in product(range(classes), range(n)))
+        )
     return totals
 
 
@@ -61,8 +82,12 @@ def test_readouts_that_speak_count():
     lines = ledger(net, x, {"MAP": None}, readouts=2)["rows"]["MAP"]["layers"]
     depth = len(net.layers)
     assert [line["layer"] for line in lines[depth:]] == [f"readout {depth - 1}", "readout"]
-    assert [line["synaptic_operations"] for line in lines] == [count / B for count in counted(net, x, realised, 2)]
-    assert [line["weight_bits"] for line in lines[depth:]] == [readout.V.numel() for readout in net.readouts[-2:]]
+    assert [line["synaptic_operations"] for line in lines] == [
+        count / B for count in counted(net, x, realised, 2)
+    ]
+    assert [line["weight_bits"] for line in lines[depth:]] == [
+        readout.V.numel() for readout in net.readouts[-2:]
+    ]
     ensemble = ledger(net, x, {"two": 2}, readouts=2)["rows"]["two"]["layers"]
     assert [line["layer"] for line in ensemble] == [line["layer"] for line in lines]
     assert [line["weight_bits"] for line in ensemble] == [2 * line["weight_bits"] for line in lines]
@@ -75,23 +100,34 @@ def test_every_synapse_of_every_kind(kind):
     rows, expected = ledger(net, x, {"MAP": None})["rows"], counted(net, x, realised)
     assert all(count > 0 for count in expected)
     for row in (rows["MAP"], rows[HYPOTHETICAL]):
-        assert [layer["synaptic_operations"] for layer in row["layers"]] == [count / B for count in expected]
+        assert [layer["synaptic_operations"] for layer in row["layers"]] == [
+            count / B for count in expected
+        ]
     passes = [layer["synaptic_operations"] for layer in rows[ANN]["layers"]]
     assert passes == [*(len(synapses(layer)) for layer in net.layers), net.readouts[-1].V.numel()]
-    for layer, line, real in zip(net.layers, rows["MAP"]["layers"], rows[HYPOTHETICAL]["layers"], strict=False):
+    for layer, line, real in zip(
+        net.layers, rows["MAP"]["layers"], rows[HYPOTHETICAL]["layers"], strict=False
+    ):
         neurons = 1 + max(i for _, i in synapses(layer))
         assert line["weight_bits"] == layer.weight.numel()
         assert real["weight_bits"] == 32 * layer.weight.numel()
         assert line["neuron_updates"] == T * neurons
         assert line["state_bytes"] == T * neurons * 3 * 2 * 4
-        assert (line["weight_bytes"], real["weight_bytes"]) == tuple(line["synaptic_operations"] * size for size in (1 / 8, 4))
+        assert (line["weight_bytes"], real["weight_bytes"]) == tuple(
+            line["synaptic_operations"] * size for size in (1 / 8, 4)
+        )
 
 
 @given(data=st.data())
 def test_reach_of_a_pixel(data):
     """It is the gradient of a convolution with ones."""
     draw = lambda low, high: data.draw(st.tuples(st.integers(low, high), st.integers(low, high)))  # noqa: E731
-    (channels, size), kernel, stride, padding = (draw(1, 3), draw(1, 9)), draw(1, 4), draw(1, 4), draw(0, 4)
+    (channels, size), kernel, stride, padding = (
+        (draw(1, 3), draw(1, 9)),
+        draw(1, 4),
+        draw(1, 4),
+        draw(0, 4),
+    )
     size = tuple(max(n, k - 2 * p) for n, k, p in zip(size, kernel, padding, strict=True))
     layer = Conv2d(*channels, kernel, stride=stride, padding=padding)
     Network(layer, readout=None, input_shape=(channels[0], *size))
@@ -116,17 +152,29 @@ def test_closed_form_of_a_dense_network():
     assert list(rows) == ["real weights", ANN]
     fired = float(net(x).spikes[0].detach().sum()) / 3
     hidden, readout = rows["real weights"]["layers"]
-    assert (hidden["synaptic_operations"], readout["synaptic_operations"]) == (10 * 20 * 64, 2 * fired)
+    assert (hidden["synaptic_operations"], readout["synaptic_operations"]) == (
+        10 * 20 * 64,
+        2 * fired,
+    )
     assert (hidden["spike_bytes"], readout["spike_bytes"]) == (10 * (20 + 64) / 8, 10 * 64 / 8)
-    assert (hidden["weight_bits"], readout["weight_bits"]) == (32 * 20 * 64, 2 * 64)  # the readout is +-1
+    assert (hidden["weight_bits"], readout["weight_bits"]) == (
+        32 * 20 * 64,
+        2 * 64,
+    )  # the readout is +-1
     bytes_ = 12800 * 4 + 640 * 24 + 105 + 2 * fired / 8 + 80
     adding = 12800 * 0.9 + 2 * fired * 0.1 + 640 * (4 * 3.7 + 6 * 0.9)
-    assert rows["real weights"]["memory"] == rows[ANN]["memory"] == "sram_8k"  # 5,120 bytes and a little
-    assert rows["real weights"]["joules"] == pytest.approx(1e-12 * (adding + bytes_ / 8 * costs.sram_8k), rel=1e-12)
+    assert (
+        rows["real weights"]["memory"] == rows[ANN]["memory"] == "sram_8k"
+    )  # 5,120 bytes and a little
+    assert rows["real weights"]["joules"] == pytest.approx(
+        1e-12 * (adding + bytes_ / 8 * costs.sram_8k), rel=1e-12
+    )
     macs, values = 20 * 64 + 64 * 2, 20 + 64 + 64
     energy = macs * (3.7 + 0.9) + 64 * 0.9 + (macs + values) * 4 / 8 * costs.sram_8k
     assert rows[ANN]["joules"] == pytest.approx(1e-12 * energy, rel=1e-12)
-    assert rows["real weights"]["ratio"] == pytest.approx(rows["real weights"]["joules"] / rows[ANN]["joules"])
+    assert rows["real weights"]["ratio"] == pytest.approx(
+        rows["real weights"]["joules"] / rows[ANN]["joules"]
+    )
 
 
 def test_an_ensemble_has_its_members_spikes_and_reads_its_input_once():
@@ -134,7 +182,10 @@ def test_an_ensemble_has_its_members_spikes_and_reads_its_input_once():
     x, drawn = spikes(net), weights.draw_members([p.detach() for p in net.parameters()], 3, seed=7)
     members = [[2 * up.to(net.dtype) - 1 for up in member] for member in drawn]
     row = ledger(net, x, {"three": 3}, seed=7)["rows"]["three"]
-    expected = [sum(counts) / B for counts in zip(*(counted(net, x, member) for member in members), strict=True)]
+    expected = [
+        sum(counts) / B
+        for counts in zip(*(counted(net, x, member) for member in members), strict=True)
+    ]
     assert [layer["synaptic_operations"] for layer in row["layers"]] == expected
     assert len({tuple(counted(net, x, member)) for member in members}) == 3  # they differ
     assert row["layers"][0]["spike_bytes"] == T * (6 + 3 * 9) / 8
@@ -146,9 +197,13 @@ def test_certain_members_are_the_map_network_again():
     rows = ledger(net, spikes(net), {"MAP": None, "four": 4})["rows"]
     shared = 3 * T * 2 * 5 * 6 / 8  # bytes of the input that three members need not read
     for name in COUNTS[:-1]:
-        assert rows["four"][name] == pytest.approx(4 * rows["MAP"][name] - shared * (name == "spike_bytes")), name
+        assert rows["four"][name] == pytest.approx(
+            4 * rows["MAP"][name] - shared * (name == "spike_bytes")
+        ), name
     assert rows["four"]["weight_bits"] == 4 * rows["MAP"]["weight_bits"]
-    assert rows["four"]["joules"] == pytest.approx(4 * rows["MAP"]["joules"] - 1e-12 * shared / 8 * Costs().sram_8k)
+    assert rows["four"]["joules"] == pytest.approx(
+        4 * rows["MAP"]["joules"] - 1e-12 * shared / 8 * Costs().sram_8k
+    )
 
 
 @pytest.mark.parametrize("kind", ["mixed", "masked"])
@@ -158,15 +213,26 @@ def test_sums_and_json(kind):
     assert json.loads(json.dumps(result)) == result
     assert result["costs"] == asdict(Costs())
     for row in result["rows"].values():
-        assert all(row[name] == pytest.approx(sum(layer[name] for layer in row["layers"])) for name in (*COUNTS, "weight_bits"))
-        assert row["bytes"] == pytest.approx(row["weight_bytes"] + row["state_bytes"] + row["spike_bytes"])
-        assert row["joules"] == pytest.approx(row["synapse_joules"] + row["neuron_joules"] + row["memory_joules"])
+        assert all(
+            row[name] == pytest.approx(sum(layer[name] for layer in row["layers"]))
+            for name in (*COUNTS, "weight_bits")
+        )
+        assert row["bytes"] == pytest.approx(
+            row["weight_bytes"] + row["state_bytes"] + row["spike_bytes"]
+        )
+        assert row["joules"] == pytest.approx(
+            row["synapse_joules"] + row["neuron_joules"] + row["memory_joules"]
+        )
 
 
 @pytest.mark.parametrize(
     ("inputs", "neurons", "memories"),  # full precision, MAP, ANN
     [
-        (3997, 16, ("sram_1m", "sram_8k", "sram_1m")),  # 7,994 bytes of weights, 192 of state, 4 of readout
+        (
+            3997,
+            16,
+            ("sram_1m", "sram_8k", "sram_1m"),
+        ),  # 7,994 bytes of weights, 192 of state, 4 of readout
         (4000, 16, ("sram_1m", "sram_32k", "sram_1m")),
         (4000, 100, ("dram", "sram_1m", "dram")),
     ],
@@ -180,11 +246,20 @@ def test_the_smallest_memory_that_holds_it(inputs, neurons, memories):
 def test_costs_act_linearly_and_where_they_should():
     net = build("dense")
     x, usual = spikes(net), Costs()
-    energy = lambda costs: {name: row["joules"] for name, row in ledger(net, x, {"MAP": None}, costs)["rows"].items()}  # noqa: E731
+
+    def energy(costs):
+        return {
+            name: row["joules"]
+            for name, row in ledger(net, x, {"MAP": None}, costs)["rows"].items()
+        }
+
     before, rows = energy(usual), ledger(net, x, {"MAP": None})["rows"]
     gains = {name: {} for name in rows}
     for cost, value in asdict(usual).items():
-        once, twice = energy(replace(usual, **{cost: 2 * value})), energy(replace(usual, **{cost: 3 * value}))
+        once, twice = (
+            energy(replace(usual, **{cost: 2 * value})),
+            energy(replace(usual, **{cost: 3 * value})),
+        )
         for name in rows:
             gains[name][cost] = once[name] - before[name]
             assert twice[name] - before[name] == pytest.approx(2 * gains[name][cost], abs=1e-20)
@@ -198,7 +273,9 @@ def test_costs_act_linearly_and_where_they_should():
 
 def test_costs_from_text():
     assert Costs.parse([]) == Costs()
-    assert Costs.parse(["int_add=0.03", " dram = 2600", "int_add=0.04"]) == Costs(int_add=0.04, dram=2600)
+    assert Costs.parse(["int_add=0.03", " dram = 2600", "int_add=0.04"]) == Costs(
+        int_add=0.04, dram=2600
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,7 +283,10 @@ def test_costs_from_text():
     [
         ("int_ad=1", r"cost: must be one of float_add, .*; got 'int_ad'; did you mean 'int_add'\?"),
         ("sram=1", "got 'sram'; did you mean"),
-        ("int_add", "cost: must be NAME=PJ, PJ in picojoules; got 'int_add'; give e.g. int_add=0.1"),
+        (
+            "int_add",
+            "cost: must be NAME=PJ, PJ in picojoules; got 'int_add'; give e.g. int_add=0.1",
+        ),
         ("int_add=cheap", "cost: must be NAME=PJ"),
         ("int_add=0", "int_add: must be a finite number > 0; got 0.0"),
         ("dram=-1", "dram: must be a finite number > 0; got -1.0"),
@@ -230,11 +310,20 @@ def test_bad_input():
 
 def test_a_network_without_readout():
     net = build("recurrent", readout=None)
-    assert [layer["layer"] for layer in ledger(net, spikes(net), {"MAP": None})["rows"]["MAP"]["layers"]] == ["1 Recurrent"]
+    assert [
+        layer["layer"] for layer in ledger(net, spikes(net), {"MAP": None})["rows"]["MAP"]["layers"]
+    ] == ["1 Recurrent"]
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(1e-12, "1 pJ"), (4.6e-14, "0.046 pJ"), (0.9996, "1 J"), (12345.0, "12.3 kJ"), (5e15, "5e+06 GJ")]
+    ("value", "text"),
+    [
+        (1e-12, "1 pJ"),
+        (4.6e-14, "0.046 pJ"),
+        (0.9996, "1 J"),
+        (12345.0, "12.3 kJ"),
+        (5e15, "5e+06 GJ"),
+    ],
 )
 def test_prefixes(value, text):
     assert si(value, "J") == text

@@ -1,4 +1,6 @@
-"""Recordings of event cameras: the formats against loops over their records, files from outside, frames."""
+"""Recordings of event cameras: the formats against loops over their records, files from outside,
+frames.
+"""
 
 from __future__ import annotations
 
@@ -83,9 +85,18 @@ def slow_bins(events, steps, bin_us, start_us, crop, shrink):
 
 
 def some_events(size, longest_us, least=0):
-    one = st.tuples(st.integers(0, size[0] - 1), st.integers(0, size[1] - 1), st.integers(0, longest_us), st.booleans())
+    one = st.tuples(
+        st.integers(0, size[0] - 1),
+        st.integers(0, size[1] - 1),
+        st.integers(0, longest_us),
+        st.booleans(),
+    )
     return st.lists(one, min_size=least, max_size=40).map(
-        lambda rows: np.array(sorted(rows, key=lambda row: row[2]), ev.EVENTS) if rows else np.empty(0, ev.EVENTS)
+        lambda rows: (
+            np.array(sorted(rows, key=lambda row: row[2]), ev.EVENTS)
+            if rows
+            else np.empty(0, ev.EVENTS)
+        )
     )
 
 
@@ -105,7 +116,12 @@ def test_aedat_is_what_a_loop_over_the_records_reads(read, records, header, rest
 
 @given(
     records=st.lists(
-        st.tuples(st.integers(0, 35), st.integers(0, 35) | st.just(240), st.integers(0, 90_000), st.integers(0, 1)),
+        st.tuples(
+            st.integers(0, 35),
+            st.integers(0, 35) | st.just(240),
+            st.integers(0, 90_000),
+            st.integers(0, 1),
+        ),
         min_size=1,
         max_size=40,
     ),
@@ -177,13 +193,22 @@ def test_headers(read, header):
     recording = read(aedat(7, 9, header=header))
     assert recording.events["t"].tolist() == [7, 9]
     assert ("assumed" in recording.format) == (not header.startswith(b"#!"))
-    assert all(line.isprintable() and line.isascii() and len(line) <= 200 for line in recording.header)
+    assert all(
+        line.isprintable() and line.isascii() and len(line) <= 200 for line in recording.header
+    )
 
 
-@pytest.mark.parametrize("header", [HEADER, HEADER[:-1], HEADER[:-2], b"#!AER-DAT2.0", HEADER + b"#" * 10**6])
+@pytest.mark.parametrize(
+    "header", [HEADER, HEADER[:-1], HEADER[:-2], b"#!AER-DAT2.0", HEADER + b"#" * 10**6]
+)
 def test_a_header_may_end_the_file(read, header):
     recording = read(header)
-    assert (len(recording.events), recording.start_us, recording.duration_us, recording.skipped) == (0, 0, 0, {})
+    assert (
+        len(recording.events),
+        recording.start_us,
+        recording.duration_us,
+        recording.skipped,
+    ) == (0, 0, 0, {})
 
 
 def test_formats_are_told_apart(read):
@@ -197,10 +222,22 @@ def test_formats_are_told_apart(read):
 
 TOP, HALF = 2**32, 2**31
 CLOCKS = {
-    "turns at 2^32": ([TOP - 9, TOP - 1, 4, 20], [TOP - 9, TOP - 1, TOP + 4, TOP + 20], {"clock turned over": 1}),
-    "turns at 2^31": ([HALF - 9, HALF - 1, 4, 20], [HALF - 9, HALF - 1, HALF + 4, HALF + 20], {"clock turned over": 1}),
+    "turns at 2^32": (
+        [TOP - 9, TOP - 1, 4, 20],
+        [TOP - 9, TOP - 1, TOP + 4, TOP + 20],
+        {"clock turned over": 1},
+    ),
+    "turns at 2^31": (
+        [HALF - 9, HALF - 1, 4, 20],
+        [HALF - 9, HALF - 1, HALF + 4, HALF + 20],
+        {"clock turned over": 1},
+    ),
     "runs through 2^31": ([HALF - 9, HALF + 1], [HALF - 9, HALF + 1], {}),
-    "turns after a quiet minute": ([TOP - MINUTE_US, 5], [TOP - MINUTE_US, TOP + 5], {"clock turned over": 1}),
+    "turns after a quiet minute": (
+        [TOP - MINUTE_US, 5],
+        [TOP - MINUTE_US, TOP + 5],
+        {"clock turned over": 1},
+    ),
     "turns twice": (
         [TOP - 2, 3, HALF, TOP - 1, 3],
         [TOP - 2, TOP + 3, TOP + HALF, 2 * TOP - 1, 2 * TOP + 3],
@@ -211,9 +248,21 @@ CLOCKS = {
         [TOP - 9, TOP - 2, TOP + 4, TOP + 7],
         {"clock turned over": 1, "out of order": 1},
     ),
-    "out of order after a turn before the file": ([4, TOP - 2, 7], [TOP - 2, TOP + 4, TOP + 7], {"out of order": 1}),
-    "out of order": ([10, 90_000, 20, 30, 90_001], [10, 20, 30, 90_000, 90_001], {"out of order": 2}),
-    "set back": ([5 * MINUTE_US, 5 * MINUTE_US + 3, 1, 4], [5 * MINUTE_US + k for k in (0, 3, 3, 6)], {"clock set back": 1}),
+    "out of order after a turn before the file": (
+        [4, TOP - 2, 7],
+        [TOP - 2, TOP + 4, TOP + 7],
+        {"out of order": 1},
+    ),
+    "out of order": (
+        [10, 90_000, 20, 30, 90_001],
+        [10, 20, 30, 90_000, 90_001],
+        {"out of order": 2},
+    ),
+    "set back": (
+        [5 * MINUTE_US, 5 * MINUTE_US + 3, 1, 4],
+        [5 * MINUTE_US + k for k in (0, 3, 3, 6)],
+        {"clock set back": 1},
+    ),
     "far ahead": ([5, TOP - 3], [5, TOP - 3], {}),
 }
 
@@ -239,7 +288,10 @@ def test_a_clock_of_noise_is_refused(read, monkeypatch):
     with pytest.raises(ev.BadEvents, match="its times run over 61 hours; at most 24 are read"):
         read(aedat(*[5, 2**31 + MINUTE_US] * 100))
     monkeypatch.setattr(ev, "LONGEST_US", 10**6)
-    assert read(nmnist((1, 1, 0, 0), *[(0, 240, 0, 0)] * 122, (1, 1, 0, 0)), "a.bin").duration_us == 122 * 8192
+    assert (
+        read(nmnist((1, 1, 0, 0), *[(0, 240, 0, 0)] * 122, (1, 1, 0, 0)), "a.bin").duration_us
+        == 122 * 8192
+    )
     with pytest.raises(ev.BadEvents, match="at most 24 are read"):
         read(nmnist((1, 1, 0, 0), *[(0, 240, 0, 0)] * 123, (1, 1, 0, 0)), "a.bin")
 
@@ -259,16 +311,36 @@ BAD = {
     "4 bytes": ("a.bin", b"1234", "must have records of 5 bytes; got 4"),
     "7 bytes": ("a.aedat", bytes(7), "must have a version line or records of 8 bytes; got 7"),
     "a comment": ("a.aedat", b"# hello\n", "must have a version line or records"),
-    "version 1": ("a.aedat", b"#!AER-DAT1.0\r\n" + bytes(6), r"must be AER-DAT2.0; got version 1.0; convert it"),
+    "version 1": (
+        "a.aedat",
+        b"#!AER-DAT1.0\r\n" + bytes(6),
+        r"must be AER-DAT2.0; got version 1.0; convert it",
+    ),
     "version 3": ("a.aedat", b"#!AER-DAT3.1\r\n#Format: RAW\r\n", "got version 3.1"),
     "version 4": ("a.aedat", b"#!AER-DAT4.0\r\n" + bytes(100), "got version 4.0"),
     "version ?": ("a.aedat", b"#!AER-DATxyz\r\n", "got version unknown"),
-    "endless line": ("a.aedat", b"#!AER-DAT2.0 " + bytes(5 * 2**20), "header does not end within 4,194,304 bytes"),
+    "endless line": (
+        "a.aedat",
+        b"#!AER-DAT2.0 " + bytes(5 * 2**20),
+        "header does not end within 4,194,304 bytes",
+    ),
     "endless header": ("a.aedat", (b"#" * 99 + b"\n") * 50_000, "header does not end within"),
     "two recordings": ("a.aedat", aedat(1) + aedat(2), "a second recording starts at byte 66"),
-    "noise": ("a.aedat", np.random.default_rng(0).bytes(8000), "1000 of 1000 addresses are outside"),
-    "noise bin": ("a.bin", np.random.default_rng(0).bytes(5000), "of 1000 addresses are outside .* no N-MNIST .* check its origin"),
-    "zeros": ("a.bin", bytes(20_000), "its 20,000 bytes are all 0, as of a download that failed; get it again"),
+    "noise": (
+        "a.aedat",
+        np.random.default_rng(0).bytes(8000),
+        "1000 of 1000 addresses are outside",
+    ),
+    "noise bin": (
+        "a.bin",
+        np.random.default_rng(0).bytes(5000),
+        "of 1000 addresses are outside .* no N-MNIST .* check its origin",
+    ),
+    "zeros": (
+        "a.bin",
+        bytes(20_000),
+        "its 20,000 bytes are all 0, as of a download that failed; get it again",
+    ),
     "zeros, aedat": ("a.aedat", bytes(800), "are all 0"),
     "a zip": ("a.zip", b"PK\3\4" + bytes(100), r"must be an .aedat .* got '.zip'"),
     "no suffix": ("recording", b"x" * 100, "got 'no suffix'"),
@@ -293,9 +365,16 @@ def test_what_is_no_file(tmp_path, reader):
     refused(tmp_path / "pipe.aedat", "is no regular file", reader)
     with open(tmp_path / "huge.bin", "wb") as file:
         file.truncate(2**40)
-    refused(tmp_path / "huge.bin", "has 1,099,511,627,776 bytes; at most 268,435,456 are read", reader)
+    refused(
+        tmp_path / "huge.bin", "has 1,099,511,627,776 bytes; at most 268,435,456 are read", reader
+    )
     (tmp_path / "six.bin").write_bytes(bytes(6))
-    refused(tmp_path / "six.bin", "has 6 bytes; at most 5 are read; split it, or raise most_bytes in Python", reader, most_bytes=5)
+    refused(
+        tmp_path / "six.bin",
+        "has 6 bytes; at most 5 are read; split it, or raise most_bytes in Python",
+        reader,
+        most_bytes=5,
+    )
     locked = tmp_path / "locked.bin"
     locked.write_bytes(bytes(5))
     locked.chmod(0)
@@ -305,10 +384,14 @@ def test_what_is_no_file(tmp_path, reader):
 
 
 def accounted(recording, content, record_bytes):
-    """Events are in order and on the sensor, and every byte of the file is one of them, skipped, or in the header."""
+    """Events are in order and on the sensor, and every byte of the file is one of them, skipped, or
+    in the header.
+    """
     events, (width, height) = recording.events, recording.size
     assert events.dtype == ev.EVENTS
-    assert ((events["x"] >= 0) & (events["x"] < width) & (events["y"] >= 0) & (events["y"] < height)).all()
+    assert (
+        (events["x"] >= 0) & (events["x"] < width) & (events["y"] >= 0) & (events["y"] < height)
+    ).all()
     assert (np.diff(events["t"]) >= 0).all()
     assert recording.start_us >= 0
     assert recording.duration_us <= ev.LONGEST_US
@@ -325,7 +408,10 @@ def accounted(recording, content, record_bytes):
 @given(
     content=st.one_of(
         st.binary(max_size=200),
-        st.tuples(st.sampled_from([HEADER, b"#!AER-DAT2.0", b"#", b"\n#!AER-DAT2.0\n"]), st.binary(max_size=200)).map(b"".join),
+        st.tuples(
+            st.sampled_from([HEADER, b"#!AER-DAT2.0", b"#", b"\n#!AER-DAT2.0\n"]),
+            st.binary(max_size=200),
+        ).map(b"".join),
     ),
     name=st.sampled_from(["a.aedat", "a.bin", "a"]),
 )
@@ -340,12 +426,20 @@ def test_fuzz_any_bytes(read, content, name):
 TIMES = st.one_of(
     st.integers(0, 2**32 - 1),
     st.integers(0, 300_000),
-    *(st.integers(-200_000, 200_000).map(lambda d, top=top: (top + d) % 2**32) for top in (2**31, 2**32, 2**32 - 2**26)),
+    *(
+        st.integers(-200_000, 200_000).map(lambda d, top=top: (top + d) % 2**32)
+        for top in (2**31, 2**32, 2**32 - 2**26)
+    ),
 )
 
 
 @given(
-    records=st.lists(st.tuples(st.integers(0, 2**15 - 1) | st.integers(0, 2**17) | st.integers(0, 2**32 - 1), TIMES), max_size=30),
+    records=st.lists(
+        st.tuples(
+            st.integers(0, 2**15 - 1) | st.integers(0, 2**17) | st.integers(0, 2**32 - 1), TIMES
+        ),
+        max_size=30,
+    ),
     header=st.sampled_from([b"", HEADER]),
     rest=st.binary(max_size=7),
 )
@@ -422,7 +516,10 @@ def test_nmnist_round_trip(tmp_path_factory, events):
 
 
 def test_written_files_are_the_originals_bytes(tmp_path):
-    for pattern, write in (("scale04/*.aedat", data.write_aedat), ("Train/*/*.bin", data.write_nmnist)):
+    for pattern, write in (
+        ("scale04/*.aedat", data.write_aedat),
+        ("Train/*/*.bin", data.write_nmnist),
+    ):
         file = real(pattern)[0]
         write(tmp_path / "copy", data.read_events(file).events)
         copy, original = (tmp_path / "copy").read_bytes(), file.read_bytes()
@@ -443,13 +540,29 @@ def changed(**values):
 @pytest.mark.parametrize(
     ("write", "events", "message"),
     [
-        (ev.write_aedat, changed(x=128), "x: must be at least 0 and below 128; got 128; crop or shift"),
+        (
+            ev.write_aedat,
+            changed(x=128),
+            "x: must be at least 0 and below 128; got 128; crop or shift",
+        ),
         (ev.write_aedat, changed(y=-1), "y: must be at least 0 and below 128; got -1"),
-        (ev.write_aedat, changed(t=2**32), "t: must be at least 0 and below 4294967296; got 4294967296"),
+        (
+            ev.write_aedat,
+            changed(t=2**32),
+            "t: must be at least 0 and below 4294967296; got 4294967296",
+        ),
         (ev.write_aedat, changed(t=2), "t: must not decrease; got a step back; sort"),
         (ev.write_aedat, [(1, 2, 3, 1)], "events: must be an array .* got list"),
-        (ev.write_aedat, np.zeros((2, 4)), r"events: must be an array .* got float64 of shape \(2, 4\)"),
-        (ev.write_aedat, GOOD.astype([("x", "f4"), ("y", "i2"), ("t", "i8"), ("p", "?")]), "x: must be whole numbers; got float32"),
+        (
+            ev.write_aedat,
+            np.zeros((2, 4)),
+            r"events: must be an array .* got float64 of shape \(2, 4\)",
+        ),
+        (
+            ev.write_aedat,
+            GOOD.astype([("x", "f4"), ("y", "i2"), ("t", "i8"), ("p", "?")]),
+            "x: must be whole numbers; got float32",
+        ),
         (ev.write_nmnist, changed(x=34), "x: must be at least 0 and below 34; got 34"),
         (ev.write_nmnist, changed(t=2**23), "t: must be at least 0 and below 8388608"),
         (ev.write_nmnist, GOOD[:0], "events: must have at least one"),
@@ -476,13 +589,19 @@ def test_what_a_file_cannot_hold_is_not_written(tmp_path, write, events, message
     cells=st.tuples(st.integers(1, 2), st.integers(1, 2)),
     shrink=st.integers(1, 3),
 )
-def test_frames_are_what_a_loop_over_the_events_gives(events, steps, bin_us, start_us, corner, cells, shrink):
+def test_frames_are_what_a_loop_over_the_events_gives(
+    events, steps, bin_us, start_us, corner, cells, shrink
+):
     crop = (*corner, cells[0] * shrink, cells[1] * shrink)
-    frames = ev.bin_events(events, steps, bin_us, start_us=start_us, crop=crop, size=(12, 9), shrink=shrink)
+    frames = ev.bin_events(
+        events, steps, bin_us, start_us=start_us, crop=crop, size=(12, 9), shrink=shrink
+    )
     assert frames.dtype == np.uint8
     np.testing.assert_array_equal(frames, slow_bins(events, steps, bin_us, start_us, crop, shrink))
     whole = ev.bin_events(events, steps, bin_us, start_us=start_us, size=(12, 9))
-    np.testing.assert_array_equal(whole, slow_bins(events, steps, bin_us, start_us, (0, 0, 12, 9), 1))
+    np.testing.assert_array_equal(
+        whole, slow_bins(events, steps, bin_us, start_us, (0, 0, 12, 9), 1)
+    )
 
 
 def test_frames_of_other_arrays():
@@ -505,7 +624,10 @@ def test_frames_of_other_arrays():
         ({"start_us": 2**80}, "start_us: must be a whole number of microseconds"),
         ({"size": (34,)}, r"size: must be the sensor's \(width, height\); got \(34,\)"),
         ({"size": (0, 3)}, "size: must be"),
-        ({"crop": (0, 0, 35, 34)}, r"crop: must be \(x0, y0, width, height\) inside the sensor's \(34, 34\)"),
+        (
+            {"crop": (0, 0, 35, 34)},
+            r"crop: must be \(x0, y0, width, height\) inside the sensor's \(34, 34\)",
+        ),
         ({"crop": (-1, 0, 3, 3)}, "crop: must be"),
         ({"crop": (0, 0, 0, 3)}, "crop: must be"),
         ({"crop": (0, 0, 3)}, "crop: must be"),
@@ -522,9 +644,15 @@ def test_arrays_go_through_tonic():
     transforms = pytest.importorskip("tonic.transforms")
     rng = np.random.default_rng(0)
     events = np.empty(400, ev.EVENTS)
-    events["x"], events["y"], events["t"] = rng.integers(0, 34, 400), rng.integers(0, 34, 400), np.sort(rng.integers(0, 5000, 400))
+    events["x"], events["y"], events["t"] = (
+        rng.integers(0, 34, 400),
+        rng.integers(0, 34, 400),
+        np.sort(rng.integers(0, 5000, 400)),
+    )
     events["t"][0], events["p"] = 0, rng.random(400) < 0.5
-    frames = transforms.ToFrame(sensor_size=(34, 34, 2), time_window=1000, include_incomplete=True)(events)
+    frames = transforms.ToFrame(sensor_size=(34, 34, 2), time_window=1000, include_incomplete=True)(
+        events
+    )
     ours = ev.bin_events(events, len(frames), 1000, size=(34, 34))
     np.testing.assert_array_equal(np.minimum(frames, 1), ours)
     fewer = transforms.Denoise(filter_time=1000)(events)
@@ -550,10 +678,22 @@ def bisnn_(capsys, monkeypatch):
 
 def test_inspect(bisnn_, tmp_path):
     path = tmp_path / "[a].aedat"
-    path.write_bytes(aedat(500_010, 10, 20) + struct.pack(">II", 2**15, 0) + struct.pack(">II", address(9, 9, 0), 600_010) + b"xyz")
+    path.write_bytes(
+        aedat(500_010, 10, 20)
+        + struct.pack(">II", 2**15, 0)
+        + struct.pack(">II", address(9, 9, 0), 600_010)
+        + b"xyz"
+    )
     code, out, _ = bisnn_("inspect", path)
     assert code == 0
-    for text in ("AER-DAT2.0", "0.600000 s, from 0.500010 s", "7 events/s", "x 3 to 9, y 5 to 9", "75.0% p = 1", "(3, 5): 3"):
+    for text in (
+        "AER-DAT2.0",
+        "0.600000 s, from 0.500010 s",
+        "7 events/s",
+        "x 3 to 9, y 5 to 9",
+        "75.0% p = 1",
+        "(3, 5): 3",
+    ):
         assert text in out
     assert "special events: 1, bytes after the last record: 3" in out
     assert "clock set back: 1" in out

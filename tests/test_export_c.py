@@ -1,4 +1,6 @@
-"""The exported C code against the PyTorch network: compiled in many ways, every spike and logit to the bit."""
+"""The exported C code against the PyTorch network: compiled in many ways, every spike and logit to
+the bit.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from hypothesis import strategies as st
 
 import networks
 from bisnn import Conv2d, Linear, Network, Recurrent
-from bisnn.packed import c
 from bisnn.packing import describe
+from bisnn.shipping import c
 from conftest import seeded, spikes
 
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
@@ -56,7 +58,10 @@ def outcome(folder: Path) -> tuple[int, str]:
 def drawn(net: Network, count: int, seed: int = 1) -> list[list[torch.Tensor]]:
     """Members, True where a weight is +1."""
     g = seeded(seed)
-    return [[torch.rand(layer.weight.shape, generator=g) < 0.5 for layer in net.layers] for _ in range(count)]
+    return [
+        [torch.rand(layer.weight.shape, generator=g) < 0.5 for layer in net.layers]
+        for _ in range(count)
+    ]
 
 
 def expected(
@@ -64,14 +69,27 @@ def expected(
 ) -> tuple[list[np.ndarray], np.ndarray | None]:
     """Spikes of each layer (K, T, ...) and logits (K, T, outputs), from PyTorch."""
     with torch.no_grad():
-        outputs = [net(x[:, None], weights=[torch.where(up, 1.0, -1.0) for up in member]) for member in members]
-    of_layers = [np.stack([o.spikes[i][:, 0].numpy() for o in outputs]) for i in range(len(net.layers))]
+        outputs = [
+            net(x[:, None], weights=[torch.where(up, 1.0, -1.0) for up in member])
+            for member in members
+        ]
+    of_layers = [
+        np.stack([o.spikes[i][:, 0].numpy() for o in outputs]) for i in range(len(net.layers))
+    ]
     if outputs[0].readouts[-1] is None:
         return of_layers, None
     return of_layers, np.stack([o.logits(readouts)[:, 0].numpy() for o in outputs])
 
 
-def exported(net: Network, count: int, folder: Path, *, steps: int = 30, density: float = 0.3, readouts: int = 1) -> dict[str, int]:
+def exported(
+    net: Network,
+    count: int,
+    folder: Path,
+    *,
+    steps: int = 30,
+    density: float = 0.3,
+    readouts: int = 1,
+) -> dict[str, int]:
     """Write the code of a network with `count` members; its golden vectors are PyTorch's."""
     members, x = drawn(net, count), spikes(steps, *net.input_shape, density=density)
     network = describe(net, members, readouts=readouts)
@@ -94,7 +112,9 @@ def exported(net: Network, count: int, folder: Path, *, steps: int = 30, density
 @pytest.mark.parametrize("count", [1, 3])
 def test_every_kind_is_exact_however_it_is_compiled(kind, count, tmp_path):
     net = networks.build(kind, dtype=torch.float32)
-    sizes = exported(net, count, tmp_path, readouts=len(net.layers) if count == 3 else 1)  # all speak, or the last alone
+    sizes = exported(
+        net, count, tmp_path, readouts=len(net.layers) if count == 3 else 1
+    )  # all speak, or the last alone
     for compiler in COMPILERS:
         for flags in FLAGS if count == 3 else (("-O2",),):
             build(tmp_path, *STRICT, *flags, compiler=compiler)
@@ -129,7 +149,9 @@ def test_products_are_never_fused(readouts, tmp_path):
 @needs_fma
 @pytest.mark.parametrize("kind", ["deep", "pooled", "masked"])
 def test_a_fused_product_fails_the_golden_test(kind, tmp_path):
-    """Without the barrier the same options fuse, and the golden test says so, whatever the network and its recording."""
+    """Without the barrier the same options fuse, and the golden test says so, whatever the network
+    and its recording.
+    """
     exported(networks.build(kind, dtype=torch.float32), 1, tmp_path, steps=1)
     path = tmp_path / "model.c"
     text = path.read_text()
@@ -148,7 +170,8 @@ REFUSED = {
     "-ffast-math": "exact only without -ffast-math",
     "-Ofast": "exact only without -ffast-math",
     "-ffinite-math-only": "exact only without -ffinite-math-only",
-    "-D__ASSOCIATIVE_MATH__": "exact only without -ffast-math",  # GCC's -fassociative-math with what it needs
+    # GCC's -fassociative-math with what it needs
+    "-D__ASSOCIATIVE_MATH__": "exact only without -ffast-math",
     "-U__FLT_EVAL_METHOD__ -D__FLT_EVAL_METHOD__=1": "options that make FLT_EVAL_METHOD 0",
     "-U__FLT_EVAL_METHOD__ -D__FLT_EVAL_METHOD__=1 -D__s390__": "GCC for s390 needs -std=gnu99 or -fexcess-precision=fast",
     "-U__FLT_EVAL_METHOD__ -D__FLT_EVAL_METHOD__=2 -D__i386__": "-msse2 -mfpmath=sse",
@@ -159,7 +182,14 @@ REFUSED = {
 def test_other_arithmetic_is_refused(flags, tmp_path):
     exported(networks.build("dense", dtype=torch.float32), 1, tmp_path, steps=1)
     with pytest.raises(AssertionError, match=REFUSED[flags]):
-        build(tmp_path, "-std=c99", *flags.split(), "-c", sources="model.c", compiler="gcc" if "gcc" in COMPILERS else "clang")
+        build(
+            tmp_path,
+            "-std=c99",
+            *flags.split(),
+            "-c",
+            sources="model.c",
+            compiler="gcc" if "gcc" in COMPILERS else "clang",
+        )
 
 
 @pytest.mark.skipif(not shutil.which("s390x-linux-gnu-gcc"), reason="needs a cross compiler")
@@ -176,7 +206,12 @@ def test_a_wrong_golden_vector_is_found(what, tmp_path):
     exported(networks.build("pooled", dtype=torch.float32), 3, tmp_path)
     path = tmp_path / "model_golden.h"
     text = path.read_text()
-    start = text.index("{\n", text.index(" golden_logits[" if what == "logits" else f" golden_s{what[-1]}[")) + 2
+    start = (
+        text.index(
+            "{\n", text.index(" golden_logits[" if what == "logits" else f" golden_s{what[-1]}[")
+        )
+        + 2
+    )
     end = text.index("}", start)
     numbers = text[start:end].replace("\n", "").split(",")
     numbers[-1] = "0x1p-3f" if what == "logits" else hex(int(numbers[-1], 16) ^ 1)
@@ -184,7 +219,9 @@ def test_a_wrong_golden_vector_is_found(what, tmp_path):
     build(tmp_path, *STRICT)
     code, said = outcome(tmp_path)
     assert code == 1
-    assert said.startswith(f"different: run 0, step 29, {what}, word ")  # and nothing before the last step
+    assert said.startswith(
+        f"different: run 0, step 29, {what}, word "
+    )  # and nothing before the last step
     assert len(said.splitlines()) == 1
 
 
@@ -193,12 +230,22 @@ def test_the_object_needs_nothing_and_the_tables_have_the_stated_size(flags, tmp
     sizes = exported(networks.build("mixed", dtype=torch.float32), 3, tmp_path)
     for compiler in COMPILERS:
         build(tmp_path, *STRICT, *flags, "-c", compiler=compiler, sources="model.c")
-        symbols = [line.split() for line in subprocess.check_output(["nm", "-S", tmp_path / "program"], text=True).splitlines()]
+        symbols = [
+            line.split()
+            for line in subprocess.check_output(
+                ["nm", "-S", tmp_path / "program"], text=True
+            ).splitlines()
+        ]
         assert {symbol[-1] for symbol in symbols if symbol[-2] == "U"} <= {"memset", "memcpy"}
-        assert {symbol[-1] for symbol in symbols if symbol[-2] == "T"} == {"model_reset", "model_step"}
+        assert {symbol[-1] for symbol in symbols if symbol[-2] == "T"} == {
+            "model_reset",
+            "model_step",
+        }
         assert not [symbol for symbol in symbols if symbol[-2] in "bBdDC"]  # no state of its own
         if flags == ("-O0",):
-            tables = [symbol for symbol in symbols if symbol[-2] == "r" and len(symbol) == 4]  # clang also has constants of no size
+            tables = [
+                symbol for symbol in symbols if symbol[-2] == "r" and len(symbol) == 4
+            ]  # clang also has constants of no size
             assert sum(int(symbol[1], 16) for symbol in tables) == sizes["flash"]
     header = (tmp_path / "model.h").read_text()
     assert f"#define MODEL_FLASH_BYTES {sizes['flash']}\n" in header
@@ -212,7 +259,9 @@ def test_sizes_of_a_network_counted_by_hand(tmp_path):
 
 
 def test_traces_end_at_zero(tmp_path):
-    """After a long silence all state is 0, as it is in training: nothing is left to denormal numbers."""
+    """After a long silence all state is 0, as it is in training: nothing is left to denormal
+    numbers.
+    """
     exported(networks.build("deep", dtype=torch.float32), 1, tmp_path, steps=20)
     (tmp_path / "silence.c").write_text("""
         #include "model.h"
@@ -242,23 +291,35 @@ def test_at_the_threshold_a_neuron_does_not_fire(tmp_path):
     for theta, fires in ((a_m - a_s, 0), (np.nextafter(a_m - a_s, np.float32(0)), 1)):
         layer = replace(network.layers[0], constants=np.array([a_m, a_s, a_r, theta], np.float32))
         c.write(replace(network, layers=(layer,)), tmp_path, x)
-        assert re.search(r"golden_s0\[2\] = {\s*0x0,(\w+)}", (tmp_path / "model_golden.h").read_text())[1] == hex(fires)
+        assert re.search(
+            r"golden_s0\[2\] = {\s*0x0,(\w+)}", (tmp_path / "model_golden.h").read_text()
+        )[1] == hex(fires)
         build(tmp_path, *STRICT)
         assert outcome(tmp_path)[0] == 0
 
 
 @st.composite
 def shapes(draw) -> tuple[list, tuple[int, ...], int | None]:
-    """Layers of any kind and size, input shape, readout. A layer is a function that makes it: it belongs to one network."""
+    """Layers of any kind and size, input shape, readout. A layer is a function that makes it: it
+    belongs to one network.
+    """
     shape = (draw(st.integers(1, 5)), draw(st.integers(2, 7)), draw(st.integers(2, 7)))
     n_in, layers = int(np.prod(shape)), []
     if draw(st.booleans()):
         kernel = (draw(st.integers(1, shape[1])), draw(st.integers(1, shape[2])))
-        stride, padding = draw(st.tuples(*[st.integers(1, 3)] * 2)), draw(st.tuples(*[st.integers(0, 4)] * 2))
+        stride, padding = (
+            draw(st.tuples(*[st.integers(1, 3)] * 2)),
+            draw(st.tuples(*[st.integers(0, 4)] * 2)),
+        )
         n_out = draw(st.integers(1, 40))
-        size = [(n + 2 * p - k) // s + 1 for n, k, s, p in zip(shape[1:], kernel, stride, padding, strict=True)]
+        size = [
+            (n + 2 * p - k) // s + 1
+            for n, k, s, p in zip(shape[1:], kernel, stride, padding, strict=True)
+        ]
         pool = draw(st.integers(1, min(3, *size)))
-        layers.append(partial(Conv2d, shape[0], n_out, kernel, stride=stride, padding=padding, pool=pool))
+        layers.append(
+            partial(Conv2d, shape[0], n_out, kernel, stride=stride, padding=padding, pool=pool)
+        )
         n_in = n_out * (size[0] // pool) * (size[1] // pool)
     if draw(st.booleans()):
         n = draw(st.integers(1, 70))
@@ -277,11 +338,18 @@ FULL = partial(Recurrent, 1100, 33, mask=torch.ones(33, 1133, dtype=torch.bool),
 @settings(max_examples=8)
 @given(shapes(), st.integers(1, 2), st.sampled_from([0.1, 0.5, 1.0]))
 @example(([FULL], (1100,), 33), 2, 1.0)  # more bits than a byte can count
-@example(([partial(Conv2d, 3, 35, 2, stride=3, padding=4, pool=2)], (3, 3, 3), None), 1, 0.5)  # windows of nothing but padding
+@example(
+    ([partial(Conv2d, 3, 35, 2, stride=3, padding=4, pool=2)], (3, 3, 3), None), 1, 0.5
+)  # windows of nothing but padding
 def test_any_network_is_exact(tmp_path_factory, about, count, density):
     layers, shape, outputs = about
     net = Network(
-        *(make() for make in layers), input_shape=shape, readout=outputs, neuron=networks.NEURON, seed=0, dtype=torch.float32
+        *(make() for make in layers),
+        input_shape=shape,
+        readout=outputs,
+        neuron=networks.NEURON,
+        seed=0,
+        dtype=torch.float32,
     )
     folder = tmp_path_factory.mktemp("any")
     exported(net, count, folder, steps=12, density=density)
@@ -296,12 +364,18 @@ def test_a_name_goes_into_everything(tmp_path):
     c.write(network, tmp_path / "new" / "folder", x, prefix="reflex_2")
     c.write(network, tmp_path / "new" / "folder", x, prefix="Other")
     names = {path.name for path in (tmp_path / "new" / "folder").iterdir()}
-    assert names == {name + end for name in ("reflex_2", "Other") for end in (".c", ".h", "_golden.h", "_test.c")}
-    build(tmp_path / "new" / "folder", *STRICT, sources="reflex_2.c Other.c reflex_2_test.c")  # both in one program
+    assert names == {
+        name + end for name in ("reflex_2", "Other") for end in (".c", ".h", "_golden.h", "_test.c")
+    }
+    build(
+        tmp_path / "new" / "folder", *STRICT, sources="reflex_2.c Other.c reflex_2_test.c"
+    )  # both in one program
     assert outcome(tmp_path / "new" / "folder")[0] == 0
 
 
-@pytest.mark.parametrize("name", ["", "2nd", "a-b", "a b", "_x", "größe", "string", "Math", "a\n", "../a"])
+@pytest.mark.parametrize(
+    "name", ["", "2nd", "a-b", "a b", "_x", "größe", "string", "Math", "a\n", "../a"]
+)
 def test_bad_names(name, tmp_path):
     network = describe(networks.build("dense", dtype=torch.float32))
     with pytest.raises(ValueError, match=r"prefix: must be a C identifier.*; got .*; use"):
@@ -309,8 +383,13 @@ def test_bad_names(name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("x", [np.zeros((0, 6)), np.zeros((3, 7)), np.zeros(6), np.full((3, 6), 2), np.full((3, 6), np.nan)])
+@pytest.mark.parametrize(
+    "x",
+    [np.zeros((0, 6)), np.zeros((3, 7)), np.zeros(6), np.full((3, 6), 2), np.full((3, 6), np.nan)],
+)
 def test_bad_recordings(x, tmp_path):
     network = describe(networks.build("dense", dtype=torch.float32))
-    with pytest.raises(ValueError, match=r"x: must be a recording of 0 and 1, \(T, 6\); got .*; encode"):
+    with pytest.raises(
+        ValueError, match=r"x: must be a recording of 0 and 1, \(T, 6\); got .*; encode"
+    ):
         c.write(network, tmp_path, x)

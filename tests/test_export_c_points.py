@@ -1,4 +1,6 @@
-"""Exported C code that encodes points: its spikes against `packed.encoding`, its predictions against the engine."""
+"""Exported C code that encodes points: its spikes against `packed.encoding`, its predictions
+against the engine.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +14,49 @@ import pytest
 import torch
 
 import bisnn
-from bisnn import Linear, Network, training
-from bisnn.packed import Engine, c, encoding, file
+from bisnn import Linear, Network
+from bisnn.packed import Engine, encoding, file
 from bisnn.packed.columns import Column, Schema
 from bisnn.packing import describe
+from bisnn.runs import training
+from bisnn.shipping import c
 from runs import small
 from test_export_c import COMPILERS, FLAGS, STRICT, build, drawn, outcome
 
 pytestmark = pytest.mark.skipif(not COMPILERS, reason="needs a C compiler: gcc or clang")
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "SHIPPING.md"
-POPULATION = {"code": "population", "steps": 40, "neurons": 10, "width": 2.5, "seed": 3, "encodings": 2}
+POPULATION = {
+    "code": "population",
+    "steps": 40,
+    "neurons": 10,
+    "width": 2.5,
+    "seed": 3,
+    "encodings": 2,
+}
 RATE = {"code": "rate", "steps": 301, "neurons": 2, "width": 1.0, "seed": 2**32 - 1, "encodings": 1}
 
 
-def points_network(code: dict, features: int, *, classes: tuple[str, ...] = (), members: int = 2) -> file.Network:
-    """A network of random weights that takes so many features; the first has low = 0, others any range."""
+def points_network(
+    code: dict, features: int, *, classes: tuple[str, ...] = (), members: int = 2
+) -> file.Network:
+    """A network of random weights that takes so many features; the first has low = 0, others any
+    range.
+    """
     rng = np.random.default_rng(features)
     low = np.concatenate([[0.0], rng.normal(0, 10.0 ** rng.integers(-3, 4, features - 1))])
     high = low + rng.uniform(0.1, 10, features) * 10.0 ** rng.integers(-3, 4, features)
     inputs = features * (code["neurons"] if code["code"] == "population" else 1)
-    net = Network(Linear(inputs, 33), Linear(33, 20), readout=len(classes) or 1, seed=0, dtype=torch.float32)
+    net = Network(
+        Linear(inputs, 33), Linear(33, 20), readout=len(classes) or 1, seed=0, dtype=torch.float32
+    )
     code = {**code, "low": low.tolist(), "high": high.tolist()}
-    about = {"classes": classes, "encoding": code, "burn_in": 5, "task": "classification" if classes else "regression"}
+    about = {
+        "classes": classes,
+        "encoding": code,
+        "burn_in": 5,
+        "task": "classification" if classes else "regression",
+    }
     return replace(describe(net, drawn(net, members)), **about)
 
 
@@ -53,7 +75,9 @@ def lines(points: np.ndarray) -> str:
 
 
 def answers(folder: Path, given: str) -> list[str]:
-    done = subprocess.run([folder / "program"], input=given, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [folder / "program"], input=given, capture_output=True, text=True, check=True
+    )
     return done.stdout.splitlines()
 
 
@@ -96,11 +120,17 @@ def test_every_spike_of_many_points_is_the_encodings(code, fusing, tmp_path):
     network = points_network(code, 3)
     written(network, tmp_path)
     (tmp_path / "all.c").write_text(ALL_SPIKES)
-    points = np.concatenate([some_points(network, 200), [[-0.0, 1e300, -1e300], [5e-324, -0.0, 1.0]]])
+    points = np.concatenate(
+        [some_points(network, 200), [[-0.0, 1e300, -1e300], [5e-324, -0.0, 1.0]]]
+    )
     wanted = encoding.spikes(network.encoding, points, draw=7)  # (T, N, M)
     low, high = (np.array(network.encoding[name]) for name in ("low", "high"))
     scaled = encoding.scaled(points, low, high)
-    rates = encoding.population_rates(scaled, code["neurons"], code["width"]) if code is POPULATION else scaled.clip(0, 1)
+    rates = (
+        encoding.population_rates(scaled, code["neurons"], code["width"])
+        if code is POPULATION
+        else scaled.clip(0, 1)
+    )
     limits = np.ceil(rates.astype(np.float64) * 2**24).astype(int)
     options = ("-O3", "-march=native", "-ffp-contract=fast") if fusing else ("-O2",)
     for compiler in COMPILERS:
@@ -183,20 +213,36 @@ def test_two_models_in_one_program(tmp_path):
     for prefix, network in networks.items():
         written(network, tmp_path, prefix)
         body = documented_program().replace("model", prefix).replace("MODEL", prefix.upper())
-        body = body.replace("int main(void)", f"int {prefix}_main(void)").replace("add_softmax", f"{prefix}_softmax")
-        (tmp_path / f"{prefix}_main.c").write_text(body.replace("static int", "int").replace("predict(", f"{prefix}_predict("))
+        body = body.replace("int main(void)", f"int {prefix}_main(void)").replace(
+            "add_softmax", f"{prefix}_softmax"
+        )
+        (tmp_path / f"{prefix}_main.c").write_text(
+            body.replace("static int", "int").replace("predict(", f"{prefix}_predict(")
+        )
         sources += [f"{prefix}.c", f"{prefix}_main.c"]
         mains.append(f"int {prefix}_main(void);")
     (tmp_path / "both.c").write_text(
-        '#include "gate.h"\n#include "door.h"\n#include <stdio.h>\n' + "\n".join(mains) + "\nint main(void) { int c = getchar(); "
+        '#include "gate.h"\n#include "door.h"\n#include <stdio.h>\n'
+        + "\n".join(mains)
+        + "\nint main(void) { int c = getchar(); "
         "return sizeof(gate_state) == sizeof(door_state) ? 2 : c == 'g' ? gate_main() : door_main(); }\n"
     )
-    build(tmp_path, *STRICT, "-Wno-missing-prototypes", sources=" ".join([*sources, "both.c"]), last=("-lm",))
+    build(
+        tmp_path,
+        *STRICT,
+        "-Wno-missing-prototypes",
+        sources=" ".join([*sources, "both.c"]),
+        last=("-lm",),
+    )
     for prefix, network in networks.items():
         points = some_points(network, 3)
         said = [predicted(line) for line in answers(tmp_path, prefix[0] + lines(points))]
         assert said[0][0] == list(network.classes)
-        np.testing.assert_allclose([numbers for _, numbers in said], Engine(network).predict_features(points).mean, atol=2e-6)
+        np.testing.assert_allclose(
+            [numbers for _, numbers in said],
+            Engine(network).predict_features(points).mean,
+            atol=2e-6,
+        )
     for prefix in networks:
         build(tmp_path, *STRICT, sources=f"{prefix}.c {prefix}_test.c")
         assert outcome(tmp_path)[0] == 0
@@ -206,19 +252,38 @@ def test_what_the_header_says_of_a_model(tmp_path):
     sizes = written(points_network(POPULATION, 3, classes=("no", "maybe")), tmp_path)
     header = (tmp_path / "model.h").read_text()
     constants = dict(re.findall(r"^#define MODEL_(\w+) (\S+)", header, re.MULTILINE))
-    wanted = {"STEPS": "40", "BURN_IN": "5", "FEATURES": "3", "ENCODINGS": "2", "CLASSES": "2", "INPUTS": "30"}
+    wanted = {
+        "STEPS": "40",
+        "BURN_IN": "5",
+        "FEATURES": "3",
+        "ENCODINGS": "2",
+        "CLASSES": "2",
+        "INPUTS": "30",
+    }
     assert wanted.items() <= constants.items()
     assert "extern const char model_classes[MODEL_CLASSES][6];" in header
     assert not {"TARGET_MEAN", "TARGET_SCALE"} & set(constants)
     tables = 4 * 2 * (33 * 1 + 20 * 2) + 4 * 2 * 1  # weights of 2 members, the last layer's readout
-    assert sizes["flash"] == tables + 2 * 8 * 3 + 8 * len(encoding.COSINE) + 2 * 6  # low and span, the cosine, classes
+    assert (
+        sizes["flash"] == tables + 2 * 8 * 3 + 8 * len(encoding.COSINE) + 2 * 6
+    )  # low and span, the cosine, classes
     for compiler in COMPILERS:
         build(tmp_path, *STRICT, "-O0", "-c", compiler=compiler, sources="model.c")
-        symbols = [line.split() for line in subprocess.check_output(["nm", "-S", tmp_path / "program"], text=True).splitlines()]
+        symbols = [
+            line.split()
+            for line in subprocess.check_output(
+                ["nm", "-S", tmp_path / "program"], text=True
+            ).splitlines()
+        ]
         names = {symbol[-1] for symbol in symbols if symbol[-2] == "T"}
-        assert names == {f"model_{name}" for name in ("reset", "step", "encode_start", "encode_step")}
+        assert names == {
+            f"model_{name}" for name in ("reset", "step", "encode_start", "encode_step")
+        }
         assert not [symbol for symbol in symbols if symbol[-2] in "bBdDC"]
-        assert sum(int(symbol[1], 16) for symbol in symbols if symbol[-2] in "rR" and len(symbol) == 4) == sizes["flash"]
+        assert (
+            sum(int(symbol[1], 16) for symbol in symbols if symbol[-2] in "rR" and len(symbol) == 4)
+            == sizes["flash"]
+        )
 
 
 def test_a_network_of_recordings_has_no_encoder(tmp_path):
@@ -245,10 +310,14 @@ int main(void) {
 def test_regression_knows_the_units_of_its_target_and_the_names_of_its_features(tmp_path):
     plain = points_network(RATE, 2)
     columns = (Column("age"), Column("job */ \n", categories=("cook",)))
-    of_table = replace(plain, target_mean=-1234.5, target_scale=0.1, schema=Schema(columns, ("age", "job */ \n")))
+    of_table = replace(
+        plain, target_mean=-1234.5, target_scale=0.1, schema=Schema(columns, ("age", "job */ \n"))
+    )
     for network, said in ((plain, "1 1"), (of_table, "0.10000000000000001 1235.5")):
         written(network, tmp_path)
         (tmp_path / "units.c").write_text(PRINT_UNITS)
         build(tmp_path, *STRICT, sources="model.c units.c")
         assert outcome(tmp_path) == (0, said)
-    assert "in this order:\n *   age\n *   job __ _ = cook */\n" in (tmp_path / "model.h").read_text()
+    assert (
+        "in this order:\n *   age\n *   job __ _ = cook */\n" in (tmp_path / "model.h").read_text()
+    )

@@ -1,4 +1,6 @@
-"""NIR graphs: what is read back gives the network's bits, the continuous neurons are the paper's, and other libraries agree."""
+"""NIR graphs: what is read back gives the network's bits, the continuous neurons are the paper's,
+and other libraries agree.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ from scipy.integrate import solve_ivp
 
 import networks
 from bisnn import Conv2d, Linear, Network
-from bisnn.packed import file, nir_graph
+from bisnn.packed import file
 from bisnn.packing import describe
+from bisnn.shipping import nir as nir_graph
 from conftest import seeded, spikes
 
 nir = pytest.importorskip("nir")
@@ -30,7 +33,13 @@ SQUARE = {"conv stride": False}  # kernels; nir's own check of shapes takes all 
 
 def build(kind: str, **options) -> Network:
     if kind == "conv and dense":
-        options = {"neuron": networks.NEURON, "readout": 3, "seed": 0, "input_shape": (2, 6, 6), **options}
+        options = {
+            "neuron": networks.NEURON,
+            "readout": 3,
+            "seed": 0,
+            "input_shape": (2, 6, 6),
+            **options,
+        }
         return Network(Conv2d(2, 3, 3), Linear(48, 5), **options)
     return networks.build(kind, dtype=torch.float32, **options)
 
@@ -51,7 +60,9 @@ def test_the_file_gives_the_bits_of_the_network(kind, dt, alone, tmp_path):
     x, readouts = spikes(40, 4, *net.input_shape, seed=3), 1 if alone else len(net.layers)
     out = net(x, weights=signs(net))
     network = describe(net, readouts=readouts)
-    got, logits = nir_graph.simulate(read_back(network, tmp_path / "net.nir", SQUARE.get(kind, True), dt=dt), x.numpy())
+    got, logits = nir_graph.simulate(
+        read_back(network, tmp_path / "net.nir", SQUARE.get(kind, True), dt=dt), x.numpy()
+    )
     assert list(got) == [f"spikes_{i}" for i in range(len(net.layers))]
     for i, layer in enumerate(net.layers):
         s = (out.potentials[i] > layer.constants[3]).numpy()
@@ -78,10 +89,14 @@ def test_without_a_readout_spikes_come_out(kind, tmp_path):
 
 def test_each_member_can_be_chosen(tmp_path):
     net = build("recurrent")
-    members = [[torch.rand(w.shape, generator=seeded(k)) < 0.5 for w in signs(net)] for k in range(2)]
+    members = [
+        [torch.rand(w.shape, generator=seeded(k)) < 0.5 for w in signs(net)] for k in range(2)
+    ]
     network, x = describe(net, members), spikes(40, 3, 6)
     for k, member in enumerate(members):
-        _, logits = nir_graph.simulate(read_back(network, tmp_path / "net.nir", member=k), x.numpy())
+        _, logits = nir_graph.simulate(
+            read_back(network, tmp_path / "net.nir", member=k), x.numpy()
+        )
         want = net(x, weights=[torch.where(up, 1.0, -1.0) for up in member]).readouts[-1]
         assert np.array_equal(logits, want.detach().numpy())
 
@@ -90,8 +105,14 @@ def test_the_file_says_what_it_is(tmp_path):
     network = describe(build("masked"))
     graph = read_back(network, tmp_path / "net.nir", dt=0.002)
     layer, about = network.layers[0], graph.nodes["synapse_0"].metadata
-    assert (graph.metadata["made_by"], graph.metadata["profile"], graph.metadata["dt"]) == ("bisnn", "exact", 0.002)
-    assert [about["a_m"], about["a_s"], graph.nodes["refractory_0"].metadata["a_r"]] == list(layer.constants[:3])
+    assert (graph.metadata["made_by"], graph.metadata["profile"], graph.metadata["dt"]) == (
+        "bisnn",
+        "exact",
+        0.002,
+    )
+    assert [about["a_m"], about["a_s"], graph.nodes["refractory_0"].metadata["a_r"]] == list(
+        layer.constants[:3]
+    )
     assert np.array_equal(about["kappa"], layer.kappa)
     assert graph.nodes["spikes_0"].metadata["theta"] == layer.constants[3]
     W = np.hstack([graph.nodes[name].weight for name in ("weights_0", "recurrent_0")])
@@ -108,7 +129,9 @@ def test_the_continuous_neuron_answers_with_the_kernels_of_the_paper():
     tau_mem, tau_syn, tau_ref = 0.005, 0.003, 0.002  # seconds: those of networks.NEURON
     t = np.linspace(0, 0.04, 200)
     for i in (0, 5):
-        tm, ts, r, w_in = (getattr(synapse, name)[i] for name in ("tau_mem", "tau_syn", "r", "w_in"))
+        tm, ts, r, w_in = (
+            getattr(synapse, name)[i] for name in ("tau_mem", "tau_syn", "r", "w_in")
+        )
 
         def cuba_li(_, state, tm=tm, ts=ts, r=r):
             I, v = state
@@ -119,7 +142,9 @@ def test_the_continuous_neuron_answers_with_the_kernels_of_the_paper():
         alpha = np.exp(-t / tau_mem) - np.exp(-t / tau_syn)
         np.testing.assert_allclose(v, network.layers[0].kappa[i] * alpha, atol=1e-7)
     tau, r = refractory.tau[0], refractory.r[0]
-    v = solve_ivp(lambda _, v: -v / tau, (0, t[-1]), [r / tau], t_eval=t, rtol=1e-10, atol=1e-12).y[0]
+    v = solve_ivp(lambda _, v: -v / tau, (0, t[-1]), [r / tau], t_eval=t, rtol=1e-10, atol=1e-12).y[
+        0
+    ]
     np.testing.assert_allclose(v, np.exp(-t / tau_ref), atol=1e-7)
 
 
@@ -140,7 +165,9 @@ def test_time_constants_in_seconds_are_those_in_time_steps(tau, dt):
 
 
 def test_a_neuron_without_memory(tmp_path):
-    """a_s = a_r = 0 in float32, which no time constant has: the bits stay, and nothing divides by zero."""
+    """a_s = a_r = 0 in float32, which no time constant has: the bits stay, and nothing divides by
+    zero.
+    """
     net = build("recurrent", neuron=replace(networks.NEURON, tau_syn=0.005, tau_ref=0.005))
     assert net.layers[0].constants[1:3].tolist() == [0.0, 0.0]
     x = spikes(40, 4, 6)
@@ -154,7 +181,9 @@ def test_a_neuron_without_memory(tmp_path):
 
 
 def by_hand(network: file.Network, x: np.ndarray) -> list[np.ndarray]:
-    """Spikes (T, B, N) of CubaLIF neurons in the place of a feedforward network's, one neuron after the other, in float64."""
+    """Spikes (T, B, N) of CubaLIF neurons in the place of a feedforward network's, one neuron after
+    the other, in float64.
+    """
     found = []
     for layer in network.layers:
         (a_m, a_s, _, theta), kappa = layer.constants.astype(np.float64), float(layer.kappa[0])
@@ -163,7 +192,11 @@ def by_hand(network: file.Network, x: np.ndarray) -> list[np.ndarray]:
             for n in range(layer.neurons):
                 I = v = 0.0
                 for t in range(len(x)):
-                    I = a_s * I + sum(1 if up else -1 for up, s in zip(layer.weights[0, n], x[t, b], strict=True) if s)
+                    I = a_s * I + sum(
+                        1 if up else -1
+                        for up, s in zip(layer.weights[0, n], x[t, b], strict=True)
+                        if s
+                    )
                     v = a_m * v + I
                     if kappa * (a_m - a_s) * v > theta:
                         z[t, b, n], v = 1, 0.0
@@ -178,7 +211,9 @@ def test_disagreement_is_a_count(kind):
     network, x = describe(net), spikes(30, 3, 6)
     measured = nir_graph.disagreement(network, x.numpy())
     out, lossy = net(x, weights=signs(net)), by_hand(network, x.numpy())
-    ours = [s.detach().numpy()[i + 1 :] for i, s in enumerate(out.spikes)]  # CubaLIF leads by a time step a layer
+    ours = [
+        s.detach().numpy()[i + 1 :] for i, s in enumerate(out.spikes)
+    ]  # CubaLIF leads by a time step a layer
     theirs = [s[: 30 - i - 1] for i, s in enumerate(lossy)]
     size = sum(s.size for s in ours)
     assert measured.spikes == sum((a != b).sum() for a, b in zip(ours, theirs, strict=True)) / size
@@ -187,7 +222,10 @@ def test_disagreement_is_a_count(kind):
     assert measured.rate_cuba_lif == sum(s.sum() for s in theirs) / size
     readout = network.layers[-1].readout
     logits = lossy[-1] @ np.where(readout.V, readout.scale, -readout.scale).T
-    classes = [torch.as_tensor(y).softmax(-1).mean(0).argmax(-1) for y in (out.readouts[-1].detach(), logits)]
+    classes = [
+        torch.as_tensor(y).softmax(-1).mean(0).argmax(-1)
+        for y in (out.readouts[-1].detach(), logits)
+    ]
     assert measured.predictions == (classes[0] != classes[1]).double().mean().item()
 
 
@@ -195,10 +233,14 @@ def test_disagreement_is_a_count(kind):
 def test_until_its_first_spike_a_cuba_lif_neuron_is_ours(kind, tmp_path):
     network = describe(build(kind))
     if kind == "masked":  # recurrent spikes of others differ once these have fired
-        network = replace(network, layers=(replace(network.layers[0], mask=_feedforward(network.layers[0].mask)),))
+        network = replace(
+            network, layers=(replace(network.layers[0], mask=_feedforward(network.layers[0].mask)),)
+        )
     x = spikes(40, 4, *network.input_shape).numpy()
     graph = read_back(network, tmp_path / "net.nir", SQUARE.get(kind, True), profile="cubalif")
-    lossy, exact = (nir_graph.simulate(g, x)[0]["spikes_0"] for g in (graph, nir_graph.graph(network)))
+    lossy, exact = (
+        nir_graph.simulate(g, x)[0]["spikes_0"] for g in (graph, nir_graph.graph(network))
+    )
     first = [np.where(s.any(0), s.argmax(0), 40) for s in (lossy[:-1], exact[1:])]
     assert np.array_equal(*first)
     assert (first[0] < 40).mean() > 0.3
@@ -214,11 +256,14 @@ def test_no_classes_no_predictions_to_differ():
     network, x = describe(build("dense")), spikes(20, 2, 6).numpy()
     for other in (replace(network, task="regression"), describe(build("dense", readout=None))):
         assert nir_graph.disagreement(other, x).predictions is None
-    with pytest.raises(ValueError, match="x: must have more time steps than layers, 1, and burn-in, 20; got 20"):
+    with pytest.raises(
+        ValueError, match="x: must have more time steps than layers, 1, and burn-in, 20; got 20"
+    ):
         nir_graph.disagreement(replace(network, burn_in=20), x)
 
 
-# Other libraries run the lossy profile. They may live in another environment: a script there runs the files and saves its results.
+# Other libraries run the lossy profile. They may live in another environment: a script there runs
+# the files and saves its results.
 
 RUN = """
 import importlib.util, sys, warnings
@@ -253,12 +298,19 @@ for library in libraries:
         np.save(path.with_suffix("." + library + ".npy"), np.stack(found, 1))
 """
 LIBRARIES = ("norse", "snntorch", "spikingjelly")
-LOSSY = {"deep": None, "conv and dense": 3, "recurrent": None, "masked": 3}  # kinds, and their readouts
+LOSSY = {
+    "deep": None,
+    "conv and dense": 3,
+    "recurrent": None,
+    "masked": 3,
+}  # kinds, and their readouts
 
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory) -> Path:
-    """A folder of lossy files, of inputs, and of what the libraries that are installed made of them."""
+    """A folder of lossy files, of inputs, and of what the libraries that are installed made of
+    them.
+    """
     folder = tmp_path_factory.mktemp("lossy")
     for kind, readout in LOSSY.items():
         net = build(kind, readout=readout)
@@ -269,7 +321,9 @@ def elsewhere(tmp_path_factory) -> Path:
     there = [library for library in LIBRARIES if library not in here] if other.exists() else []
     for python, libraries in ((sys.executable, here), (other, there)):
         if libraries:
-            done = subprocess.run([python, "-c", RUN, folder, *libraries], capture_output=True, text=True)
+            done = subprocess.run(
+                [python, "-c", RUN, folder, *libraries], capture_output=True, text=True
+            )
             assert done.returncode == 0, done.stderr
     return folder
 
@@ -278,10 +332,14 @@ def elsewhere(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_another_library_runs_the_file_as_we_do(library, kind, elsewhere):
     if library == "snntorch" and kind in ("recurrent", "masked"):
-        pytest.skip("snnTorch 1.0 leads the input of a recurrent layer through its recurrent weights")
+        pytest.skip(
+            "snnTorch 1.0 leads the input of a recurrent layer through its recurrent weights"
+        )
     path = elsewhere / f"{kind}.{library}.npy"
     if not path.exists():
-        pytest.skip(f"{library} with nirtorch is installed neither here nor in .venv-peers; see benchmarks/peers.txt")
+        pytest.skip(
+            f"{library} with nirtorch is installed neither here nor in .venv-peers; see benchmarks/peers.txt"
+        )
     got, x = np.load(path), np.load(elsewhere / f"{kind}.npy")
     _, want = nir_graph.simulate(nir.read(elsewhere / f"{kind}.nir"), x)
     assert got.shape == want.shape
@@ -296,7 +354,9 @@ def test_another_library_runs_the_file_as_we_do(library, kind, elsewhere):
 @pytest.mark.parametrize("kind", POOLED)
 @pytest.mark.parametrize("profile", nir_graph.PROFILES)
 def test_pooling_is_refused(kind, profile, tmp_path):
-    with pytest.raises(ValueError, match=r"NIR has no max-pooling; got pool=2 in layer 0; train with pool=1"):
+    with pytest.raises(
+        ValueError, match=r"NIR has no max-pooling; got pool=2 in layer 0; train with pool=1"
+    ):
         nir_graph.write(describe(build(kind)), tmp_path / "net.nir", profile)
     assert not list(tmp_path.iterdir())
 

@@ -1,4 +1,6 @@
-"""Files from outside, damaged, hostile or no files at all: each is refused by one sentence, at once, and takes no memory."""
+"""Files from outside, damaged, hostile or no files at all: each is refused by one sentence, at
+once, and takes no memory.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisnn import config, files
+from bisnn import files
 from bisnn.data import simulation, table
+from bisnn.runs import config
 from conftest import taking
 from runs import SMALL
 
@@ -33,7 +36,13 @@ def read_or_refused(name: str, read):
 
 def npy(header: str, content: bytes = b"", version: tuple[int, int] = (1, 0)) -> bytes:
     text = header.encode("latin1", "replace")
-    return b"\x93NUMPY" + bytes(version) + struct.pack("<H" if version[0] == 1 else "<I", len(text)) + text + content
+    return (
+        b"\x93NUMPY"
+        + bytes(version)
+        + struct.pack("<H" if version[0] == 1 else "<I", len(text))
+        + text
+        + content
+    )
 
 
 def npz(**entries: bytes) -> bytes:
@@ -83,17 +92,25 @@ def test_damaged_arrays(tmp_path, content):
     for suffix in (".npy", ".npz"):
         path = tmp_path / f"x{suffix}"
         path.write_bytes(content)
-        with taking(4 * 2**20), pytest.raises(ValueError, match=r"damaged or no NumPy file|pickled"):
+        with (
+            taking(4 * 2**20),
+            pytest.raises(ValueError, match=r"damaged or no NumPy file|pickled"),
+        ):
             table.read_points(path, None, 2)[0]
 
 
 @given(data=st.data())
 def test_hostile_arrays(tmp_path_factory, data):
-    """Bytes changed anywhere, but in an NPZ so that its checksums match: refused by a ValueError, or finite numbers."""
+    """Bytes changed anywhere, but in an NPZ so that its checksums match: refused by a ValueError,
+    or finite numbers.
+    """
     content = bytearray(whole(X))
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(6, len(content) - 1))] = data.draw(st.integers(0, 255))
-    for suffix, seen in ((".npy", bytes(content)), (".npz", npz(x=bytes(content), y=whole(np.arange(3))))):
+    for suffix, seen in (
+        (".npy", bytes(content)),
+        (".npz", npz(x=bytes(content), y=whole(np.arange(3)))),
+    ):
         path = tmp_path_factory.mktemp("a") / f"x{suffix}"
         path.write_bytes(seen)
         with warnings.catch_warnings(action="ignore"):
@@ -120,7 +137,12 @@ def test_arrays_within_the_budget(tmp_path, monkeypatch):
     np.savez_compressed(path, x=np.zeros((250_000, 2)))
     assert path.stat().st_size < 10_000
     monkeypatch.setenv("BISNN_MOST_BYTES", str(4 * 2**20))
-    with taking(2**20), pytest.raises(ValueError, match=r"an array \(250000, 2\) of float64 would take .*set BISNN_MOST_BYTES"):
+    with (
+        taking(2**20),
+        pytest.raises(
+            ValueError, match=r"an array \(250000, 2\) of float64 would take .*set BISNN_MOST_BYTES"
+        ),
+    ):
         table.read_points(path, None, 2)[0]
     monkeypatch.setenv("BISNN_MOST_BYTES", str(16 * 2**20))
     assert table.read_points(path, None, 2)[0].shape == (250_000, 2)
@@ -133,7 +155,10 @@ def idx(*sizes: int, content: bytes = b"") -> bytes:
 def test_idx_files_that_claim_too_much(tmp_path):
     claims = tmp_path / "claims"
     claims.write_bytes(idx(10**6, 256, 256, content=bytes(100)))  # 116 bytes, 65 GB
-    with taking(2**20), pytest.raises(ValueError, match="it claims 65,536,000,000 bytes, which it cannot hold"):
+    with (
+        taking(2**20),
+        pytest.raises(ValueError, match="it claims 65,536,000,000 bytes, which it cannot hold"),
+    ):
         simulation.read_idx(claims, 3)
     bomb = tmp_path / "bomb.gz"
     with gzip.open(bomb, "wb", 6) as file:
@@ -141,7 +166,12 @@ def test_idx_files_that_claim_too_much(tmp_path):
         for _ in range(256):
             file.write(bytes(10**6))
     assert bomb.stat().st_size < 2**20
-    with taking(2**20), pytest.raises(ValueError, match="would take 2,304,000,000 bytes of memory; at most 1,073,741,824"):
+    with (
+        taking(2**20),
+        pytest.raises(
+            ValueError, match="would take 2,304,000,000 bytes of memory; at most 1,073,741,824"
+        ),
+    ):
         simulation.read_idx(bomb, 3)
     longer = tmp_path / "longer.gz"
     with gzip.open(longer, "wb", 6) as file:
@@ -161,15 +191,26 @@ DEEP = 100_000
 DOTTED = ".".join("a" * DEEP)
 
 
-@pytest.mark.parametrize("text", ["x = " + "[" * DEEP, "x = " + "{a = " * DEEP, f"{DOTTED} = 1", f"[{DOTTED}]", "[[[" * DEEP])
+@pytest.mark.parametrize(
+    "text",
+    ["x = " + "[" * DEEP, "x = " + "{a = " * DEEP, f"{DOTTED} = 1", f"[{DOTTED}]", "[[[" * DEEP],
+)
 def test_configs_nested_deeply(tmp_path, text):
     path = tmp_path / "c.toml"
     path.write_text(f"version = 1\n{text}\n")
-    with taking(50 * 2**20), pytest.raises(ValueError, match=r"nested too deeply|not valid TOML") as refused:
+    with (
+        taking(50 * 2**20),
+        pytest.raises(ValueError, match=r"nested too deeply|not valid TOML") as refused,
+    ):
         config.load(path)
     assert len(str(refused.value)) < 500
     key, _, value = text.partition(" = ")
-    with taking(50 * 2**20), pytest.raises(ValueError, match=r"nested too deeply|must read section.key|unknown key|must be"):
+    with (
+        taking(50 * 2**20),
+        pytest.raises(
+            ValueError, match=r"nested too deeply|must read section.key|unknown key|must be"
+        ),
+    ):
         config.load("two_moons_bayes", [f"{key}={value}" if value else key])
 
 
@@ -181,15 +222,29 @@ def test_numbers_of_many_digits(tmp_path):
 
 WORDS = ["st", "table", "name", "lr", "conv", "x", ""]
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 50) | st.integers() | st.floats() | st.text(max_size=3) | st.sampled_from(WORDS),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 50)
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=3)
+    | st.sampled_from(WORDS),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
 
 def places(node, path=()):
     yield path
-    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+    for key, value in (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    ):
         yield from places(value, (*path, key))
 
 
@@ -240,7 +295,10 @@ def test_a_pipe_in_place_of_an_idx_file(tmp_path):
 def test_reading_is_bounded(tmp_path):
     with open(tmp_path / "large", "wb") as file:
         file.truncate(2**31)
-    with taking(2**20), pytest.raises(ValueError, match="its content would take 2,147,483,648 bytes of memory"):
+    with (
+        taking(2**20),
+        pytest.raises(ValueError, match="its content would take 2,147,483,648 bytes of memory"),
+    ):
         files.read_bytes(tmp_path / "large")
     with pytest.raises(ValueError, match="zero byte in its name"):
         files.read_bytes("a\0b")

@@ -1,4 +1,6 @@
-"""A layer as one operation: its bits, its gradients, what it keeps and which way it takes, on every kernel."""
+"""A layer as one operation: its bits, its gradients, what it keeps and which way it takes, on every
+kernel.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ from hypothesis import strategies as st
 
 import reference
 from bisnn import SRM, Conv2d, Network, kernels, map_weights
-from bisnn.fused import srm_layer, srm_layer_backward
+from bisnn.bits import counting
+from bisnn.bits import threads as bit_threads
 from bisnn.kernels import cpu
-from bisnn.packed import bits
-from bisnn.packed import threads as packed_threads
+from bisnn.kernels.layer import srm_layer, srm_layer_backward
 from bisnn.weights import sign
-from conftest import KERNELS, device_of, seeded, spikes, threads
+from conftest import KERNELS, constants_of, device_of, seeded, spikes, threads
 
 NEURON = SRM(tau_mem=5.0, tau_syn=3.0, tau_ref=2.0, threshold=0.1, slope=2.0)
 SEEDS = st.integers(0, 1000)
@@ -41,12 +43,30 @@ class Layer(NamedTuple):
         if not self.stride:
             return F.linear(x, weight)
         images = x.flatten(0, 1).movedim(-1, 1)
-        return F.conv2d(images, weight, None, self.stride, self.padding).movedim(1, -1).unflatten(0, x.shape[:2])
+        return (
+            F.conv2d(images, weight, None, self.stride, self.padding)
+            .movedim(1, -1)
+            .unflatten(0, x.shape[:2])
+        )
 
     def run(self, x, weight, state, hard, spikes, neuron=NEURON, refractory=False, outputs=0):
-        """The operation, with a kappa of its own for each neuron or channel, and a readout of so many outputs."""
-        constants, readout = neuron.constants(x.dtype).to(x.device), (r if r is None else r.to(x) for r in self.readout(outputs))
-        settings = (list(self.stride), list(self.padding), self.pool, hard, spikes, neuron.surrogate, neuron.slope, refractory)
+        """The operation, with a kappa of its own for each neuron or channel, and a readout of so
+        many outputs.
+        """
+        constants, readout = (
+            constants_of(neuron, x.dtype).to(x.device),
+            (r if r is None else r.to(x) for r in self.readout(outputs)),
+        )
+        settings = (
+            list(self.stride),
+            list(self.padding),
+            self.pool,
+            hard,
+            spikes,
+            neuron.surrogate,
+            neuron.slope,
+            refractory,
+        )
         return srm_layer(x, weight, *state, self.kappa().to(x), constants, *readout, *settings)
 
     def readout(self, outputs, seed=0):
@@ -59,7 +79,9 @@ class Layer(NamedTuple):
         return sign(torch.randn(outputs, n, generator=seeded(seed))), torch.tensor(0.7 / n**0.5)
 
     def kappa(self):
-        return (torch.linspace(0.5, 1.5, self.weight[0], dtype=torch.float64) / self.fan_in**0.5).float()
+        return (
+            torch.linspace(0.5, 1.5, self.weight[0], dtype=torch.float64) / self.fan_in**0.5
+        ).float()
 
     @property
     def fan_in(self):
@@ -74,7 +96,11 @@ class Layer(NamedTuple):
             x = x * torch.randn(self.x, generator=g)
         weight = torch.randn(self.weight, generator=g)
         one = self.product(x, weight)[0]
-        return x, sign(weight) if hard else weight.tanh(), [0.5 * torch.randn(one.shape, generator=g) for _ in range(3)]
+        return (
+            x,
+            sign(weight) if hard else weight.tanh(),
+            [0.5 * torch.randn(one.shape, generator=g) for _ in range(3)],
+        )
 
 
 @st.composite
@@ -84,7 +110,13 @@ def layers(draw):
         n_in, n_out = draw(st.integers(1, 80)), draw(st.integers(1, 40))
         return Layer((T, B, n_in), (n_out, n_in))
     pair = lambda low, high: (draw(st.integers(low, high)), draw(st.integers(low, high)))  # noqa: E731
-    kernel, stride, padding, extra, pool = pair(1, 3), pair(1, 2), pair(0, 2), pair(0, 4), draw(st.integers(1, 3))
+    kernel, stride, padding, extra, pool = (
+        pair(1, 3),
+        pair(1, 2),
+        pair(0, 2),
+        pair(0, 4),
+        draw(st.integers(1, 3)),
+    )
     least = ((pool - 1) * d + k - 2 * p for d, k, p in zip(stride, kernel, padding, strict=True))
     H, W = (max(1, n) + e for n, e in zip(least, extra, strict=True))
     C, C_out = draw(st.sampled_from([1, 2, 31, 32, 33])), draw(st.integers(1, 5))
@@ -93,23 +125,33 @@ def layers(draw):
 
 DENSE = Layer((9, 3, 40), (7, 40))
 CONV = Layer((4, 2, 6, 5, 3), (4, 3, 3, 2), (1, 2), (1, 0))
-POOLED = Layer((4, 2, 8, 9, 3), (4, 3, 3, 2), (1, 1), (1, 0), 3)  # 8 x 8 neurons: two rows and two columns belong to no window
+POOLED = Layer(
+    (4, 2, 8, 9, 3), (4, 3, 3, 2), (1, 1), (1, 0), 3
+)  # 8 x 8 neurons: two rows and two columns belong to no window
 FIVE = CONV._replace(x=(4, 5, 6, 5, 3))  # recordings: groups of two leave one over
-ALL = [pytest.param(layer, id=name) for name, layer in (("dense", DENSE), ("conv", CONV), ("pooled", POOLED))]
+ALL = [
+    pytest.param(layer, id=name)
+    for name, layer in (("dense", DENSE), ("conv", CONV), ("pooled", POOLED))
+]
 
 
 # The bits
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@given(layers(), st.sampled_from([0.0, 0.05, 0.3, 1.0]), SEEDS, st.integers(1, 3), st.integers(0, 3))
+@given(
+    layers(), st.sampled_from([0.0, 0.05, 0.3, 1.0]), SEEDS, st.integers(1, 3), st.integers(0, 3)
+)
 @example(POOLED, 0.3, 0, 3, 2)
-def test_hard_weights_and_spikes_give_the_dense_bits(kernel, layer, density, seed, n_threads, outputs):
-    """s, u, P, Q, R are those of the scan over the exact currents, on every kernel and any number of threads; y is a whole number
-    times the readout's scale."""
+def test_hard_weights_and_spikes_give_the_dense_bits(
+    kernel, layer, density, seed, n_threads, outputs
+):
+    """s, u, P, Q, R are those of the scan over the exact currents, on every kernel and any number
+    of threads; y is a whole number times the readout's scale.
+    """
     x, weight, state = layer.tensors(density, seed=seed)
     I = layer.product(x.double(), weight.double()).float()
-    constants = NEURON.constants()
+    constants = constants_of(NEURON)
     expected = kernels.reference.scan(I, *state, layer.kappa(), constants, layer.pool)
     there = [t.to(device_of(kernel)) for t in (x, weight, *state)]
     with kernels.forced(kernel), threads(n_threads):
@@ -126,7 +168,9 @@ def test_hard_weights_and_spikes_give_the_dense_bits(kernel, layer, density, see
 
 @pytest.mark.parametrize("pool", [1, 2])
 def test_readouts_of_images_count_channels_first(pool):
-    """As the public `Readout` does, whatever the order in memory: the layer's y is that of its spikes, to the bit."""
+    """As the public `Readout` does, whatever the order in memory: the layer's y is that of its
+    spikes, to the bit.
+    """
     net = Network(Conv2d(2, 5, 3, pool=pool), input_shape=(2, 7, 8), readout=3, neuron=NEURON)
     with map_weights(net):
         output = net(spikes(6, 2, 2, 7, 8))
@@ -156,12 +200,26 @@ def test_a_negative_zero_is_no_spike(layer, hard, kernel):
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3])
 @pytest.mark.parametrize("reuse", [False, True])
-@given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 5), st.integers(0, 5), st.integers(1, 40), SEEDS)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(0, 5),
+    st.integers(0, 5),
+    st.integers(1, 40),
+    SEEDS,
+)
 def test_pooled_scans_give_the_same_bits(reuse, n_threads, B, pool, rows, columns, C, seed):
-    """Real-valued currents; edges that fill no window; I is left alone unless it may be overwritten."""
+    """Real-valued currents; edges that fill no window; I is left alone unless it may be
+    overwritten.
+    """
     g = seeded(seed)
     I = torch.randn(5, B, pool + rows, pool + columns, C, generator=g)
-    rest = (*(torch.randn(I.shape[1:], generator=g) for _ in range(3)), torch.rand(C, generator=g), NEURON.constants(), pool)
+    rest = (
+        *(torch.randn(I.shape[1:], generator=g) for _ in range(3)),
+        torch.rand(C, generator=g),
+        constants_of(NEURON),
+        pool,
+    )
     expected = kernels.reference.scan(I, *rest)
     given_to = I.clone()
     with threads(n_threads):
@@ -180,7 +238,9 @@ def decisions_are_clear(u, layer, neuron) -> bool:
     gaps = [v.abs(), ((neuron.slope * v).abs() - 0.5).abs()]
     if (k := layer.pool) > 1:
         windows = u.unfold(2, k, k).unfold(3, k, k).flatten(-2)
-        gaps.append((windows.amax(-1, keepdim=True) - windows).topk(2, largest=False).values[..., 1])
+        gaps.append(
+            (windows.amax(-1, keepdim=True) - windows).topk(2, largest=False).values[..., 1]
+        )
     return all(float(gap.min()) > 1e-5 for gap in gaps)
 
 
@@ -223,29 +283,53 @@ Y, S, U = 0, 1, 2  # which output of the operation
 @example(FIVE, True, "sigmoid", False, {Y}, 2, 1, 3)
 @example(FIVE, False, "box", False, {Y, S}, 2, 3, 3)
 @example(FIVE, True, "sigmoid", True, {Y, S, U, 3}, 3, 2, 3)
-@example(DENSE._replace(x=(3, 5, 40), weight=(700, 40)), True, "sigmoid", False, {Y, S}, 2, 2, 0)  # recordings in several blocks
+@example(
+    DENSE._replace(x=(3, 5, 40), weight=(700, 40)), True, "sigmoid", False, {Y, S}, 2, 2, 0
+)  # recordings in several blocks
 def test_gradients_are_those_of_the_steps(
     kernel, inputs, learned, layer, hard, surrogate, refractory, used, group, n_threads, seed
 ):  # fmt: skip
-    """Of x, weight, P, Q, R, from errors at some of y, s, u, P, Q, R: autograd through the equations in float64."""
+    """Of x, weight, P, Q, R, from errors at some of y, s, u, P, Q, R: autograd through the
+    equations in float64.
+    """
     neuron = SRM(5.0, 3.0, 2.0, 0.1, surrogate, 2.0)
     x, weight, state = layer.tensors(inputs, hard, seed)
     V, scale = (t.double() for t in layer.readout(3))
     slow = [t.double() for t in (x, weight, *state)]
     exact = kernel == "reference"
-    ours = [t.to(device_of(kernel), torch.float64 if exact else torch.float32) for t in (x, weight, *state)]
+    ours = [
+        t.to(device_of(kernel), torch.float64 if exact else torch.float32)
+        for t in (x, weight, *state)
+    ]
     for leaves in (slow, ours):
         for name, leaf in zip(("x", "weight", "state", "state", "state"), leaves, strict=True):
             leaf.requires_grad_(name in learned or name == "state")
-    expected = reference.scan(layer.product(*slow[:2]), *slow[2:], layer.kappa().double(), neuron, refractory, layer.pool)
+    expected = reference.scan(
+        layer.product(*slow[:2]), *slow[2:], layer.kappa().double(), neuron, refractory, layer.pool
+    )
     assume(decisions_are_clear(expected[1].detach(), layer, neuron))
     expected = (expected[0].flatten(2) @ V.T * scale, *expected)
-    errors = {i: torch.randn(expected[i].shape, generator=seeded(seed + i), dtype=torch.float64) for i in used}
-    with kernels.forced(kernel), threads(n_threads), groups_of(group, layer), torch.backends.cudnn.flags(allow_tf32=False):
-        outputs = layer.run(*ours[:2], ours[2:], hard, inputs != "real", neuron, refractory, outputs=3)
+    errors = {
+        i: torch.randn(expected[i].shape, generator=seeded(seed + i), dtype=torch.float64)
+        for i in used
+    }
+    with (
+        kernels.forced(kernel),
+        threads(n_threads),
+        groups_of(group, layer),
+        torch.backends.cudnn.flags(allow_tf32=False),
+    ):
+        outputs = layer.run(
+            *ours[:2], ours[2:], hard, inputs != "real", neuron, refractory, outputs=3
+        )
         found, wanted = gradients(ours, outputs, errors), gradients(slow, expected, errors)
     for y, z in zip(found, wanted, strict=True):
-        torch.testing.assert_close(y.double().cpu(), z, rtol=0, atol=(1e-12 if exact else 2e-5) * max(1.0, float(z.abs().max())))
+        torch.testing.assert_close(
+            y.double().cpu(),
+            z,
+            rtol=0,
+            atol=(1e-12 if exact else 2e-5) * max(1.0, float(z.abs().max())),
+        )
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -260,12 +344,19 @@ def test_no_error_no_gradient(layer, kernel):
     assert not weight.grad.any()
 
 
-@pytest.mark.parametrize(("equal", "first"), [(((0, 0), (2, 2)), (0, 0)), (((1, 0), (0, 2)), (0, 2)), (((2, 1), (1, 2)), (1, 2))])
+@pytest.mark.parametrize(
+    ("equal", "first"),
+    [(((0, 0), (2, 2)), (0, 0)), (((1, 0), (0, 2)), (0, 2)), (((2, 1), (1, 2)), (1, 2))],
+)
 @pytest.mark.parametrize("refractory", [False, True])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_of_equal_potentials_the_first_gets_the_gradient(kernel, refractory, equal, first):
     """In row order; where there is no window, there is no gradient."""
-    x, weight, state = (torch.zeros(POOLED.x), torch.zeros(POOLED.weight), [torch.zeros(2, 8, 8, 4) for _ in range(3)])
+    x, weight, state = (
+        torch.zeros(POOLED.x),
+        torch.zeros(POOLED.weight),
+        [torch.zeros(2, 8, 8, 4) for _ in range(3)],
+    )
     for i, j in equal:
         state[0][:, i::3, j::3] = 0.3
     there = [t.to(device_of(kernel)).requires_grad_() for t in (x[:1], weight, *state)]
@@ -295,11 +386,13 @@ def test_of_equal_potentials_the_first_gets_the_gradient(kernel, refractory, equ
     ],
 )
 def test_the_operation_is_registered_properly(layer, inputs, hard, dtype, outputs):
-    """Schema, autograd, fake tensors and ahead-of-time dispatch, by PyTorch's own checks; of the backward pass, fake tensors."""
+    """Schema, autograd, fake tensors and ahead-of-time dispatch, by PyTorch's own checks; of the
+    backward pass, fake tensors.
+    """
     x, weight, state = layer.tensors(inputs, hard)
     leaves = [t.to(dtype).requires_grad_() for t in (x, weight, *state)]
     readout = (r if r is None else r.to(dtype) for r in layer.readout(outputs))
-    constants = (layer.kappa().to(dtype), NEURON.constants(dtype), *readout)
+    constants = (layer.kappa().to(dtype), constants_of(NEURON, dtype), *readout)
     window = (list(layer.stride), list(layer.padding), layer.pool)
     arguments = (*leaves, *constants, *window, hard, inputs != "real", "sigmoid", 2.0, True)
     torch.library.opcheck(srm_layer, arguments)
@@ -308,9 +401,18 @@ def test_the_operation_is_registered_properly(layer, inputs, hard, dtype, output
     x_kept = x if inputs == "real" else kept
     for needed in ((True, True), (False, True), (False, False)):
         settings = (*window, inputs != "real", "sigmoid", 2.0, True, *needed)
-        errors = (torch.ones_like(y) if outputs else None, torch.ones_like(s), None, None, None, None)
+        errors = (
+            torch.ones_like(y) if outputs else None,
+            torch.ones_like(s),
+            None,
+            None,
+            None,
+            None,
+        )
         backward = (*errors, u, x_kept, list(x.shape), weight, *constants, *settings)
-        torch.library.opcheck(srm_layer_backward, backward, test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(
+            srm_layer_backward, backward, test_utils=("test_schema", "test_faketensor")
+        )
 
 
 @pytest.mark.parametrize("in_dims", [(None, 0, None), (0, None, None), (0, 0, 0), (1, 2, None)])
@@ -320,13 +422,20 @@ def test_vmap_is_one_member_at_a_time(layer, outputs, in_dims):
     members = [layer.tensors("dense", seed=k) for k in range(3)]
     x, weight, P = (
         parts[0] if d is None else torch.stack(parts, d)
-        for parts, d in zip(zip(*((x, w, state[0]) for x, w, state in members), strict=True), in_dims, strict=True)
+        for parts, d in zip(
+            zip(*((x, w, state[0]) for x, w, state in members), strict=True), in_dims, strict=True
+        )
     )
     state = members[0][2]
     run = lambda x, weight, P: layer.run(x, weight, (P, *state[1:]), True, True, outputs=outputs)  # noqa: E731
     ours = torch.vmap(run, in_dims=in_dims, randomness="same")(x, weight, P)
     for k in range(3):
-        alone = run(*(t if d is None else t.select(d, k) for t, d in zip((x, weight, P), in_dims, strict=True)))
+        alone = run(
+            *(
+                t if d is None else t.select(d, k)
+                for t, d in zip((x, weight, P), in_dims, strict=True)
+            )
+        )
         for a, b in zip(ours, alone, strict=True):
             assert torch.equal(a[k], b)
 
@@ -334,12 +443,16 @@ def test_vmap_is_one_member_at_a_time(layer, outputs, in_dims):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("layer", ALL)
 def test_what_is_kept_of_the_inputs(layer, kernel):
-    """Spikes take a bit on the CPU, a byte elsewhere; real values are kept as they are, and not a second time."""
+    """Spikes take a bit on the CPU, a byte elsewhere; real values are kept as they are, and not a
+    second time.
+    """
     for inputs in ("sparse", "real"):
         x, weight, state = layer.tensors(inputs)
         x, weight, *state = (t.to(device_of(kernel)) for t in (x, weight, *state))
         saved: list[torch.Tensor] = []
-        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: (saved.append(t), t)[1], lambda t: t)
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda t, saved=saved: (saved.append(t), t)[1], lambda t: t
+        )
         with kernels.forced(kernel), hooks:
             *_, kept = layer.run(x, weight.requires_grad_(), state, False, inputs != "real")
         as_they_are = [t for t in saved if t.data_ptr() == x.data_ptr()]
@@ -353,7 +466,9 @@ def test_what_is_kept_of_the_inputs(layer, kernel):
                 assert kept.dtype == torch.int32
                 assert kept.shape == (*x.shape[:-1], -(-x.shape[-1] // 32))
             else:
-                frame = [p for n in reversed(layer.padding) for p in (n, n)] if kernel == "cuda" else []  # padding included
+                frame = (
+                    [p for n in reversed(layer.padding) for p in (n, n)] if kernel == "cuda" else []
+                )  # padding included
                 assert kept.element_size() == 1
                 assert torch.equal(kept.to(x.dtype), F.pad(x, [0, 0, *frame]))
 
@@ -361,7 +476,7 @@ def test_what_is_kept_of_the_inputs(layer, kernel):
 # The way taken on the CPU
 
 KERNELS_OF = {
-    bits: ("pack", "windows", "counts", "add_rows", "add_rows_transposed", "add_rows_by_fours"),
+    counting: ("pack", "windows", "counts", "add_rows", "add_rows_transposed", "add_rows_by_fours"),
     cpu: ("_scan", "_adjoint", "_weight_gradient"),
     kernels.reference: ("product", "weight_gradient", "input_gradient"),
 }
@@ -386,7 +501,14 @@ def forward_and_backward(layer, inputs, hard, learns_x=False):
     """Outputs and gradients; the kernels that ran in each direction."""
     x, weight, state = layer.tensors(inputs, hard)
     with watched() as forward:
-        outputs = layer.run(x.requires_grad_(learns_x), weight.requires_grad_(), state, hard, inputs != "real", outputs=2)
+        outputs = layer.run(
+            x.requires_grad_(learns_x),
+            weight.requires_grad_(),
+            state,
+            hard,
+            inputs != "real",
+            outputs=2,
+        )
     with watched() as backward:
         (outputs[Y].sum() + outputs[S].sum()).backward()
     return outputs, [t.grad for t in (x, weight) if t.requires_grad], forward, backward
@@ -408,23 +530,31 @@ def forward_and_backward(layer, inputs, hard, learns_x=False):
 )
 @pytest.mark.parametrize("layer", [*ALL, pytest.param(Layer((3, 1, 64), (4, 64)), id="few rows")])
 def test_which_way_is_taken(layer, inputs, hard, forward, backward, learns_x, monkeypatch):
-    """Hard weights and spikes are counted, few spikes added up, all else is a dense product. Backward, spikes are added up one by
-    one or by fours, in one kernel with the adjoint unless the input learns too."""
+    """Hard weights and spikes are counted, few spikes added up, all else is a dense product.
+    Backward, spikes are added up one by one or by fours, in one kernel with the adjoint unless the
+    input learns too.
+    """
     monkeypatch.setattr(cpu, "RARE", 0.15)
     monkeypatch.setattr(cpu, "DENSE", 0.4)
     *_, there, back = forward_and_backward(layer, inputs, hard, learns_x)
     assert there.keys() - {"windows"} == forward | {"_scan"}
     assert ("windows" in there) == bool(layer.stride and {"counts", "add_rows"} & forward)
     if backward == "weight_gradient" or learns_x:
-        assert back.keys() - {"windows"} == {"_adjoint", backward} | ({"input_gradient"} if learns_x else set())
+        assert back.keys() - {"windows"} == {"_adjoint", backward} | (
+            {"input_gradient"} if learns_x else set()
+        )
         assert ("windows" in back) == bool(layer.stride and backward != "weight_gradient")
     else:
         assert back.keys() == {"_weight_gradient"}
-        assert all(arguments[-1] == (backward == "add_rows_transposed") for arguments in back["_weight_gradient"])
+        assert all(
+            arguments[-1] == (backward == "add_rows_transposed")
+            for arguments in back["_weight_gradient"]
+        )
 
 
 @pytest.mark.parametrize(
-    ("density", "rare", "dense"), [(0.15, True, False), (0.16, False, False), (0.25, False, False), (0.26, False, True)]
+    ("density", "rare", "dense"),
+    [(0.15, True, False), (0.16, False, False), (0.25, False, False), (0.26, False, True)],
 )
 def test_densities_at_which_the_way_changes(density, rare, dense):
     """As they are set; the bound itself still counts as below."""
@@ -446,14 +576,22 @@ SHARED = Layer((4, 4, 8, 7, 20), (4, 20, 3, 2), (1, 1), (1, 0), 3)
 
 
 @pytest.mark.parametrize("learns_x", [False, True])
-@pytest.mark.parametrize(("inputs", "hard"), [("sparse", True), ("sparse", False), ("dense", True), ("real", False)])
-@pytest.mark.parametrize("layer", [SHARED, SHARED._replace(pool=1), Layer((4, 4, 70), (300, 70))], ids=["pooled", "conv", "dense"])
+@pytest.mark.parametrize(
+    ("inputs", "hard"), [("sparse", True), ("sparse", False), ("dense", True), ("real", False)]
+)
+@pytest.mark.parametrize(
+    "layer",
+    [SHARED, SHARED._replace(pool=1), Layer((4, 4, 70), (300, 70))],
+    ids=["pooled", "conv", "dense"],
+)
 def test_threads_share_the_work(layer, inputs, hard, learns_x):
-    """Work is split evenly over threads; a small layer stays on one. Outputs are the same bits, gradients sums in another order."""
-    small = packed_threads.SERIAL
-    with threads(2), groups_of(1, layer), patch.object(packed_threads, "SERIAL", small):
+    """Work is split evenly over threads; a small layer stays on one. Outputs are the same bits,
+    gradients sums in another order.
+    """
+    small = bit_threads.SERIAL
+    with threads(2), groups_of(1, layer), patch.object(bit_threads, "SERIAL", small):
         alone, gradients_alone, *calls_alone = forward_and_backward(layer, inputs, hard, learns_x)
-    names = [name for module in (bits, cpu) for name in KERNELS_OF[module]]
+    names = [name for module in (counting, cpu) for name in KERNELS_OF[module]]
     for n_threads in (1, 2, 3):
         with threads(n_threads), groups_of(1, layer):
             ours, gradients_ours, *calls = forward_and_backward(layer, inputs, hard, learns_x)
@@ -524,7 +662,9 @@ def test_a_view_keeps_its_memory(view, no_memory):
     assert cpu._empty((8, MIB)).data_ptr() == where
 
 
-@given(st.lists(st.tuples(st.sampled_from(["new", "drop", "view"]), st.integers(0, 9)), max_size=30))
+@given(
+    st.lists(st.tuples(st.sampled_from(["new", "drop", "view"]), st.integers(0, 9)), max_size=30)
+)
 def test_two_live_tensors_never_share_memory(actions):
     """Each holds a number of its own, which no other tensor overwrites."""
     with patch.object(cpu, "_free", {}), patch.object(cpu, "KEPT", 12 * MIB):
@@ -540,7 +680,9 @@ def test_two_live_tensors_never_share_memory(actions):
                 del alive[i % len(alive)]
             assert all(bool((t == own).all()) for t, own in alive)
             assert kept_bytes() <= cpu.KEPT
-        ranges = sorted((t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t, _ in alive)
+        ranges = sorted(
+            (t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t, _ in alive
+        )
         assert all(a + size <= b for (a, size), (b, _) in pairwise(ranges))
 
 
@@ -582,7 +724,13 @@ def test_a_layer_uses_its_memory_again_and_never_that_of_another(no_memory):
         "refractory",
         "beside_s",
     ),  # local learning; BPTT in the first layer, in another; a part of it; errors elsewhere too
-    [(False, False, False), (False, True, False), (True, True, False), (True, False, False), (True, True, True)],
+    [
+        (False, False, False),
+        (False, True, False),
+        (True, True, False),
+        (True, False, False),
+        (True, True, True),
+    ],
 )
 @pytest.mark.parametrize(
     ("n_in", "kernel", "stride", "padding", "pool"),
@@ -596,11 +744,17 @@ def test_a_layer_uses_its_memory_again_and_never_that_of_another(no_memory):
         ((50,), (), [], [], 1),
     ],
 )
-def test_half_precision_where_tf32_is_allowed(hard, needs_x, refractory, beside_s, n_in, kernel, stride, padding, pool):
-    """Gradients of weights, and through layers and time of inputs, on a GPU: close to float64, at any size of the error."""
+def test_half_precision_where_tf32_is_allowed(
+    hard, needs_x, refractory, beside_s, n_in, kernel, stride, padding, pool
+):
+    """Gradients of weights, and through layers and time of inputs, on a GPU: close to float64, at
+    any size of the error.
+    """
     x, c = spikes(6, 5, *n_in, density=0.2), SRM(threshold=0.05).constants
     w = torch.randn(40, n_in[-1], *kernel, generator=seeded(1))
-    w = sign(w) if hard else torch.tanh(w).half().float()  # already rounded: another spike would be another gradient
+    w = (
+        sign(w) if hard else torch.tanh(w).half().float()
+    )  # already rounded: another spike would be another gradient
     shape = kernels.reference.current_shape(x, w, stride, padding)[1:]
     for size in (1.0, 1e-12, 1e12):
         grads = []
@@ -613,9 +767,12 @@ def test_half_precision_where_tf32_is_allowed(hard, needs_x, refractory, beside_
             kappa = torch.tensor(w[0].numel() ** -0.5, device=device, dtype=dtype)
             settings = (stride, padding, pool, hard, True, "sigmoid", 2.0, refractory)
             with kernels.precision("mixed"):
-                _, s, u, P, *_ = srm_layer(x_d, weight, zero, zero, zero, kappa, constants, None, None, *settings)
+                _, s, u, P, *_ = srm_layer(
+                    x_d, weight, zero, zero, zero, kappa, constants, None, None, *settings
+                )
                 errors = [
-                    (o, torch.randn(o.shape, generator=seeded(2), dtype=torch.float64)) for o in (s, u, P)[: 3 if beside_s else 1]
+                    (o, torch.randn(o.shape, generator=seeded(2), dtype=torch.float64))
+                    for o in (s, u, P)[: 3 if beside_s else 1]
                 ]
                 sum((o * (size * e).to(device, dtype)).sum() for o, e in errors).backward()
             grads.append([g.double().cpu() for g in (weight.grad, x_d.grad) if g is not None])
@@ -627,12 +784,19 @@ def test_half_precision_where_tf32_is_allowed(hard, needs_x, refractory, beside_
 @pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="needs a CPU with bfloat16")
 @pytest.mark.parametrize("kind", ["linear", "conv"])
 def test_bfloat16_where_it_is_allowed(kind):
-    """Relaxed weights and many spikes: within 5e-3 of the exact currents. Hard weights keep their bits."""
+    """Relaxed weights and many spikes: within 5e-3 of the exact currents. Hard weights keep their
+    bits.
+    """
     x = spikes(20, 4, 30, density=0.5) if kind == "linear" else spikes(6, 4, 8, 8, 5, density=0.5)
-    w = torch.tanh(torch.randn((40, 30) if kind == "linear" else (40, 5, 3, 3), generator=seeded(1)))
+    w = torch.tanh(
+        torch.randn((40, 30) if kind == "linear" else (40, 5, 3, 3), generator=seeded(1))
+    )
     places = ([], []) if kind == "linear" else ([1, 1], [1, 1])
     kept, before = cpu.keep(x, places[1]), torch.get_float32_matmul_precision()
-    exact, full = cpu.product(x.double(), None, w.double(), *places, False), cpu.product(x, kept, w, *places, False)
+    exact, full = (
+        cpu.product(x.double(), None, w.double(), *places, False),
+        cpu.product(x, kept, w, *places, False),
+    )
     hard = cpu.product(x, kept, sign(w), *places, True)
     try:
         torch.set_float32_matmul_precision("medium")

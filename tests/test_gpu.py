@@ -1,4 +1,6 @@
-"""CUDA graphs of a training step: the same bits as without, no memory kept, and gradients as they were after an error."""
+"""CUDA graphs of a training step: the same bits as without, no memory kept, and gradients as they
+were after an error.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,15 @@ import gc
 import pytest
 import torch
 
-from bisnn import training
-from bisnn.config import parse
-from bisnn.gpu import Graphs
+from bisnn.kernels.graphs import Graphs
+from bisnn.runs import training
+from bisnn.runs.config import parse
 from runs import RECORDED, RULES, files, made_up_nmnist, small
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 class Counted(Graphs):
@@ -48,7 +53,12 @@ def test_a_run_has_the_same_bits(tmp_path, monkeypatch, rule):
     """With a last mini-batch that is smaller, two realisations a step, and validation in between."""
     config = small(
         rule,
-        **{"train.device": "cuda", "train.samples": 2 if "bayes" in rule else 1, "train.activity": 0.1, "data.validation": 0.25},
+        **{
+            "train.device": "cuda",
+            "train.samples": 2 if "bayes" in rule else 1,
+            "train.activity": 0.1,
+            "data.validation": 0.25,
+        },
     )
     with_graphs, without = both(config, tmp_path, monkeypatch)
     assert with_graphs == without
@@ -60,15 +70,27 @@ def test_a_run_has_the_same_bits(tmp_path, monkeypatch, rule):
 def test_a_run_on_recordings_has_the_same_bits(tmp_path, monkeypatch, rule, gradient, precision):
     monkeypatch.setenv("BISNN_CACHE", str(tmp_path / "cache"))
     network = {**RECORDED["network"], "gradient": gradient, "dropout": 0.5}
-    config = parse({**RECORDED, "rule": RULES[rule], "network": network, "augment": {"shift": 1, "drop": 0.1}}, "run")
+    config = parse(
+        {**RECORDED, "rule": RULES[rule], "network": network, "augment": {"shift": 1, "drop": 0.1}},
+        "run",
+    )
     root = str(made_up_nmnist(tmp_path / "N"))
-    config = config.updated(**{"data.root": root, "train.device": "cuda", "train.precision": precision, "train.epochs": 4})
+    config = config.updated(
+        **{
+            "data.root": root,
+            "train.device": "cuda",
+            "train.precision": precision,
+            "train.epochs": 4,
+        }
+    )
     with_graphs, without = both(config, tmp_path, monkeypatch)
     assert with_graphs == without
 
 
 def test_gradients_add_up():
-    """To those that are there already, as those of a backward pass do; also to those of the call before."""
+    """To those that are there already, as those of a backward pass do; also to those of the call
+    before.
+    """
     w = torch.nn.Parameter(torch.tensor([1.0, 2.0], device="cuda"))
     unused = torch.nn.Parameter(torch.zeros(1, device="cuda"))
     graphs = Graphs([w, unused])

@@ -17,7 +17,8 @@ from numba.core.caching import CompileResultCacheImpl
 
 import bisnn
 from bisnn import packing
-from bisnn.packed import Engine, bits, file
+from bisnn.bits import counting
+from bisnn.packed import Engine, file
 from networks import build
 
 SOURCE = "def twice(x):\n    return x + x\n"
@@ -52,7 +53,7 @@ DAMAGE = {
 @pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_cache_is_made_anew(twice, tmp_path, capsys, suffix, damage):
-    compiled = bits.kernel("int64(int64)")
+    compiled = counting.kernel("int64(int64)")
     assert compiled(twice)(21) == 42
     path = kept(tmp_path)[suffix]
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
@@ -64,10 +65,10 @@ def test_a_damaged_cache_is_made_anew(twice, tmp_path, capsys, suffix, damage):
 
 
 def test_without_a_place_kernels_are_compiled_in_memory(twice, tmp_path, monkeypatch, capsys):
-    bits._say_not_kept.cache_clear()
+    counting._say_not_kept.cache_clear()
     monkeypatch.setattr(CompileResultCacheImpl, "_locator_classes", [])
-    assert bits.kernel("int64(int64)")(twice)(21) == 42
-    assert bits.kernel("float64(float64)")(twice)(1.5) == 3
+    assert counting.kernel("int64(int64)")(twice)(21) == 42
+    assert counting.kernel("float64(float64)")(twice)(1.5) == 3
     said = capsys.readouterr().err
     assert said.count("\n") == 1, "one note, however many kernels"
     assert "NUMBA_CACHE_DIR" in said
@@ -78,27 +79,36 @@ def test_a_full_disk_is_no_reason_to_stop(twice, monkeypatch, capsys):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    bits._say_not_kept.cache_clear()
+    counting._say_not_kept.cache_clear()
     monkeypatch.setattr(numba.core.caching.IndexDataCacheFile, "_save_data", full)
-    assert bits.kernel("int64(int64)")(twice)(21) == 42
+    assert counting.kernel("int64(int64)")(twice)(21) == 42
     assert "NUMBA_CACHE_DIR" in capsys.readouterr().err
 
 
 def test_a_kernel_that_does_not_compile_says_so(twice):
     with pytest.raises(numba.core.errors.TypingError):
-        bits.kernel("void(ListType(int64), DictType(int64, int64))")(lambda a, b: a + b)
+        counting.kernel("void(ListType(int64), DictType(int64, int64))")(lambda a, b: a + b)
 
 
 def read_only(folder: Path) -> tuple[list[str], dict[str, str]]:
-    """A copy of the package and a home that nobody may write: how a command begins that uses them, and its environment.
+    """A copy of the package and a home that nobody may write: how a command begins that uses them,
+    and its environment.
 
-    Root writes everywhere unless it lacks the capability to; other users need no more than the modes.
+    Root writes everywhere unless it lacks the capability to; other users need no more than the
+    modes.
     """
-    shutil.copytree(Path(bisnn.__file__).parent, folder / "bisnn", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(bisnn.__file__).parent, folder / "bisnn", ignore=shutil.ignore_patterns("__pycache__")
+    )
     (folder / "home").mkdir()
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    env = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder / "home"),
+        "PYTHONPATH": str(folder),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     if os.geteuid() != 0:
         return [sys.executable], env
     if shutil.which("setpriv") is None:
@@ -107,7 +117,7 @@ def read_only(folder: Path) -> tuple[list[str], dict[str, str]]:
 
 
 RUN = {
-    "kernels": "from bisnn.packed import bits; print(bits.__file__)",
+    "kernels": "from bisnn.bits import counting; print(counting.__file__)",
     "engine": """
 import sys, numpy as np, bisnn.packed
 engine = bisnn.packed.load(sys.argv[1])
@@ -125,7 +135,9 @@ def test_a_read_only_install_runs(tmp_path, what):
     site.mkdir()
     start, env = read_only(site)
     command = [*start, "-c", RUN[what], str(tmp_path / "packed.safetensors")]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     for path in (site, *site.rglob("*")):
         path.chmod(0o755)
     assert done.returncode == 0, done.stderr

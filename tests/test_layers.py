@@ -1,4 +1,6 @@
-"""Layers and networks against the equations, in float64: potentials, local gradient, BPTT gradient, chunks."""
+"""Layers and networks against the equations, in float64: potentials, local gradient, BPTT gradient,
+chunks.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from bisnn import (
     predict,
     sample_weights,
 )
-from bisnn.packed import bits
+from bisnn.bits import counting
 from conftest import needs_compiler, seeded, spikes
 from networks import KINDS, NEURON, build, mask
 
@@ -58,7 +60,12 @@ def matrix_of(layer, w):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(seed=st.integers(0, 10_000), T=st.integers(2, 9), relaxed=st.booleans(), real_input=st.booleans())
+@given(
+    seed=st.integers(0, 10_000),
+    T=st.integers(2, 9),
+    relaxed=st.booleans(),
+    real_input=st.booleans(),
+)
 def test_potentials_equal_the_convolution_sums(kind, seed, T, relaxed, real_input):
     net = build(kind, seed, init=0.7)
     shape = (T, 2, *net.input_shape)
@@ -68,7 +75,9 @@ def test_potentials_equal_the_convolution_sums(kind, seed, T, relaxed, real_inpu
         else spikes(*shape, seed=seed, dtype=torch.float64)
     )
     weights, out = run(net, x, relaxed)
-    for layer, w, a, u, s in zip(net.layers, weights, inputs_of(net, x, out), out.potentials, out.spikes, strict=True):
+    for layer, w, a, u, s in zip(
+        net.layers, weights, inputs_of(net, x, out), out.potentials, out.spikes, strict=True
+    ):
         p = reference.convolve(reference.alpha, a, layer.neuron)
         if isinstance(layer, Conv2d):
             current = reference.conv_product(w.numpy(), p, layer)
@@ -76,7 +85,11 @@ def test_potentials_equal_the_convolution_sums(kind, seed, T, relaxed, real_inpu
         else:
             m = matrix_of(layer, w)
             current = reference.dense_product(m, p)
-            parents = layer.mask.sum(1).numpy() if isinstance(layer, Recurrent) and layer.mask is not None else m.shape[1]
+            parents = (
+                layer.mask.sum(1).numpy()
+                if isinstance(layer, Recurrent) and layer.mask is not None
+                else m.shape[1]
+            )
             kappa = 1 / np.sqrt(parents)
         own = (u > layer.neuron.threshold).double().numpy()
         slow = reference.potentials(current, own, kappa, layer.neuron)
@@ -109,12 +122,16 @@ def test_local_gradient_is_eq_der_general(kind, surrogate):
     grads = gradients(net, x, labels, local_loss)
     _, out = run(net, x)
     assert all(0 < s.mean() < 1 for s in out.spikes)
-    for layer, readout, a, u, g in zip(net.layers, net.readouts, inputs_of(net, x, out), out.potentials, grads, strict=True):
+    for layer, readout, a, u, g in zip(
+        net.layers, net.readouts, inputs_of(net, x, out), out.potentials, grads, strict=True
+    ):
         u = u.detach().numpy()
         own = (u > neuron.threshold).astype(float)
         index = layer.outputs if getattr(layer, "outputs", None) is not None else slice(None)
         e = np.zeros_like(own)
-        e[..., index] = reference.logistic_error(own[..., index], readout.V.numpy(), float(readout.scale), labels.numpy())
+        e[..., index] = reference.logistic_error(
+            own[..., index], readout.V.numpy(), float(readout.scale), labels.numpy()
+        )
         p = reference.convolve(reference.alpha, a, neuron)
         slow = torch.from_numpy(reference.local_gradient(e, u, p, layer.kappa.numpy(), neuron))
         slow = slow[layer.mask] if getattr(layer, "mask", None) is not None else slow
@@ -123,28 +140,42 @@ def test_local_gradient_is_eq_der_general(kind, surrogate):
 
 @pytest.mark.parametrize("kind", ["conv", "conv stride", "pooled"])
 def test_local_gradient_of_convolutions(kind):
-    """Eq. (der-general) with shared weights; with pooling, through the first maximum of each window."""
+    """Eq. (der-general) with shared weights; with pooling, through the first maximum of each
+    window.
+    """
     net = build(kind, 5)
     x, labels = spikes(6, 2, *net.input_shape, seed=2, dtype=torch.float64), torch.tensor([0, 2])
     grads = gradients(net, x, labels, local_loss)
     _, out = run(net, x)
     for layer, readout, a, u, s, g in zip(
-        net.layers, net.readouts, inputs_of(net, x, out), out.potentials, out.spikes, grads, strict=True
+        net.layers,
+        net.readouts,
+        inputs_of(net, x, out),
+        out.potentials,
+        out.spikes,
+        grads,
+        strict=True,
     ):
         u, s = u.detach().numpy(), s.detach().numpy()
         T, B = u.shape[:2]
-        e = reference.logistic_error(s.reshape(T, B, -1), readout.V.numpy(), float(readout.scale), labels.numpy()).reshape(s.shape)
+        e = reference.logistic_error(
+            s.reshape(T, B, -1), readout.V.numpy(), float(readout.scale), labels.numpy()
+        ).reshape(s.shape)
         full = np.zeros_like(u)  # errors at full resolution
         k = layer.pool
         for index in np.ndindex(s.shape):
             t, b, c, h, w = index
             window = u[t, b, c, h * k : h * k + k, w * k : w * k + k]
-            i, j = np.unravel_index(np.argmax(window), window.shape)  # argmax returns the first maximum
+            i, j = np.unravel_index(
+                np.argmax(window), window.shape
+            )  # argmax returns the first maximum
             full[t, b, c, h * k + i, w * k + j] += e[index]
         post = full * reference.sigma_prime(u - NEURON.threshold, NEURON) * float(layer.kappa)
         p = reference.convolve(reference.alpha, a, NEURON)
         slow = np.zeros(g.shape)
-        terms = reference.conv_terms(a.shape[3:], u.shape[3:], layer.kernel_size, layer.stride, layer.padding)
+        terms = reference.conv_terms(
+            a.shape[3:], u.shape[3:], layer.kernel_size, layer.stride, layer.padding
+        )
         for (oh, ow), (kh, kw), (h, w) in terms:
             for o in range(slow.shape[0]):
                 for c in range(slow.shape[1]):
@@ -155,7 +186,9 @@ def test_local_gradient_of_convolutions(kind):
 @pytest.mark.parametrize("readout_after", ["every", "last"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_bptt_gradient_is_autograd_through_the_steps(kind, readout_after):
-    """At real weights: with hard ones, equal potentials in a pooling window are ties that rounding breaks at random."""
+    """At real weights: with hard ones, equal potentials in a pooling window are ties that rounding
+    breaks at random.
+    """
     net = build(kind, 7, gradient="bptt", readout_after=readout_after, weights="real")
     x, labels = spikes(9, 3, *net.input_shape, seed=4, dtype=torch.float64), torch.tensor([0, 2, 1])
     local_loss(net(x), labels).backward()
@@ -170,7 +203,9 @@ def test_bptt_gradient_is_autograd_through_the_steps(kind, readout_after):
 
 
 def test_local_and_bptt_differ_where_they_should():
-    """One layer: BPTT adds the refractory path. The gradient with respect to the input exists in BPTT only."""
+    """One layer: BPTT adds the refractory path. The gradient with respect to the input exists in
+    BPTT only.
+    """
     x, labels = spikes(9, 3, 6, dtype=torch.float64).requires_grad_(), torch.tensor([0, 2, 1])
     local = gradients(build("dense", 1), x, labels, local_loss)
     assert x.grad is None
@@ -183,7 +218,10 @@ def test_local_and_bptt_differ_where_they_should():
 @given(chunks=st.lists(st.integers(1, 7), min_size=1, max_size=6), seed=st.integers(0, 100))
 def test_chunks_same_bits_and_same_local_gradient(kind, chunks, seed):
     net = build(kind, seed)
-    x, labels = spikes(sum(chunks), 2, *net.input_shape, seed=seed, dtype=torch.float64), torch.tensor([0, 1])
+    x, labels = (
+        spikes(sum(chunks), 2, *net.input_shape, seed=seed, dtype=torch.float64),
+        torch.tensor([0, 1]),
+    )
     whole = gradients(net, x, labels, local_loss)
     rule = STBiSNN(net.parameters(), lr=1.0)
     state, pieces = net.initial_state(2), []
@@ -201,7 +239,10 @@ def test_chunks_same_bits_and_same_local_gradient(kind, chunks, seed):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(chunks=st.lists(st.integers(1, 9), min_size=3, max_size=12), density=st.sampled_from([0.05, 0.3]))
+@given(
+    chunks=st.lists(st.integers(1, 9), min_size=3, max_size=12),
+    density=st.sampled_from([0.05, 0.3]),
+)
 @example(chunks=[1] * 25, density=0.3)
 def test_any_chunks_in_float32_give_the_same_bits(kind, chunks, density):
     net = build(kind, 2, dtype=torch.float32)
@@ -233,8 +274,12 @@ def test_bptt_in_chunks():
 
         return gradients(net, x, labels, loss)
 
-    assert all(torch.allclose(a, b, rtol=1e-10) for a, b in zip(in_chunks(False), whole, strict=True))
-    assert not any(torch.allclose(a, b, rtol=1e-3) for a, b in zip(in_chunks(True), whole, strict=True))
+    assert all(
+        torch.allclose(a, b, rtol=1e-10) for a, b in zip(in_chunks(False), whole, strict=True)
+    )
+    assert not any(
+        torch.allclose(a, b, rtol=1e-3) for a, b in zip(in_chunks(True), whole, strict=True)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -257,7 +302,8 @@ def test_hard_weights_and_spikes_give_exact_integers(kind):
 def test_permuted_inputs_change_no_spike(first):
     shape = (300,) if isinstance(first, Linear) else (40, 6, 6)
     copy = type(first)(
-        *((300, 64) if isinstance(first, Linear) else (40, 8, 3)), **({} if isinstance(first, Linear) else {"padding": 1})
+        *((300, 64) if isinstance(first, Linear) else (40, 8, 3)),
+        **({} if isinstance(first, Linear) else {"padding": 1}),
     )
     nets = [Network(layer, readout=2, input_shape=shape, neuron=NEURON) for layer in (first, copy)]
     order = torch.randperm(shape[0], generator=seeded(0))
@@ -277,9 +323,19 @@ def test_recordings_of_different_length():
     labels = torch.tensor([0, 2, 1])
     x, valid = pad(recordings)
     for over_time in ("sum", "mean"):
-        together = gradients(net, x, labels, lambda o, r, w=over_time: local_loss(o, r, over_time=w, burn_in=2, mask=valid))
+        together = gradients(
+            net,
+            x,
+            labels,
+            lambda o, r, w=over_time: local_loss(o, r, over_time=w, burn_in=2, mask=valid),
+        )
         alone = [
-            gradients(net, r[:, None], labels[i : i + 1], lambda o, r, w=over_time: local_loss(o, r, over_time=w, burn_in=2))
+            gradients(
+                net,
+                r[:, None],
+                labels[i : i + 1],
+                lambda o, r, w=over_time: local_loss(o, r, over_time=w, burn_in=2),
+            )
             for i, r in enumerate(recordings)
         ]
         for i, g in enumerate(together):
@@ -301,22 +357,37 @@ def test_state_dict_has_no_neuron_state_and_travels():
         seed=seed,
     )
     net, other = make(1), make(2)
-    assert {name.split(".")[-1] for name in net.state_dict()} == {"weight", "kappa", "constants", "mask", "V", "scale"}
+    assert {name.split(".")[-1] for name in net.state_dict()} == {
+        "weight",
+        "kappa",
+        "constants",
+        "mask",
+        "V",
+        "scale",
+    }
     x = spikes(20, 2, 2, 6, 6)
     expected, before = run(net, x)[1], run(other, x)[1]
     assert not torch.equal(expected.readouts[-1], before.readouts[-1])
     other.load_state_dict(net.state_dict())
     after = run(other, x)[1]
     for name in ("spikes", "potentials", "readouts"):
-        assert all(torch.equal(a, b) for a, b in zip(getattr(after, name), getattr(expected, name), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(getattr(after, name), getattr(expected, name), strict=True)
+        )
     on_meta = make(3).to("meta")
     on_meta.load_state_dict(net.state_dict(), assign=True)
     assert torch.equal(run(on_meta, x)[1].readouts[-1], expected.readouts[-1])
 
 
 def test_loading_another_neuron_is_refused():
-    with pytest.raises(ValueError, match=r"state_dict: layers.0.constants must be that of this network's neuron; got 0.904"):
-        build("dense", neuron=SRM(tau_mem=20)).load_state_dict(build("dense", neuron=SRM()).state_dict())
+    with pytest.raises(
+        ValueError,
+        match=r"state_dict: layers.0.constants must be that of this network's neuron; got 0.904",
+    ):
+        build("dense", neuron=SRM(tau_mem=20)).load_state_dict(
+            build("dense", neuron=SRM()).state_dict()
+        )
 
 
 def test_to_moves_everything():
@@ -344,7 +415,9 @@ def test_a_binary_network_outside_a_realisation():
         net(x)
         with pytest.raises(RuntimeError, match=r"state_dict\(\) inside a realisation"):
             net.state_dict()
-        with pytest.raises(RuntimeError, match=r"load_state_dict\(\) inside a realisation would be undone"):
+        with pytest.raises(
+            RuntimeError, match=r"load_state_dict\(\) inside a realisation would be undone"
+        ):
             net.load_state_dict(build("dense").state_dict())
     with pytest.raises(RuntimeError, match="latents"):
         net(x)
@@ -379,16 +452,22 @@ def loss_of(net, x, labels):
 def test_compiles_in_one_graph(kinds, backend, monkeypatch):
     """Forward and loss trace without a graph break and give what they give uncompiled.
 
-    One compiled function serves hard and relaxed weights, and several networks; it knows hard weights by what wrote them.
+    One compiled function serves hard and relaxed weights, and several networks; it knows hard
+    weights by what wrote them.
     """
     torch.compiler.reset()
     compiled = torch.compile(loss_of, fullgraph=True, backend=backend)
-    counts, counted = bits.counts, []
-    monkeypatch.setattr(bits, "counts", lambda *arguments: (counted.append(1), counts(*arguments)))
+    counts, counted = counting.counts, []
+    monkeypatch.setattr(
+        counting, "counts", lambda *arguments: (counted.append(1), counts(*arguments))
+    )
     for kind in kinds:
         net = build(kind, dtype=torch.float32, readout=2)
         x, labels = spikes(6, 4, *net.input_shape), torch.tensor([0, 1, 0, 1])
-        for rule in (STBiSNN(net.parameters(), lr=1.0), BayesBiSNN(net.parameters(), lr=1.0, temperature=0.0)):
+        for rule in (
+            STBiSNN(net.parameters(), lr=1.0),
+            BayesBiSNN(net.parameters(), lr=1.0, temperature=0.0),
+        ):
             results = []
             with rule.sampled():
                 for function in (loss_of, compiled):
@@ -420,7 +499,10 @@ def network(*layers, **options):
     [
         (lambda: Linear(0, 3), "n_in: must be a positive whole number; got 0"),
         (lambda: Linear(3, 2.5), "n_out: must be a positive whole number; got 2.5"),
-        (lambda: Conv2d(1, 2, 3.0), "kernel_size: must be a whole number >= 1 or a pair of them; got 3.0; give e.g. 1"),
+        (
+            lambda: Conv2d(1, 2, 3.0),
+            "kernel_size: must be a whole number >= 1 or a pair of them; got 3.0; give e.g. 1",
+        ),
         (lambda: Conv2d(1, 2, 0), "kernel_size: must be a whole number >= 1 or a pair"),
         (lambda: Conv2d(1, 2, 3, padding=-1), "padding: must be a whole number >= 0"),
         (lambda: Conv2d(1, 2, 3, stride=(1, 2, 3)), "stride: must be"),
@@ -434,22 +516,37 @@ def network(*layers, **options):
             lambda: Recurrent(2, 2, mask=torch.tensor([[True] * 4, [False] * 4])),
             "mask: every neuron needs at least one parent; got none for neuron 1",
         ),
-        (lambda: Recurrent(2, 3, outputs=[]), "outputs: must be distinct neuron indices from 0 to 2"),
+        (
+            lambda: Recurrent(2, 3, outputs=[]),
+            "outputs: must be distinct neuron indices from 0 to 2",
+        ),
         (lambda: Recurrent(2, 3, outputs=[3]), "outputs: must be distinct"),
         (lambda: Recurrent(2, 3, outputs=[1.7]), "outputs: must be distinct"),
         (lambda: network(neuron="srm"), "neuron: must be a bisnn.SRM; got 'srm'"),
         (lambda: network(input_shape=5), "input_shape: must be the sizes of the axes"),
-        (lambda: pad([torch.zeros(3, 2), torch.zeros(3, 4)]), "recordings: must agree in all axes but the first"),
+        (
+            lambda: pad([torch.zeros(3, 2), torch.zeros(3, 4)]),
+            "recordings: must agree in all axes but the first",
+        ),
         (lambda: Network(readout=2), "layers: must be one or more of"),
         (lambda: network(torch.nn.Linear(2, 3)), "layers: must be one or more of"),
-        (lambda: network(Conv2d(2, 4, 3)), r"input_shape: needed because the first layer is a Conv2d, as \(2, H, W\)"),
+        (
+            lambda: network(Conv2d(2, 4, 3)),
+            r"input_shape: needed because the first layer is a Conv2d, as \(2, H, W\)",
+        ),
         (
             lambda: network(Conv2d(2, 4, 3), input_shape=(1, 8, 8)),
             r"input_shape: Conv2d with channels_in=2 takes \(2, H, W\); got \(1, 8, 8\)",
         ),
         (lambda: network(Conv2d(2, 4, 9), input_shape=(2, 8, 8)), "input_shape: too small"),
-        (lambda: network(Linear(3, 4), Linear(5, 2)), r"n_in: must equal the size of what comes in, 4 .*got 5"),
-        (lambda: network(*[Linear(3, 3)] * 2), "layers: each layer object belongs to one network, once"),
+        (
+            lambda: network(Linear(3, 4), Linear(5, 2)),
+            r"n_in: must equal the size of what comes in, 4 .*got 5",
+        ),
+        (
+            lambda: network(*[Linear(3, 3)] * 2),
+            "layers: each layer object belongs to one network, once",
+        ),
         (lambda: network(readout=0), "readout: must be a positive whole number; got 0"),
         (lambda: network(weights="ternary"), "weights: must be one of binary, real; got 'ternary'"),
         (lambda: network(gradient="rtrl"), "gradient: must be one of local, bptt"),
@@ -458,7 +555,10 @@ def network(*layers, **options):
             lambda: network(Linear(3, 4), Linear(4, 4), readout_after="last"),
             "readout_after: local learning needs a readout after every layer",
         ),
-        (lambda: network(dtype=torch.float16), "dtype: must be torch.float32 or torch.float64; got torch.float16"),
+        (
+            lambda: network(dtype=torch.float16),
+            "dtype: must be torch.float32 or torch.float64; got torch.float16",
+        ),
         (lambda: network(init=-1.0), "init: must be a finite number >= 0; got -1.0"),
         (lambda: network(readout_gain=0.0), "readout_gain: must be a finite number > 0"),
         (lambda: network(seed="7"), "seed: must be a whole number"),
@@ -480,7 +580,10 @@ def test_bad_networks(make, message):
         (torch.zeros(6), "x: must be a tensor"),
         (torch.zeros(0, 2, 6), r"x: needs at least one time step and one recording.*\(0, 2, 6\)"),
         (torch.zeros(5, 0, 6), "x: needs at least one time step and one recording"),
-        (torch.zeros(5, 2, 6, dtype=torch.float64), "x: must have the network's dtype torch.float32.*got torch.float64"),
+        (
+            torch.zeros(5, 2, 6, dtype=torch.float64),
+            "x: must have the network's dtype torch.float32.*got torch.float64",
+        ),
         (torch.zeros(5, 2, 6, dtype=torch.int64), "x: must have the network's dtype"),
         (np.zeros((5, 2, 6)), "x: must be a tensor.*ndarray"),
     ],
@@ -492,11 +595,19 @@ def test_bad_input(x, message):
 
 
 @pytest.mark.parametrize(
-    "state", [lambda net: net.initial_state(3), lambda net: build("deep").initial_state(2), lambda net: [torch.zeros(2, 7)]]
+    "state",
+    [
+        lambda net: net.initial_state(3),
+        lambda net: build("deep").initial_state(2),
+        lambda net: [torch.zeros(2, 7)],
+    ],
 )
 def test_a_state_of_another_batch_or_network(state):
     net = build("dense", dtype=torch.float32)
-    with map_weights(net), pytest.raises(ValueError, match="state: must come from this network and this batch of 2"):
+    with (
+        map_weights(net),
+        pytest.raises(ValueError, match="state: must come from this network and this batch of 2"),
+    ):
         net(spikes(5, 2, 6), state(net))
 
 
@@ -506,7 +617,10 @@ def test_weights_as_an_argument():
     x = spikes(9, 2, 6, dtype=torch.float64)
     weights, expected = run(net, x)
     assert torch.equal(net(x, weights=weights).readouts[-1], expected.readouts[-1])
-    with pytest.raises(ValueError, match=r"weights: must have the layers' shapes \[\(9, 6\), .*; give one tensor a layer"):
+    with pytest.raises(
+        ValueError,
+        match=r"weights: must have the layers' shapes \[\(9, 6\), .*; give one tensor a layer",
+    ):
         net(x, weights=weights[:2])
 
 
@@ -525,14 +639,22 @@ def test_autocast_leaves_the_currents_exact(kind):
 def test_a_single_time_step_has_a_zero_gradient(kind, gradient):
     """Strictly causal: the first step does not depend on the weights."""
     net = build(kind, gradient=gradient)
-    grads = gradients(net, spikes(1, 2, *net.input_shape, dtype=torch.float64), torch.tensor([0, 1]), local_loss)
+    grads = gradients(
+        net, spikes(1, 2, *net.input_shape, dtype=torch.float64), torch.tensor([0, 1]), local_loss
+    )
     assert all((g == 0).all() for g in grads)
 
 
 def test_neurons_that_are_no_outputs_are_a_reservoir_in_local_mode():
     x, labels = spikes(20, 3, 6, dtype=torch.float64), torch.tensor([0, 2, 1])
     for gradient, learns in (("local", False), ("bptt", True)):
-        net = Network(Recurrent(6, 8, outputs=[7, 0, 3]), readout=3, neuron=NEURON, gradient=gradient, dtype=torch.float64)
+        net = Network(
+            Recurrent(6, 8, outputs=[7, 0, 3]),
+            readout=3,
+            neuron=NEURON,
+            gradient=gradient,
+            dtype=torch.float64,
+        )
         (g,) = gradients(net, x, labels, local_loss)
         assert (g[[7, 0, 3]].abs().sum(1) > 0).any()
         assert bool(g[[1, 2, 4, 5, 6]].any()) is learns
@@ -540,7 +662,12 @@ def test_neurons_that_are_no_outputs_are_a_reservoir_in_local_mode():
 
 def test_half_precision_is_refused():
     net = build("dense", dtype=torch.float32).half()
-    with map_weights(net), pytest.raises(ValueError, match="net: must be float32 or float64, or its currents are not exact"):
+    with (
+        map_weights(net),
+        pytest.raises(
+            ValueError, match="net: must be float32 or float64, or its currents are not exact"
+        ),
+    ):
         net(spikes(5, 2, 6))
 
 
@@ -566,13 +693,18 @@ def test_cuda_gives_the_bits_of_the_cpu(kind):
     x = spikes(40, 4, *net.input_shape)
     (_, here), (_, there) = run(net, x), run(net.cuda(), x.cuda())
     for name in ("spikes", "potentials", "readouts"):
-        assert all(torch.equal(a, b.cpu()) for a, b in zip(getattr(here, name), getattr(there, name), strict=True))
+        assert all(
+            torch.equal(a, b.cpu())
+            for a, b in zip(getattr(here, name), getattr(there, name), strict=True)
+        )
 
 
 @pytest.mark.parametrize("kind", ["deep", "pooled", "masked"])
 @pytest.mark.parametrize("gradient", ["local", "bptt"])
 def test_a_readout_sees_what_it_is_shown(kind, gradient):
-    """Dropout: the readout of spikes times factors, with the gradient of that product; factors of 1 change nothing."""
+    """Dropout: the readout of spikes times factors, with the gradient of that product; factors of 1
+    change nothing.
+    """
     net = build(kind, gradient=gradient)
     x = spikes(12, 3, *net.input_shape, dtype=torch.float64)
     sizes = [math.prod(layer.output_shape) for layer in net.layers]
@@ -593,6 +725,8 @@ def test_a_readout_sees_what_it_is_shown(kind, gradient):
     for a, b in zip((*plain.readouts, *expected), (*same.readouts, *found), strict=True):
         torch.testing.assert_close(a, b)
     dropped, found = gradients(factors)
-    for y, s, readout, factor in zip(dropped.readouts, dropped.spikes, net.readouts, factors, strict=True):
+    for y, s, readout, factor in zip(
+        dropped.readouts, dropped.spikes, net.readouts, factors, strict=True
+    ):
         torch.testing.assert_close(y, readout.scale * ((s.flatten(2) * factor) @ readout.V.T))
     assert any(not torch.allclose(a, b) for a, b in zip(found, expected, strict=True))

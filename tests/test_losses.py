@@ -7,7 +7,19 @@ import math
 import pytest
 import torch
 
-from bisnn import SRM, Linear, Network, Output, Recurrent, STBiSNN, activity_loss, global_loss, local_loss, map_weights, spike_loss
+from bisnn import (
+    SRM,
+    Linear,
+    Network,
+    Output,
+    Recurrent,
+    STBiSNN,
+    activity_loss,
+    global_loss,
+    local_loss,
+    map_weights,
+    spike_loss,
+)
 from conftest import seeded, spikes
 from networks import NEURON, build
 
@@ -48,9 +60,18 @@ def test_losses_are_the_sums_over_time(over_time, burn_in, mask):
     cases = [
         (local_loss(OUT, LABELS, **options), lambda t, b: logistic(t, b, LABELS[b])),
         (local_loss(OUT, moving, **options), lambda t, b: logistic(t, b, moving[t, b])),
-        (local_loss(OUT, REAL, "squared", **options), lambda t, b: float(((Y[t, b] - REAL[b]) ** 2).sum())),
-        (local_loss(OUT, targets, "squared", **options), lambda t, b: float(((Y[t, b] - targets[t, b]) ** 2).sum())),
-        (local_loss(OUT, REAL, "smooth_l1", **options), lambda t, b: sum(smooth_l1(d) for d in (Y[t, b] - REAL[b]).tolist())),
+        (
+            local_loss(OUT, REAL, "squared", **options),
+            lambda t, b: float(((Y[t, b] - REAL[b]) ** 2).sum()),
+        ),
+        (
+            local_loss(OUT, targets, "squared", **options),
+            lambda t, b: float(((Y[t, b] - targets[t, b]) ** 2).sum()),
+        ),
+        (
+            local_loss(OUT, REAL, "smooth_l1", **options),
+            lambda t, b: sum(smooth_l1(d) for d in (Y[t, b] - REAL[b]).tolist()),
+        ),
         (
             spike_loss(OUT, 1 - OUT.spikes[0], **options),
             lambda t, b: 5.0,  # every neuron is wrong at every step
@@ -97,7 +118,10 @@ def test_activity_loss_by_loops(kind):
         for u in out.potentials:
             fired = (u > NEURON.threshold).double().flatten(2)
             chosen = fired[valid] if mask is not None else fired.flatten(0, 1)
-            parts = [max(0.1 - rate, 0) ** 2 + max(rate - 0.2, 0) ** 2 for rate in chosen.mean(0).tolist()]
+            parts = [
+                max(0.1 - rate, 0) ** 2 + max(rate - 0.2, 0) ** 2
+                for rate in chosen.mean(0).tolist()
+            ]
             expected += sum(parts) / len(parts)
         assert loss.item() == pytest.approx(expected)
         assert all(p.grad.abs().max() > 0 for p in net.parameters())
@@ -129,26 +153,62 @@ def test_what_does_not_count_may_be_anything():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: local_loss(OUT, LABELS, "hinge"), "loss: must be one of logistic, squared, smooth_l1; got 'hinge'"),
+        (
+            lambda: local_loss(OUT, LABELS, "hinge"),
+            "loss: must be one of logistic, squared, smooth_l1; got 'hinge'",
+        ),
         (lambda: local_loss(OUT, LABELS, over_time="max"), "over_time: must be one of sum, mean"),
-        (lambda: local_loss(OUT, LABELS, burn_in=T), "burn_in: must be a whole number from 0 to T - 1 = 6, .*got 7"),
+        (
+            lambda: local_loss(OUT, LABELS, burn_in=T),
+            "burn_in: must be a whole number from 0 to T - 1 = 6, .*got 7",
+        ),
         (lambda: local_loss(OUT, LABELS, burn_in=-1), "burn_in: must be"),
         (lambda: local_loss(OUT, LABELS, burn_in=1.5), "burn_in: must be a whole number"),
-        (lambda: local_loss(OUT, torch.tensor([0, 1, 2, 3])), r"target: labels must lie in 0..2 for 3 outputs; got 3"),
-        (lambda: local_loss(OUT, torch.tensor([0, -1, 2, 1])), r"target: labels must lie in 0..2 for 3 outputs; got -1"),
+        (
+            lambda: local_loss(OUT, torch.tensor([0, 1, 2, 3])),
+            r"target: labels must lie in 0..2 for 3 outputs; got 3",
+        ),
+        (
+            lambda: local_loss(OUT, torch.tensor([0, -1, 2, 1])),
+            r"target: labels must lie in 0..2 for 3 outputs; got -1",
+        ),
         (lambda: local_loss(OUT, LABELS[:2]), r"target: labels must have shape \(B,\) = \(4,\)"),
-        (lambda: local_loss(OUT, LABELS.float()), "target: the logistic loss takes class labels as int64; got torch.float32"),
-        (lambda: local_loss(OUT, LABELS, "squared"), "target: the squared loss takes real values; got torch.int64"),
-        (lambda: local_loss(OUT, REAL[:, :2], "squared"), r"target: must have shape \(B, C\) = \(4, 3\)"),
-        (lambda: local_loss(OUT, LABELS, mask=MASK[:3]), r"mask: must be a bool tensor \(T, B\) = \(7, 4\)"),
+        (
+            lambda: local_loss(OUT, LABELS.float()),
+            "target: the logistic loss takes class labels as int64; got torch.float32",
+        ),
+        (
+            lambda: local_loss(OUT, LABELS, "squared"),
+            "target: the squared loss takes real values; got torch.int64",
+        ),
+        (
+            lambda: local_loss(OUT, REAL[:, :2], "squared"),
+            r"target: must have shape \(B, C\) = \(4, 3\)",
+        ),
+        (
+            lambda: local_loss(OUT, LABELS, mask=MASK[:3]),
+            r"mask: must be a bool tensor \(T, B\) = \(7, 4\)",
+        ),
         (lambda: local_loss(OUT, LABELS, mask=MASK.float()), "mask: must be a bool tensor"),
-        (lambda: local_loss(OUT._replace(readouts=(None,)), LABELS), "output: the network has no readout"),
-        (lambda: global_loss(OUT._replace(readouts=(None,)), LABELS), "output: the network has no readout"),
-        (lambda: spike_loss(OUT, torch.zeros(T, B, 4)), r"target: must have the shape of the last layer's spikes, \(7, 4, 5\)"),
+        (
+            lambda: local_loss(OUT._replace(readouts=(None,)), LABELS),
+            "output: the network has no readout",
+        ),
+        (
+            lambda: global_loss(OUT._replace(readouts=(None,)), LABELS),
+            "output: the network has no readout",
+        ),
+        (
+            lambda: spike_loss(OUT, torch.zeros(T, B, 4)),
+            r"target: must have the shape of the last layer's spikes, \(7, 4, 5\)",
+        ),
         (lambda: activity_loss(NET, OUT, low=-0.1), "low: must be a finite number >= 0"),
         (lambda: activity_loss(NET, OUT, low=0.5, high=0.4), "high: must lie above low=0.5"),
         (lambda: activity_loss(NET, OUT, mask=~MASK & MASK), "mask: must be True somewhere"),
-        (lambda: local_loss(OUT, LABELS.numpy()), "target: must be a torch.Tensor; got ndarray; use torch.as_tensor"),
+        (
+            lambda: local_loss(OUT, LABELS.numpy()),
+            "target: must be a torch.Tensor; got ndarray; use torch.as_tensor",
+        ),
     ],
 )
 def test_bad_arguments(call, message):

@@ -1,4 +1,6 @@
-"""Metrics against scikit-learn and plain loops; intervals against SciPy, and by simulation of what they cover."""
+"""Metrics against scikit-learn and plain loops; intervals against SciPy, and by simulation of what
+they cover.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,15 @@ LABELS = torch.multinomial(PROBS, 1, generator=seeded(1)).squeeze(1)  # a calibr
 def test_against_scikit_learn():
     one_hot = torch.nn.functional.one_hot(LABELS, C).numpy()
     p, y = PROBS.numpy(), LABELS.numpy()
-    assert metrics.accuracy(PROBS, LABELS) == pytest.approx(sklearn.metrics.accuracy_score(y, p.argmax(1)))
+    assert metrics.accuracy(PROBS, LABELS) == pytest.approx(
+        sklearn.metrics.accuracy_score(y, p.argmax(1))
+    )
     some = LABELS != 2  # a class that does not occur has no share
     uneven = torch.cat([LABELS[some], torch.zeros(70, dtype=torch.int64)])
     probs = torch.cat([PROBS[some], PROBS[:70]])
-    expected = pytest.approx(sklearn.metrics.recall_score(uneven, probs.argmax(1), labels=[0, 1, 3], average="macro"))
+    expected = pytest.approx(
+        sklearn.metrics.recall_score(uneven, probs.argmax(1), labels=[0, 1, 3], average="macro")
+    )
     assert metrics.balanced_accuracy(probs, uneven) == expected != metrics.accuracy(probs, uneven)
     assert metrics.nll(PROBS, LABELS) == pytest.approx(sklearn.metrics.log_loss(y, p))
     assert metrics.brier(PROBS, LABELS) == pytest.approx(((p - one_hot) ** 2).sum(1).mean())
@@ -81,11 +87,15 @@ def test_ece_is_torchmetrics():
 
 
 def test_paired_differences_are_tighter_than_apart():
-    """Two methods that err on the same recordings: their difference is known better than either; runs count by their mean."""
+    """Two methods that err on the same recordings: their difference is known better than either;
+    runs count by their mean.
+    """
     rng = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 3, (400,), generator=rng)
     hard = torch.rand(400, generator=rng) < 0.3
-    right, wrong = (torch.nn.functional.one_hot(y % 3, 3) * 0.94 + 0.02 for y in (labels, labels + 1))
+    right, wrong = (
+        torch.nn.functional.one_hot(y % 3, 3) * 0.94 + 0.02 for y in (labels, labels + 1)
+    )
     b = torch.where(hard[:, None], wrong, right)
     a = b.clone()
     fixed = hard.nonzero()[:20, 0]
@@ -123,7 +133,10 @@ def test_balanced_accuracy_covers():
     hits, pairs = 0, 0
     for _ in range(400):
         y = rng.choice(3, 200, p=[0.7, 0.2, 0.1])
-        a, b = (torch.eye(3)[torch.from_numpy(np.where(rng.random(200) < share[y], y, (y + 1) % 3))] for _ in range(2))
+        a, b = (
+            torch.eye(3)[torch.from_numpy(np.where(rng.random(200) < share[y], y, (y + 1) % 3))]
+            for _ in range(2)
+        )
         labels = torch.from_numpy(y)
         value, low, high = metrics.interval("balanced_accuracy", a, labels)
         assert value == pytest.approx(metrics.balanced_accuracy(a, labels))
@@ -146,8 +159,12 @@ def test_share_is_the_hull_of_wilson_and_mid_p():
         assert low <= wilson.low + 1e-12
         assert wilson.high - 1e-12 <= high
         for end, tail in ((low, 0.025), (high, 0.975)):
-            if abs(end - (wilson.low if end == low else wilson.high)) > 1e-9 and 0 < end < 1:  # then it is mid-P's
-                assert stats.binom.sf(hits, n, end) + stats.binom.pmf(hits, n, end) / 2 == pytest.approx(tail, abs=1e-8)
+            if (
+                abs(end - (wilson.low if end == low else wilson.high)) > 1e-9 and 0 < end < 1
+            ):  # then it is mid-P's
+                assert stats.binom.sf(hits, n, end) + stats.binom.pmf(
+                    hits, n, end
+                ) / 2 == pytest.approx(tail, abs=1e-8)
         exact = stats.binomtest(hits, n).proportion_ci(method="exact")
         assert exact.low - 0.02 < low <= high < exact.high + 0.02
 
@@ -155,20 +172,27 @@ def test_share_is_the_hull_of_wilson_and_mid_p():
 def test_mean_is_near_the_bca_bootstrap_and_shifts_with_the_skew():
     scores = np.random.default_rng(0).gamma(0.5, size=400)
     low, high = intervals.of_mean(scores)
-    bca = stats.bootstrap((scores,), np.mean, method="BCa", n_resamples=4000, rng=np.random.default_rng(1)).confidence_interval
+    bca = stats.bootstrap(
+        (scores,), np.mean, method="BCa", n_resamples=4000, rng=np.random.default_rng(1)
+    ).confidence_interval
     assert (low, high) == (pytest.approx(bca.low, abs=0.012), pytest.approx(bca.high, abs=0.012))
     assert high - scores.mean() > scores.mean() - low
     mirrored = intervals.of_mean(-scores)
     assert mirrored == (pytest.approx(-high), pytest.approx(-low))
     even = np.array([-1.0, 1.0] * 50)
     half = stats.t.ppf(0.975, 99) * even.std(ddof=1) / 10
-    assert intervals.of_mean(even) == (pytest.approx(-half, rel=1e-4), pytest.approx(half, rel=1e-4))
+    assert intervals.of_mean(even) == (
+        pytest.approx(-half, rel=1e-4),
+        pytest.approx(half, rel=1e-4),
+    )
     both = intervals.of_mean(np.stack([scores, 2 * scores]))
     assert both[0].tolist() == pytest.approx([low, 2 * low])
 
 
 def test_crossed_mean_of_one_kind_of_variation():
-    """Where nothing but the seeds varies it is Student's interval, where nothing but the recordings does, that of a mean."""
+    """Where nothing but the seeds varies it is Student's interval, where nothing but the recordings
+    does, that of a mean.
+    """
     rng = np.random.default_rng(0)
     seeds = np.repeat(rng.standard_normal((4, 1)), 50, 1)
     low, high = intervals.of_crossed_mean(seeds)
@@ -178,13 +202,19 @@ def test_crossed_mean_of_one_kind_of_variation():
     for scores in (shared, shared[:1]):
         low, high = intervals.of_crossed_mean(scores)
         mean = shared[0].mean()
-        extended = np.append(shared[0], shared[0][np.abs(shared[0] - mean).argmax()])  # its extreme counts twice
+        extended = np.append(
+            shared[0], shared[0][np.abs(shared[0] - mean).argmax()]
+        )  # its extreme counts twice
         ends = intervals.of_mean(extended)
-        assert (low - mean, high - mean) == tuple(pytest.approx(end - extended.mean()) for end in ends)
+        assert (low - mean, high - mean) == tuple(
+            pytest.approx(end - extended.mean()) for end in ends
+        )
 
 
 def test_a_calibrated_models_ece():
-    """Mean and 95 % quantile of the ECE of labels drawn from the model's own confidences, by plain draws."""
+    """Mean and 95 % quantile of the ECE of labels drawn from the model's own confidences, by plain
+    draws.
+    """
     found = metrics.calibration(PROBS, LABELS)
     assert found.ece == pytest.approx(metrics.ece(PROBS, LABELS))
     drawn = []
@@ -207,7 +237,9 @@ def test_expected_ece_by_enumeration():
 
 
 def test_calibration_error_holds_its_value_and_leaves_out_chance():
-    """The plain ECE of a calibrated model is chance: the debiased one is about 0, its interval begins there."""
+    """The plain ECE of a calibrated model is chance: the debiased one is about 0, its interval
+    begins there.
+    """
     found = metrics.calibration(PROBS, LABELS)
     assert found.ece < found.calibrated_high
     assert found.error.value < 0.6 * found.ece
@@ -222,20 +254,29 @@ def test_calibration_error_holds_its_value_and_leaves_out_chance():
     sure = torch.eye(2).repeat(50, 1)
     perfect = metrics.calibration(sure, torch.tensor([0, 1]).repeat(50))
     assert perfect.error[:2] == (0, 0)
-    assert 1 - 0.025 ** (1 / 100) < perfect.error.high < 5 / 100, "a hundred right answers allow a few per cent"
+    assert 1 - 0.025 ** (1 / 100) < perfect.error.high < 5 / 100, (
+        "a hundred right answers allow a few per cent"
+    )
 
 
 def test_hardly_any_mistake_says_little_of_what_one_costs():
-    """A calibrated model with a true NLL of 0.056 may be right a hundred times: the interval must reach there all the same."""
+    """A calibrated model with a true NLL of 0.056 may be right a hundred times: the interval must
+    reach there all the same.
+    """
     probs = torch.tensor([[0.99, 0.01]], dtype=torch.float64).expand(100, 2)
     found = metrics.interval("nll", probs, torch.zeros(100, dtype=torch.int64))
     assert found.value == pytest.approx(-math.log(0.99))
     assert found.high > -0.99 * math.log(0.99) - 0.01 * math.log(0.01)
 
 
-@pytest.mark.parametrize("n", [100, pytest.param(400, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "n",
+    [100, pytest.param(400, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.slow)],
+)
 def test_accuracy_covers(n):
-    """Exactly, by the binomial distribution: never below 93 %, above 97 % only within ten mistakes of the end."""
+    """Exactly, by the binomial distribution: never below 93 %, above 97 % only within ten mistakes
+    of the end.
+    """
     for between in coverage.SHARES.values():
         low, _ = coverage.share_coverage(n, between, 300)
         assert low >= 0.93
@@ -244,7 +285,9 @@ def test_accuracy_covers(n):
 
 
 def covers(found: float, simulations: int, *, most: float = 1.0) -> bool:
-    """Whether a coverage of at least 93 % (and at most `most`) is within the noise of the simulation."""
+    """Whether a coverage of at least 93 % (and at most `most`) is within the noise of the
+    simulation.
+    """
     noise = 2.6 * math.sqrt(0.06 * 0.94 / simulations)
     return 0.93 - noise <= found <= most + noise
 
@@ -257,7 +300,11 @@ HARD = ("accuracy 0.81, overconfident", "accuracy 0.97, calibrated", "accuracy 0
     [
         (100, "accuracy 0.93, overconfident", 60),
         (400, "accuracy 0.81, calibrated", 60),
-        *(pytest.param(n, model, 250, marks=pytest.mark.slow) for n in coverage.SIZES for model in HARD),
+        *(
+            pytest.param(n, model, 250, marks=pytest.mark.slow)
+            for n in coverage.SIZES
+            for model in HARD
+        ),
     ],
 )
 def test_intervals_of_a_run_cover(n, model, simulations):
@@ -302,22 +349,37 @@ def test_a_single_recording():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: metrics.accuracy(PROBS[0], LABELS[0]), r"probs, labels: must be \(N, C\) and \(N,\)"),
+        (
+            lambda: metrics.accuracy(PROBS[0], LABELS[0]),
+            r"probs, labels: must be \(N, C\) and \(N,\)",
+        ),
         (lambda: metrics.accuracy(PROBS[:0], LABELS[:0]), "N >= 1"),
         (lambda: metrics.nll(PROBS, LABELS[:10]), "probs, labels: must be"),
-        (lambda: metrics.nll(PROBS, LABELS.int()), "probs, labels: must be floating point and int64"),
+        (
+            lambda: metrics.nll(PROBS, LABELS.int()),
+            "probs, labels: must be floating point and int64",
+        ),
         (lambda: metrics.ece(5 * PROBS, LABELS), "probs: rows must be probabilities"),
         (lambda: metrics.ece(PROBS.log(), LABELS), "probs: rows must be probabilities.*softmax"),
         (lambda: metrics.brier(PROBS * math.nan, LABELS), "probs: rows must be probabilities"),
         (lambda: metrics.brier(PROBS, LABELS + 1), r"labels: must lie in 0..3; got 1..4"),
-        (lambda: metrics.paired("nll", [], [PROBS], LABELS), "a, b: must be predictions of the same recordings"),
-        (lambda: metrics.paired("nll", [PROBS], [PROBS[:3]], LABELS), "a, b: must be predictions of the same recordings"),
+        (
+            lambda: metrics.paired("nll", [], [PROBS], LABELS),
+            "a, b: must be predictions of the same recordings",
+        ),
+        (
+            lambda: metrics.paired("nll", [PROBS], [PROBS[:3]], LABELS),
+            "a, b: must be predictions of the same recordings",
+        ),
         (lambda: metrics.ece(PROBS, LABELS, bins=0), "bins: must be a positive whole number"),
         (lambda: metrics.paired("nll", [PROBS] * 2, [PROBS], LABELS), "by as many runs"),
         (lambda: metrics.paired("ece", [PROBS], [PROBS], LABELS), "name: must be one of accuracy"),
         (lambda: metrics.interval("ece", PROBS, LABELS), "name: must be one of accuracy"),
         (lambda: metrics.interval("nll", PROBS, LABELS, level=1.0), r"level: must lie in \(0, 1\)"),
-        (lambda: metrics.interval("calibration_error", PROBS.log(), LABELS), "probs: rows must be probabilities"),
+        (
+            lambda: metrics.interval("calibration_error", PROBS.log(), LABELS),
+            "probs: rows must be probabilities",
+        ),
     ],
 )
 def test_bad_arguments(call, message):
@@ -327,9 +389,14 @@ def test_bad_arguments(call, message):
 
 @pytest.mark.parametrize("n", [3.2, 10, 77.5])
 def test_shares_of_weighted_recordings_need_not_be_whole(n):
-    """Balanced accuracy has a share of so many equal recordings: ends grow with it, and hold it, also within one of all."""
+    """Balanced accuracy has a share of so many equal recordings: ends grow with it, and hold it,
+    also within one of all.
+    """
     shares = [intervals.of_share(hits, n) for hits in np.linspace(0, n, 101)]
-    assert all(low <= hits / n <= high for (low, high), hits in zip(shares, np.linspace(0, n, 101), strict=True))
+    assert all(
+        low <= hits / n <= high
+        for (low, high), hits in zip(shares, np.linspace(0, n, 101), strict=True)
+    )
     assert all(a[0] <= b[0] and a[1] <= b[1] for a, b in itertools.pairwise(shares))
     assert shares[0][0] == 0
     assert shares[-1][1] == 1

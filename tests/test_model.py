@@ -11,19 +11,27 @@ import torch
 
 import bisnn
 import bisnn.packed
-from bisnn import evaluation, exporting, metrics, model, training
-from bisnn.checkpoint import Damaged, RunFolder, load_tree, save_tree
+from bisnn import metrics
 from bisnn.data.dataset import load_dataset, spikes
 from bisnn.network import Network
 from bisnn.packed import encoding
+from bisnn.runs import evaluation, exporting, model, training
+from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
 from runs import ONE_D, small
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     base = tmp_path_factory.mktemp("runs")
-    configs = {"bayes": small("bayes"), "st": small("st"), "one_d": small("bayes", ONE_D), "full": small("full, Adam")}
-    return {name: training.train(config, base / name, show=False) for name, config in configs.items()}
+    configs = {
+        "bayes": small("bayes"),
+        "st": small("st"),
+        "one_d": small("bayes", ONE_D),
+        "full": small("full, Adam"),
+    }
+    return {
+        name: training.train(config, base / name, show=False) for name, config in configs.items()
+    }
 
 
 def points(rows, features=2):
@@ -38,35 +46,53 @@ def test_predict_is_the_network_on_keyed_spikes(runs):
     result = trained.predict(x)
     for name in ("mean", "members", "entropy", "expected_entropy", "mutual_information"):
         assert torch.equal(getattr(result, name), getattr(expected, name)), name
-    assert torch.equal(trained.predict(x, samples=None).mean, bisnn.predict(trained.net, s, burn_in=2).mean)
+    assert torch.equal(
+        trained.predict(x, samples=None).mean, bisnn.predict(trained.net, s, burn_in=2).mean
+    )
 
 
 def test_a_prediction_does_not_depend_on_the_row(runs):
-    """Any order, subset and repetition of points; the same in the packed engine; and so in a report's parts."""
+    """Any order, subset and repetition of points; the same in the packed engine; and so in a
+    report's parts.
+    """
     trained = model.load(runs["bayes"])
     x = points(40)
     whole = trained.predict(x).mean
     order = np.random.default_rng(1).permutation(40)
     torch.testing.assert_close(trained.predict(x[order]).mean, whole[order], rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(trained.predict(x[[7] * 10]).mean, whole[[7] * 10], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(
+        trained.predict(x[[7] * 10]).mean, whole[[7] * 10], rtol=1e-6, atol=1e-7
+    )
     torch.testing.assert_close(trained.predict(x[3:5]).mean, whole[3:5], rtol=1e-6, atol=1e-7)
     engine = bisnn.packed.Engine(exporting.describe_model(trained, "members"))
-    assert np.array_equal(encoding.spikes(engine.network.encoding, x), spikes(trained.config, torch.from_numpy(x).float()).numpy())
-    np.testing.assert_allclose(engine.predict_features(x[order]).mean, whole[order].numpy(), rtol=2e-5, atol=2e-6)
+    assert np.array_equal(
+        encoding.spikes(engine.network.encoding, x),
+        spikes(trained.config, torch.from_numpy(x).float()).numpy(),
+    )
+    np.testing.assert_allclose(
+        engine.predict_features(x[order]).mean, whole[order].numpy(), rtol=2e-5, atol=2e-6
+    )
 
 
 def test_predictions_may_be_means_over_encodings(runs):
     trained = model.load(runs["bayes"])
     several = replace(trained, config=trained.config.updated(**{"predict.encodings": 3}))
     x = torch.from_numpy(points(5)).float()
-    each = [bisnn.predict(trained.net, spikes(trained.config, x, encoding_number=e), 3, burn_in=2).members for e in range(3)]
+    each = [
+        bisnn.predict(
+            trained.net, spikes(trained.config, x, encoding_number=e), 3, burn_in=2
+        ).members
+        for e in range(3)
+    ]
     assert not torch.equal(each[0], each[1])
     expected = torch.stack(each).mean(0)
     result = several.predict(points(5))
     torch.testing.assert_close(result.members, expected)
     torch.testing.assert_close(result.entropy, torch.special.entr(expected.mean(0)).sum(-1))
     engine = bisnn.packed.Engine(exporting.describe_model(several, "members"))
-    np.testing.assert_allclose(engine.predict_features(points(5)).members, expected.numpy(), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(
+        engine.predict_features(points(5)).members, expected.numpy(), rtol=2e-5, atol=2e-6
+    )
 
 
 def test_evaluation_runs_hard_weights_as_such(runs, monkeypatch):
@@ -76,7 +102,10 @@ def test_evaluation_runs_hard_weights_as_such(runs, monkeypatch):
     monkeypatch.setattr(
         Network,
         "forward",
-        lambda net, x, *a, weights=None, **k: (seen.append(weights), forward(net, x, *a, weights=weights, **k))[1],
+        lambda net, x, *a, weights=None, **k: (
+            seen.append(weights),
+            forward(net, x, *a, weights=weights, **k),
+        )[1],
     )
     evaluation.evaluate(runs["st"], show=False)
     marks = [getattr(w, "_bisnn_hard", False) for some in seen if some is not None for w in some]
@@ -95,7 +124,9 @@ def test_batches_of_points_change_nothing(runs, monkeypatch, over_time):
             pieces = trained.predict(points(7, features), over_time=over_time, advance=seen.append)
         assert seen == [3, 3, 1]
         for field in whole.__dataclass_fields__:
-            torch.testing.assert_close(getattr(pieces, field), getattr(whole, field), rtol=1e-6, atol=1e-6)  # sums in float32
+            torch.testing.assert_close(
+                getattr(pieces, field), getattr(whole, field), rtol=1e-6, atol=1e-6
+            )  # sums in float32
 
 
 @pytest.mark.parametrize("x", [points(3, 3), points(0), points(2)[0], np.full((1, 2), np.nan)])
@@ -117,14 +148,23 @@ def test_bad_samples(runs, samples):
 
 def test_own_data_with_names_and_units(tmp_path):
     rng = np.random.default_rng(1)
-    rows = [(*(100 + 50 * rng.random(2) + 50 * k), ("low", "tall")[k]) for k in (0, 1) for _ in range(30)]
-    (tmp_path / "train.csv").write_text("a,b,kind\n" + "\n".join(",".join(map(str, row)) for row in rows))
+    rows = [
+        (*(100 + 50 * rng.random(2) + 50 * k), ("low", "tall")[k])
+        for k in (0, 1)
+        for _ in range(30)
+    ]
+    (tmp_path / "train.csv").write_text(
+        "a,b,kind\n" + "\n".join(",".join(map(str, row)) for row in rows)
+    )
     data = {"name": "table", "train": str(tmp_path / "train.csv"), "test_share": 0.25}
     config = small("st", {"data": data}, **{"rule.lr": 1.0, "train.epochs": 10})
     folder = training.train(config, tmp_path / "run", show=False)
     trained = model.load(folder)
     assert trained.classes == ("low", "tall")
-    assert trained.predict(np.array([[105.0, 105.0], [195.0, 195.0]])).mean.argmax(-1).tolist() == [0, 1]
+    assert trained.predict(np.array([[105.0, 105.0], [195.0, 195.0]])).mean.argmax(-1).tolist() == [
+        0,
+        1,
+    ]
     assert evaluation.evaluate(folder, show=False)["metrics"]["sign"]["accuracy"]["value"] > 0.9
     split = load_dataset(config)
     assert (len(split.train.x), len(split.test.x)) == (44, 16)
@@ -136,14 +176,21 @@ def test_own_regression_with_a_test_file(tmp_path):
     x = np.linspace(0, 10, 40)
     np.save(tmp_path / "train.npy", np.stack([x, np.sin(x)], 1))
     np.savez(tmp_path / "test.npz", x=x[:7, None], y=np.sin(x[:7]))
-    data = {"name": "table", "task": "regression", "train": str(tmp_path / "train.npy"), "test": str(tmp_path / "test.npz")}
+    data = {
+        "name": "table",
+        "task": "regression",
+        "train": str(tmp_path / "train.npy"),
+        "test": str(tmp_path / "test.npz"),
+    }
     folder = training.train(small("bayes", {"data": data}), tmp_path / "run", show=False)
     verdict = evaluation.evaluate(folder, show=False)
     assert verdict["points"] == 7
     assert verdict["metrics"].keys() == {"MAP", "ensemble of 3"}
     wrong = {**data, "test": str(tmp_path / "wrong.csv")}
     (tmp_path / "wrong.csv").write_text("1,2,3\n")
-    with pytest.raises(ValueError, match=r"must have 1 columns, .* or 2, as the training file has; got 3"):
+    with pytest.raises(
+        ValueError, match=r"must have 1 columns, .* or 2, as the training file has; got 3"
+    ):
         load_dataset(small("bayes", {"data": wrong}))
 
 
@@ -155,7 +202,11 @@ def test_model_file_comes_back_anywhere(runs, tmp_path):
     trained.save(tmp_path / "copy.safetensors")
     again = model.load(tmp_path / "copy.safetensors")
     assert torch.equal(again.predict(points(4)).members, trained.predict(points(4)).members)
-    assert (again.config, again.classes, again.epoch) == (trained.config, trained.classes, trained.epoch)
+    assert (again.config, again.classes, again.epoch) == (
+        trained.config,
+        trained.classes,
+        trained.epoch,
+    )
 
 
 def test_run_without_model(tmp_path):
@@ -179,10 +230,16 @@ def changed(runs, tmp_path, change):
     ("change", "message"),
     [
         (lambda tree: tree["config"].update(version=2), "reads configs of version 1; got 2"),
-        (lambda tree: tree["config"]["network"].update(layers=[16, 8]), "is no model of this version"),
+        (
+            lambda tree: tree["config"]["network"].update(layers=[16, 8]),
+            "is no model of this version",
+        ),
         (lambda tree: tree.pop("scale"), "is no model of this version"),
         (lambda tree: tree["net"].pop("layers.0.weight"), "is no model of this version"),
-        (lambda tree: tree["net"]["layers.0.weight"].fill_(float("nan")), "weights that are not finite"),
+        (
+            lambda tree: tree["net"]["layers.0.weight"].fill_(float("nan")),
+            "weights that are not finite",
+        ),
     ],
 )
 def test_models_that_are_none(runs, tmp_path, change, message):
@@ -201,7 +258,12 @@ def test_damaged_model(runs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "predictors"), [("bayes", {"MAP": None, "ensemble of 3": 3}), ("st", {"sign": None}), ("full", {"real weights": None})]
+    ("name", "predictors"),
+    [
+        ("bayes", {"MAP": None, "ensemble of 3": 3}),
+        ("st", {"sign": None}),
+        ("full", {"real weights": None}),
+    ],
 )
 def test_verdict_is_that_of_the_metrics(runs, name, predictors):
     verdict = evaluation.evaluate(runs[name], show=False)
@@ -220,7 +282,11 @@ def test_verdict_is_that_of_the_metrics(runs, name, predictors):
         assert verdict["metrics"][predictor]["calibration_error"] == found.error._asdict()
         assert verdict["calibration"][predictor]["ece"] == pytest.approx(metrics.ece(probs, test.y))
         assert verdict["calibration"][predictor]["calibrated_mean"] == found.calibrated_mean
-    assert verdict["memory"] == {"weights": 20 * 16 + 16 * 16, "bytes_1_bit": 72, "bytes_32_bit": 2304}
+    assert verdict["memory"] == {
+        "weights": 20 * 16 + 16 * 16,
+        "bytes_1_bit": 72,
+        "bytes_32_bit": 2304,
+    }
 
 
 def test_verdict_on_regression(runs):
@@ -230,7 +296,11 @@ def test_verdict_on_regression(runs):
     result = trained.predict_points(test.x, 3)
     values = {name: v["value"] for name, v in verdict["metrics"]["ensemble of 3"].items()}
     error = (result.mean - test.y).double()
-    expected = {"rmse": error.square().mean().sqrt(), "mae": error.abs().mean(), "deviation": result.std.mean()}
+    expected = {
+        "rmse": error.square().mean().sqrt(),
+        "mae": error.abs().mean(),
+        "deviation": result.std.mean(),
+    }
     assert values == pytest.approx({name: float(v) for name, v in expected.items()})
 
 
@@ -256,8 +326,15 @@ def test_what_a_report_shows(runs):
     running = trained.predict_points(test.x, 3, "running")
     curves = tree["over_time"]["ensemble of 3"]
     torch.testing.assert_close(curves["entropy"], running.entropy.mean(1))
-    torch.testing.assert_close(curves["mutual_information"], curves["entropy"] - curves["expected_entropy"], atol=1e-5, rtol=0)
-    assert curves["accuracy"][-1] == pytest.approx(metrics.accuracy(trained.predict_points(test.x, 3).mean, test.y))
+    torch.testing.assert_close(
+        curves["mutual_information"],
+        curves["entropy"] - curves["expected_entropy"],
+        atol=1e-5,
+        rtol=0,
+    )
+    assert curves["accuracy"][-1] == pytest.approx(
+        metrics.accuracy(trained.predict_points(test.x, 3).mean, test.y)
+    )
 
 
 def test_evaluation_of_another_model_is_refused(tmp_path):
@@ -268,7 +345,9 @@ def test_evaluation_of_another_model_is_refused(tmp_path):
     with torch.no_grad():
         next(trained.net.parameters()).neg_()
     trained.save(folder / "model.safetensors")
-    with pytest.raises(ValueError, match="its model has changed since it was evaluated; do it again"):
+    with pytest.raises(
+        ValueError, match="its model has changed since it was evaluated; do it again"
+    ):
         evaluation.load_evaluation(folder)
 
 
@@ -289,5 +368,7 @@ def test_not_evaluated(runs, tmp_path):
 
 
 def test_members_beyond_all_memory_are_refused(runs):
-    with pytest.raises(ValueError, match=r"samples: an ensemble of 1,000,000,000 members would take"):
+    with pytest.raises(
+        ValueError, match=r"samples: an ensemble of 1,000,000,000 members would take"
+    ):
         model.load(runs["bayes"]).predict(points(2), samples=10**9)

@@ -9,7 +9,15 @@ import torch
 from torch import nn
 
 import oracle as o
-from bisnn import BayesBiSNN, Linear, Network, free_energy, kl_divergence, local_loss, sample_weights
+from bisnn import (
+    BayesBiSNN,
+    Linear,
+    Network,
+    free_energy,
+    kl_divergence,
+    local_loss,
+    sample_weights,
+)
 from bisnn.neuron import SRM
 from bisnn.weights import held
 
@@ -27,7 +35,15 @@ def spiking() -> o.Oracle:
 def test_the_oracle_is_the_packages_network(spiking):
     """All 256 losses, by the library's own layers, losses and contexts."""
     neuron = SRM(10.0, 6.0, 2.0, o.THETA, slope=o.SLOPE)
-    net = Network(Linear(2, 2), Linear(2, 2), readout=2, neuron=neuron, gradient="bptt", readout_after="last", dtype=torch.float64)
+    net = Network(
+        Linear(2, 2),
+        Linear(2, 2),
+        readout=2,
+        neuron=neuron,
+        gradient="bptt",
+        readout_after="last",
+        dtype=torch.float64,
+    )
     net.readouts[-1].V.copy_(spiking.V)
     net.readouts[-1].scale.fill_(o.GAIN)
     for w, expected in zip(spiking.settings, spiking.losses, strict=True):
@@ -38,14 +54,18 @@ def test_the_oracle_is_the_packages_network(spiking):
 
 
 def test_the_gibbs_posterior_is_optimal(smooth):
-    """Eq. (bayes-sol) has the free energy -rho log E_p[exp(-L/rho)], and no other distribution less."""
+    """Eq. (bayes-sol) has the free energy -rho log E_p[exp(-L/rho)], and no other distribution
+    less.
+    """
     rho = 0.5
     q = smooth.gibbs(rho)
     energy = lambda q: (q * (smooth.losses + rho * (torch.log(q) + o.N * math.log(2)))).sum()  # noqa: E731
     closed = -rho * (torch.logsumexp(-smooth.losses / rho, 0) - o.N * math.log(2))
     assert float(energy(q)) == pytest.approx(float(closed), abs=1e-10)
     for seed in range(20):
-        noise = torch.randn(len(q), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        noise = torch.randn(
+            len(q), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
         assert energy(torch.softmax(torch.log(q) + 0.1 * noise, 0)) > closed
     mean_field = smooth.free_energy(smooth.best_mean_field(rho, starts=8), rho)
     assert closed <= mean_field < smooth.free_energy(torch.zeros(o.N, dtype=torch.float64), rho)
@@ -82,7 +102,9 @@ def test_the_bias_of_the_estimate_shrinks_with_tau(smooth):
 
 
 def test_surrogate_gradients_are_biased(spiking):
-    """Honest: with spikes the estimate is not the gradient of the loss, and no tau makes it so; but it points downhill."""
+    """Honest: with spikes the estimate is not the gradient of the loss, and no tau makes it so; but
+    it points downhill.
+    """
     for tau in (1.0, 0.1):
         measured = o.bias(spiking, tau, draws=100_000)
         assert measured["bias"] > 0.3
@@ -91,7 +113,9 @@ def test_surrogate_gradients_are_biased(spiking):
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_training_closes_the_gap_in_free_energy(smooth, seed):
-    """From the prior, Algorithm 2 reaches at least 88 % of the way to the best mean-field posterior."""
+    """From the prior, Algorithm 2 reaches at least 88 % of the way to the best mean-field
+    posterior.
+    """
     rho, steps = 0.3, 300
     prior = smooth.free_energy(torch.zeros(o.N, dtype=torch.float64), rho)
     best = smooth.free_energy(smooth.best_mean_field(rho), rho)

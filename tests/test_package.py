@@ -30,9 +30,8 @@ def test_every_public_name_is_there():
 
 
 def test_importing_loads_nothing_heavy():
-    code = (
-        "import sys, bisnn; assert not {'torch', 'numba', 'numpy', 'sklearn', 'matplotlib'} & set(sys.modules), sys.modules.keys()"
-    )
+    heavy = {"torch", "numba", "numpy", "sklearn", "matplotlib"}
+    code = f"import sys, bisnn; assert not {heavy} & set(sys.modules), sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -53,13 +52,19 @@ def test_the_readmes_python_runs():
 
 
 def test_documents_name_files_functions_and_tests_that_exist():
-    """docs/EQUATIONS.md maps equations to functions and tests: every `module.name` and `test_name` in it is real."""
+    """docs/EQUATIONS.md maps equations to functions and tests: every `module.name` and `test_name`
+    in it is real.
+    """
     text = (ROOT / "docs" / "EQUATIONS.md").read_text()
-    tests = {name for file in (ROOT / "tests").glob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())}
+    tests = {
+        name
+        for file in (ROOT / "tests").glob("test_*.py")
+        for name in re.findall(r"def (test_\w+)", file.read_text())
+    }
     named = set(re.findall(r"`(test_\w+)`", text))
     assert len(named) > 15
     assert named <= tests
-    functions = set(re.findall(r"`((?:kernels\.)?\w+)\.(\w+)`", text))
+    functions = set(re.findall(r"`((?:(?:kernels|bits|runs|shipping)\.)?\w+)\.(\w+)`", text))
     assert len(functions) > 15
     for module, name in functions:
         assert hasattr(importlib.import_module(f"bisnn.{module}"), name), f"{module}.{name}"
@@ -67,13 +72,15 @@ def test_documents_name_files_functions_and_tests_that_exist():
 
 def test_the_config_document_has_every_key_and_its_example_loads(tmp_path):
     text = (ROOT / "docs" / "CONFIG.md").read_text()
-    documented = set(re.findall(r"`([a-z]+(?:\.\w+)?)`", text.split("## Keys")[1].split("## The run folder")[0]))
-    keys = set(bisnn.config.keys())
+    documented = set(
+        re.findall(r"`([a-z]+(?:\.\w+)?)`", text.split("## Keys")[1].split("## The run folder")[0])
+    )
+    keys = set(bisnn.runs.config.keys())
     assert len(keys) > 40
     assert keys <= documented
     assert not {name for name in documented if "." in name} - keys, "and no key that is none"
     (tmp_path / "example.toml").write_text(re.findall(r"```toml\n(.*?)```", text, re.DOTALL)[0])
-    assert bisnn.config.load(tmp_path / "example.toml").rule.name == "bayes"
+    assert bisnn.runs.config.load(tmp_path / "example.toml").rule.name == "bayes"
 
 
 def test_links_in_the_documents_lead_somewhere():
@@ -88,7 +95,9 @@ def applies(requirement: Requirement, extras: set[str]) -> bool:
 
 
 def installed_by(roots: list[Requirement]) -> set[str]:
-    """Names of all that these need here, but for what its user pins itself: the libraries that a CUDA build of torch brings."""
+    """Names of all that these need here, but for what its user pins itself: the libraries that a
+    CUDA build of torch brings.
+    """
     found: set[tuple[str, frozenset[str]]] = set()
     left = list(roots)
     while left:
@@ -107,16 +116,26 @@ def test_constraints_pin_all_that_the_dev_extra_installs_and_what_builds_it():
     dev = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["dev"]]
     needed = installed_by([Requirement(text) for text in dev])
     assert len(needed) > 40
-    build = {canonicalize_name(Requirement(text).name) for text in project["build-system"]["requires"]}
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    build = {
+        canonicalize_name(Requirement(text).name) for text in project["build-system"]["requires"]
+    }
+    lines = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     pins = [Requirement(line) for line in lines]
     assert all(re.fullmatch(r"==[\w.]+", str(pin.specifier)) for pin in pins)
     assert not (needed | build) - {canonicalize_name(pin.name) for pin in pins}
 
 
 def test_make_holds_the_build_to_the_constraints():
-    """pip's option -c is of what is installed alone; what builds it is resolved apart, by what the environment says."""
-    shown = subprocess.check_output(["make", "--dry-run", "--always-make", "setup"], cwd=ROOT, text=True)
+    """pip's option -c is of what is installed alone; what builds it is resolved apart, by what the
+    environment says.
+    """
+    shown = subprocess.check_output(
+        ["make", "--dry-run", "--always-make", "setup"], cwd=ROOT, text=True
+    )
     installs = [line for line in shown.splitlines() if "pip install" in line]
     assert len(installs) == 2
     for line in installs:

@@ -1,4 +1,6 @@
-"""The packed engine against the network it came from, bit for bit; without PyTorch, and from the run folder on."""
+"""The packed engine against the network it came from, bit for bit; without PyTorch, and from the
+run folder on.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bisnn
-from bisnn import SRM, Conv2d, Linear, Network, Recurrent, packing, training, weights
-from bisnn.config import Events
-from bisnn.config import load as load_config
+from bisnn import SRM, Conv2d, Linear, Network, Recurrent, packing, weights
+from bisnn.bits import counting
 from bisnn.layers import Readout
-from bisnn.packed import BadFile, Engine, bits, file
+from bisnn.packed import BadFile, Engine, file
 from bisnn.packed import load as load_packed
+from bisnn.runs import training
+from bisnn.runs.config import Events
+from bisnn.runs.config import load as load_config
 from conftest import spikes
 from networks import KINDS, NEURON, build, mask
 from runs import RECORDED, made_up_nmnist, small
@@ -44,15 +48,22 @@ def assert_same_bits(net: Network, x: torch.Tensor, K: int = 1, threads: int = 1
     members = drawn(net, K)
     engine = Engine(packing.describe(net, members, readouts=spoken(net)), threads)
     ours = engine.run(x.numpy(), engine.start(x.shape[1]), spikes=True)
-    assert all(np.array_equal(a, b) for a, b in zip(engine.run(x.numpy(), spikes=True).spikes, ours.spikes, strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(engine.run(x.numpy(), spikes=True).spikes, ours.spikes, strict=True)
+    )
     for k, member in enumerate(members):
         with torch.no_grad():
-            theirs = net(x, net.initial_state(x.shape[1]), weights=[2 * up.float() - 1 for up in member])
+            theirs = net(
+                x, net.initial_state(x.shape[1]), weights=[2 * up.float() - 1 for up in member]
+            )
         for a, b in zip(ours.spikes, theirs.spikes, strict=True):
             assert np.array_equal(a[k], b.numpy())
         for a, b in zip(ours.readouts, theirs.readouts, strict=True):
             assert (a is None and b is None) or np.array_equal(a[k], b.numpy())
-        assert ours.logits is None or np.array_equal(ours.logits[k], theirs.logits(spoken(net)).numpy())
+        assert ours.logits is None or np.array_equal(
+            ours.logits[k], theirs.logits(spoken(net)).numpy()
+        )
         for (P, _, R), state, layer in zip(ours.state, theirs.state, net.layers, strict=True):
             for a, b in ((P, state.P), (R, state.R)):
                 by_pixel = b if len(layer.current_shape) == 1 else b.movedim(1, -1)
@@ -84,7 +95,9 @@ def test_dense_layers_of_any_size(n_in, n, K, B, density, threads):
     net = Network(Linear(n_in, n), Linear(n, 33), readout=3, neuron=LIVELY)
     x = spikes(21, B, n_in, seed=n, density=density)
     engine = assert_same_bits(net, x, K, threads)
-    assert np.array_equal(Engine(engine.network, sparse=False).run(x.numpy()).logits, engine.run(x.numpy()).logits)
+    assert np.array_equal(
+        Engine(engine.network, sparse=False).run(x.numpy()).logits, engine.run(x.numpy()).logits
+    )
 
 
 def test_few_active_inputs_are_added_and_many_counted():
@@ -95,11 +108,11 @@ def test_few_active_inputs_are_added_and_many_counted():
     for density in (0.005, 0.3):
         x = rng.random((9, 300)) < density
         counted, added = np.empty((9, 70), np.float32), np.empty((9, 70), np.float32)
-        bits.counts(0, 9, file.words(x), words, counted)
-        bits.events(0, 9, file.words(x), words, w, added)
+        counting.counts(0, 9, file.words(x), words, counted)
+        counting.events(0, 9, file.words(x), words, w, added)
         assert np.array_equal(counted, x.astype(int) @ w)
         assert np.array_equal(added, counted)
-        bits.events(0, 9, file.words(x), words, 0 * w, added)  # tells which way was taken
+        counting.events(0, 9, file.words(x), words, 0 * w, added)  # tells which way was taken
         assert added.any() == (density == 0.3)
 
 
@@ -116,12 +129,21 @@ def test_few_active_inputs_are_added_and_many_counted():
 def test_convolutions_of_any_shape(C, out, kernel, stride, padding, pool, density, K):
     layer = Conv2d(C, out, kernel, stride=stride, padding=padding, pool=pool)
     shape = Network(layer, readout=None, input_shape=(C, 6, 5)).layers[0].output_shape
-    layers = [Conv2d(C, out, kernel, stride=stride, padding=padding, pool=pool), Linear(math.prod(shape), 9)]
+    layers = [
+        Conv2d(C, out, kernel, stride=stride, padding=padding, pool=pool),
+        Linear(math.prod(shape), 9),
+    ]
     net = Network(*layers, readout=2, input_shape=(C, 6, 5), neuron=LIVELY)
     assert_same_bits(net, spikes(12, 2, C, 6, 5, seed=C, density=density), K)
 
 
-@given(n_in=st.integers(1, 40), n=st.integers(1, 70), masked=st.booleans(), K=st.integers(1, 2), seed=st.integers(0, 9))
+@given(
+    n_in=st.integers(1, 40),
+    n=st.integers(1, 70),
+    masked=st.booleans(),
+    K=st.integers(1, 2),
+    seed=st.integers(0, 9),
+)
 def test_recurrent_layers_of_any_size(n_in, n, masked, K, seed):
     graph = mask(n, n_in, seed, density=0.3) if masked else None
     chosen = sorted({0, n // 2, n - 1}, reverse=True) if seed % 2 else None
@@ -131,7 +153,11 @@ def test_recurrent_layers_of_any_size(n_in, n, masked, K, seed):
 
 def test_recurrent_layers_on_images():
     net = Network(
-        Conv2d(2, 35, 2), Recurrent(35 * 9, 20, mask=mask(20, 35 * 9, 1)), readout=2, input_shape=(2, 4, 4), neuron=LIVELY
+        Conv2d(2, 35, 2),
+        Recurrent(35 * 9, 20, mask=mask(20, 35 * 9, 1)),
+        readout=2,
+        input_shape=(2, 4, 4),
+        neuron=LIVELY,
     )
     engine = assert_same_bits(net, spikes(30, 3, 2, 4, 4), K=2)
     assert engine.run(spikes(30, 3, 2, 4, 4).numpy(), spikes=True).spikes[1].any()
@@ -141,19 +167,31 @@ def test_recurrent_layers_on_images():
 @given(cuts=st.lists(st.integers(1, 29), max_size=6, unique=True))
 def test_a_stream_in_pieces_gives_the_same_bits(kind, cuts):
     net = build(kind, dtype=torch.float32)
-    engine, x = Engine(packing.describe(net, drawn(net, 2))), spikes(30, 3, *net.input_shape).numpy()
+    engine, x = (
+        Engine(packing.describe(net, drawn(net, 2))),
+        spikes(30, 3, *net.input_shape).numpy(),
+    )
     whole = engine.run(x, engine.start(3), spikes=True)
     assert engine.run(x).state is None
     state, parts = engine.start(3), []
     for lo, hi in zip([0, *sorted(cuts)], [*sorted(cuts), 30], strict=True):
         before = [z.copy() for layer in state for z in layer]
         parts.append(engine.run(x[lo:hi], state, spikes=True))
-        assert all(np.array_equal(a, b) for a, b in zip(before, (z for layer in state for z in layer), strict=True))
+        assert all(
+            np.array_equal(a, b)
+            for a, b in zip(before, (z for layer in state for z in layer), strict=True)
+        )
         state = parts[-1].state
     assert np.array_equal(np.concatenate([part.logits for part in parts], axis=1), whole.logits)
     for i in range(len(net.layers)):
-        assert np.array_equal(np.concatenate([part.spikes[i] for part in parts], axis=1), whole.spikes[i])
-    assert all(np.array_equal(a, b) for x, y in zip(state, whole.state, strict=True) for a, b in zip(x, y, strict=True))
+        assert np.array_equal(
+            np.concatenate([part.spikes[i] for part in parts], axis=1), whole.spikes[i]
+        )
+    assert all(
+        np.array_equal(a, b)
+        for x, y in zip(state, whole.state, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
 
 
 def test_a_long_silence_ends_at_zero():
@@ -170,7 +208,9 @@ def test_inputs_of_any_type(dtype):
     net = build("pooled", dtype=torch.float32)
     engine, x = Engine(packing.describe(net)), spikes(10, 2, 2, 5, 6).numpy()
     assert np.array_equal(engine.run(x.astype(dtype)).logits, engine.run(x).logits)
-    assert np.array_equal(engine.run(np.asfortranarray(x.astype(dtype))).logits, engine.run(x).logits)
+    assert np.array_equal(
+        engine.run(np.asfortranarray(x.astype(dtype))).logits, engine.run(x).logits
+    )
 
 
 # Trained networks, from the run folder to a prediction
@@ -181,16 +221,29 @@ def _short_training(name: str, folder: Path) -> Path:
     config = load_config(name)
     few = {"train.epochs": 2, "train.burn_in": 5, "network.layers": [40, 33]}
     if not isinstance(config.data, Events):
-        return training.train(config.updated(**few, **{"encode.steps": 40}), folder / "run", show=False)
+        return training.train(
+            config.updated(**few, **{"encode.steps": 40}), folder / "run", show=False
+        )
     data = {**RECORDED["data"], "root": str(made_up_nmnist(folder / "N"))}
-    few |= {"train.burn_in": 1, "predict.burn_in": 2, "network.layers": [12], "neuron.threshold": 0.03}
-    conv = [{"channels": 3, "kernel": 3, "stride": 2, "pool": 2}, {"channels": 5, "kernel": 3}][: len(config.network.conv)]
-    return training.train(config.updated(data=data, **few, **{"network.conv": conv}), folder / "run", show=False)
+    few |= {
+        "train.burn_in": 1,
+        "predict.burn_in": 2,
+        "network.layers": [12],
+        "neuron.threshold": 0.03,
+    }
+    conv = [{"channels": 3, "kernel": 3, "stride": 2, "pool": 2}, {"channels": 5, "kernel": 3}][
+        : len(config.network.conv)
+    ]
+    return training.train(
+        config.updated(data=data, **few, **{"network.conv": conv}), folder / "run", show=False
+    )
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))
 def test_every_trained_config(name, tmp_path, monkeypatch):
-    """A short training of each shipped config: what is exported gives the model's own spikes, logits and predictions."""
+    """A short training of each shipped config: what is exported gives the model's own spikes,
+    logits and predictions.
+    """
     monkeypatch.setenv("BISNN_CACHE", str(tmp_path / "cache"))
     run = _short_training(name, tmp_path)
     model = bisnn.load(run)
@@ -216,7 +269,9 @@ def test_every_trained_config(name, tmp_path, monkeypatch):
         assert len(result.logits) == len(members)
         for k, member in enumerate(members):
             output = model.net(s, weights=[2 * up.float() - 1 for up in member])
-            assert np.array_equal(result.logits[k], output.logits(model.config.predict.readouts).detach().numpy())
+            assert np.array_equal(
+                result.logits[k], output.logits(model.config.predict.readouts).detach().numpy()
+            )
             for a, b in zip(result.spikes, output.spikes, strict=True):
                 assert np.array_equal(a[k], b.detach().numpy())
         assert engine.network.classes == model.classes
@@ -225,25 +280,43 @@ def test_every_trained_config(name, tmp_path, monkeypatch):
 
 
 def test_layers_that_speak_from_training_to_every_export(tmp_path):
-    """`predict.readouts` of a config: in training, the model, the packed file and the ledger; and it makes a difference."""
+    """`predict.readouts` of a config: in training, the model, the packed file and the ledger; and
+    it makes a difference.
+    """
     config = load_config("two_moons_bayes").updated(
-        **{"network.layers": [12, 11, 10], "predict.readouts": 3, "predict.samples": 3, "train.epochs": 2, "train.device": "cpu"}
+        **{
+            "network.layers": [12, 11, 10],
+            "predict.readouts": 3,
+            "predict.samples": 3,
+            "train.epochs": 2,
+            "train.device": "cpu",
+        }
     )
     run = training.train(config, tmp_path / "run", show=False)
     model = bisnn.load(run)
     points = np.random.default_rng(0).random((9, 2))
     alone = replace(model, config=config.updated(**{"predict.readouts": 1}))
     for predictor, samples in (("map", None), ("members", "usual")):
-        engine = load_packed(bisnn.export(run, out=tmp_path / f"{predictor}.safetensors", predictor=predictor)["path"])
+        engine = load_packed(
+            bisnn.export(run, out=tmp_path / f"{predictor}.safetensors", predictor=predictor)[
+                "path"
+            ]
+        )
         assert engine.network.readouts == 3
         expected = model.predict(points, samples).mean.numpy()
-        np.testing.assert_allclose(engine.predict_features(points).mean, expected, atol=2e-3)  # an encoded spike may differ
+        np.testing.assert_allclose(
+            engine.predict_features(points).mean, expected, atol=2e-3
+        )  # an encoded spike may differ
         assert np.abs(alone.predict(points, samples).mean.numpy() - expected).max() > 0.01
     lines = bisnn.evaluate(run, show=False)["energy"]["rows"]["MAP"]["layers"]
     assert [line["layer"] for line in lines[3:]] == ["readout 1", "readout 2", "readout"]
     one = training.train(alone.config, tmp_path / "alone", show=False)
     accuracies = [
-        [json.loads(line)["accuracy"] for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in (run, one)
+        [
+            json.loads(line)["accuracy"]
+            for line in (folder / "metrics.jsonl").read_text().splitlines()
+        ]
+        for folder in (run, one)
     ]
     assert accuracies[0] != accuracies[1], "training shows the accuracy of what predicts"
 
@@ -255,7 +328,9 @@ def test_predictions_are_those_of_predict():
     ours = Engine(network).predict(x.numpy())
     theirs = bisnn.predict(net, x, 4, burn_in=4, seed=3)
     for name in ("mean", "members", "entropy", "mutual_information"):
-        np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name).numpy(), rtol=2e-5, atol=2e-6)
+        np.testing.assert_allclose(
+            getattr(ours, name), getattr(theirs, name).numpy(), rtol=2e-5, atol=2e-6
+        )
     assert ours.mutual_information.max() > 1e-4
     values = bisnn.predict(net, x, 4, burn_in=4, seed=3, task="regression")
     ours = Engine(replace(network, task="regression")).predict(x.numpy())
@@ -278,14 +353,23 @@ def test_many_points_are_predicted_in_parts(tmp_path, monkeypatch):
 
 
 def test_file_sizes(tmp_path):
-    """One bit a weight: at most 1/30 of the float32 weights and 4 KiB, for the networks of the paper."""
+    """One bit a weight: at most 1/30 of the float32 weights and 4 KiB, for the networks of the
+    paper.
+    """
     mlp = Network(Linear(20, 256), Linear(256, 256), readout=2)
-    conv = (Conv2d(2, 64, 7, padding=3, pool=2), Conv2d(64, 128, 7, padding=3), Conv2d(128, 128, 7, padding=3, pool=2))
+    conv = (
+        Conv2d(2, 64, 7, padding=3, pool=2),
+        Conv2d(64, 128, 7, padding=3),
+        Conv2d(128, 128, 7, padding=3, pool=2),
+    )
     for net in (mlp, Network(*conv, readout=10, input_shape=(2, 26, 26))):
         size = file.write(packing.describe(net), tmp_path / "net.safetensors")
         n = sum(p.numel() for p in net.parameters())
         assert size == (tmp_path / "net.safetensors").stat().st_size <= 4 * n / 30 + 4096
-        assert file.write(packing.describe(net, posterior=True), tmp_path / "net.safetensors") <= 1.05 * n + 4096
+        assert (
+            file.write(packing.describe(net, posterior=True), tmp_path / "net.safetensors")
+            <= 1.05 * n + 4096
+        )
 
 
 # The posterior
@@ -299,12 +383,16 @@ def test_the_posterior_draws_what_it_says(tmp_path):
     file.write(replace(packing.describe(net, posterior=True), members=5, seed=7), path)
     p = torch.sigmoid(2 * net.layers[0].weight.detach().double()).numpy()
     assert np.abs(file.read(path).layers[0].posterior / 255 - p).max() <= 0.5 / 255 + 1e-12
-    assert np.array_equal(file.read(path, "map").layers[0].weights[0], (net.layers[0].weight >= 0).numpy())
+    assert np.array_equal(
+        file.read(path, "map").layers[0].weights[0], (net.layers[0].weight >= 0).numpy()
+    )
     assert file.read(path).count == 5
     many = file.read(path, 4000).layers[0].weights
     deviation = np.sqrt(np.maximum(p * (1 - p), 1e-9) / 4000)
     assert (np.abs(many.mean(0) - p) < 5 * deviation + 0.5 / 255 + 2**-16).all()
-    assert np.array_equal(many[:5], file.read(path).layers[0].weights), "more members leave the first as they are"
+    assert np.array_equal(many[:5], file.read(path).layers[0].weights), (
+        "more members leave the first as they are"
+    )
     assert not np.array_equal(many[:5], file.read(path, seed=8).layers[0].weights)
     assert not np.array_equal(many[0], many[1])
     certain = file.read(path, 50).layers[0]
@@ -366,23 +454,34 @@ def test_clear_messages(tmp_path):
     file.write(packing.describe(net, drawn(net, 2)), path)
     with pytest.raises(BadFile, match="cannot be read: No such file"):
         load_packed(tmp_path / "none")
-    with pytest.raises(ValueError, match=r"n.safetensors: members: the file has 2; got 3; export more"):
+    with pytest.raises(
+        ValueError, match=r"n.safetensors: members: the file has 2; got 3; export more"
+    ):
         load_packed(path, 3)
     with pytest.raises(ValueError, match='members: "map" needs a file with a posterior'):
         load_packed(path, "map")
     for bad in (0, True, 1.5, "all"):
         with pytest.raises(ValueError, match="members: must be a positive whole number"):
             load_packed(path, bad)
-    with pytest.raises(ValueError, match=r"seed: must be a whole number from 0 to 2.32 - 1; got -1"):
+    with pytest.raises(
+        ValueError, match=r"seed: must be a whole number from 0 to 2.32 - 1; got -1"
+    ):
         load_packed(path, seed=-1)
     with pytest.raises(ValueError, match="threads: must be a positive whole number; got 0"):
         load_packed(path, threads=0)
     engine = load_packed(path, 1)
     assert engine.network.count == 1
     for x in (np.zeros((3, 6)), np.zeros((3, 1, 7)), np.zeros((0, 1, 6)), np.zeros((3, 0, 6))):
-        with pytest.raises(ValueError, match=r"x: must have the shape \(T, B, 6\), T and B >= 1; got"):
+        with pytest.raises(
+            ValueError, match=r"x: must have the shape \(T, B, 6\), T and B >= 1; got"
+        ):
             engine.run(x)
-    for x in (np.full((3, 1, 6), 0.5), np.full((3, 1, 6), np.nan), np.full((3, 1, 6), 2, np.uint8), np.full((3, 1, 6), "a")):
+    for x in (
+        np.full((3, 1, 6), 0.5),
+        np.full((3, 1, 6), np.nan),
+        np.full((3, 1, 6), 2, np.uint8),
+        np.full((3, 1, 6), "a"),
+    ):
         with pytest.raises(ValueError, match="x: must be 0 or 1 everywhere; got other values"):
             engine.run(x)
     for state in (engine.start(1), 5, (None,), [1, 2]):
@@ -391,13 +490,17 @@ def test_clear_messages(tmp_path):
     for batch in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match="batch: must be a positive whole number"):
             engine.start(batch)
-    assert np.array_equal(engine.run(np.zeros((3, 1, 6)).tolist(), engine.start(1)).logits, np.zeros((1, 3, 1, 3)))
+    assert np.array_equal(
+        engine.run(np.zeros((3, 1, 6)).tolist(), engine.start(1)).logits, np.zeros((1, 3, 1, 3))
+    )
     with pytest.raises(ValueError, match="x: must be longer than the burn-in of 9"):
         Engine(replace(engine.network, burn_in=9)).predict(np.zeros((9, 1, 6)))
     with pytest.raises(ValueError, match="this file takes spikes"):
         engine.predict_features(np.zeros((1, 2)))
     with pytest.raises(ValueError, match="needs a readout"):
-        Engine(packing.describe(Network(Linear(6, 3), readout=None, neuron=NEURON))).predict(np.zeros((3, 1, 6)))
+        Engine(packing.describe(Network(Linear(6, 3), readout=None, neuron=NEURON))).predict(
+            np.zeros((3, 1, 6))
+        )
     with pytest.raises(ValueError, match="net: must have binary weights"):
         packing.describe(Network(Linear(6, 3), readout=2, weights="real"))
     with pytest.raises(ValueError, match="net: must be float32"):
@@ -409,7 +512,9 @@ def test_clear_messages(tmp_path):
 def test_exports_refuse_what_has_no_meaning(tmp_path):
     st_run = training.train(small("st"), tmp_path / "st", show=False)
     for predictor in ("members", "posterior"):
-        with pytest.raises(ValueError, match=f"predictor: the rule 'st' has no posterior; got '{predictor}'"):
+        with pytest.raises(
+            ValueError, match=f"predictor: the rule 'st' has no posterior; got '{predictor}'"
+        ):
             bisnn.export(st_run, predictor=predictor)
     full = training.train(small("full, Adam"), tmp_path / "full", show=False)
     with pytest.raises(ValueError, match="net: must have binary weights"):
@@ -422,7 +527,10 @@ def test_exports_refuse_what_has_no_meaning(tmp_path):
     model_file = run / "model.safetensors"
     before = model_file.read_bytes()
     for name in ("model.safetensors", "state.safetensors"):
-        with pytest.raises(ValueError, match="is there and is no packed network, and would be lost; give another name"):
+        with pytest.raises(
+            ValueError,
+            match="is there and is no packed network, and would be lost; give another name",
+        ):
             bisnn.export(run, out=run / name)
     with pytest.raises(ValueError, match=r"out: must end in .safetensors"):
         bisnn.export(run, out=run / "config.toml")
@@ -431,7 +539,9 @@ def test_exports_refuse_what_has_no_meaning(tmp_path):
         bisnn.export(run, profile="cubalif")
     with pytest.raises(ValueError, match="a NIR graph is of one network"):
         bisnn.export(run, "nir", predictor="members")
-    with pytest.raises(ValueError, match="to: must be one of packed, c, nir; got 'pack'; did you mean 'packed'"):
+    with pytest.raises(
+        ValueError, match="to: must be one of packed, c, nir; got 'pack'; did you mean 'packed'"
+    ):
         bisnn.export(run, "pack")
     assert sorted(p.name for p in run.iterdir() if "packed" in p.name) == []
     assert bisnn.export(run)["members"] == 3

@@ -1,4 +1,6 @@
-"""The packed file against everything that a file can be: what comes back, what is refused, and what it may cost."""
+"""The packed file against everything that a file can be: what comes back, what is refused, and what
+it may cost.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,12 @@ def assert_equal(a: file.Network, b: file.Network) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_come_back_as_they_were(kind, posterior, tmp_path):
     net = build(kind, dtype=torch.float32)
-    described = packing.describe(net, None if posterior else drawn(net, 3), readouts=spoken(net), posterior=posterior)
-    described = replace(described, classes=("a", "b", "ü"), burn_in=3, source="x" * 32, seed=2**32 - 1)
+    described = packing.describe(
+        net, None if posterior else drawn(net, 3), readouts=spoken(net), posterior=posterior
+    )
+    described = replace(
+        described, classes=("a", "b", "ü"), burn_in=3, source="x" * 32, seed=2**32 - 1
+    )
     file.write(described, tmp_path / "n")
     assert_equal(file.read(tmp_path / "n"), described)
 
@@ -59,10 +65,16 @@ def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     for kind in ("mixed", "masked", "pooled"):
         net = build(kind, dtype=torch.float32)
-        BASE[kind] = contents(replace(packing.describe(net, drawn(net, 2)), classes=("a", "b", "c")), folder / kind)
+        BASE[kind] = contents(
+            replace(packing.describe(net, drawn(net, 2)), classes=("a", "b", "c")), folder / kind
+        )
         if kind == "mixed":
-            BASE["all speak"] = contents(packing.describe(net, drawn(net, 2), readouts=spoken(net)), folder / kind)
-        BASE[f"{kind}, posterior"] = contents(replace(packing.describe(net, posterior=True), members=2), folder / kind)
+            BASE["all speak"] = contents(
+                packing.describe(net, drawn(net, 2), readouts=spoken(net)), folder / kind
+            )
+        BASE[f"{kind}, posterior"] = contents(
+            replace(packing.describe(net, posterior=True), members=2), folder / kind
+        )
     code = {
         "code": "population",
         "steps": 5,
@@ -73,7 +85,10 @@ def base(tmp_path_factory):
         "seed": 0,
         "encodings": 2,
     }
-    BASE["encoding"] = contents(replace(packing.describe(build("dense", dtype=torch.float32)), encoding=code), folder / "code")
+    BASE["encoding"] = contents(
+        replace(packing.describe(build("dense", dtype=torch.float32)), encoding=code),
+        folder / "code",
+    )
 
 
 def survives(content: bytes) -> bool:
@@ -86,15 +101,31 @@ def survives(content: bytes) -> bool:
         if not good:
             raise
         return False
-    result = Engine(network, threads=1).run(np.ones((3, 1, *network.input_shape), np.uint8), spikes=True)
+    result = Engine(network, threads=1).run(
+        np.ones((3, 1, *network.input_shape), np.uint8), spikes=True
+    )
     assert len(result.spikes) == len(network.layers)
     return True
 
 
-BASES = ["mixed", "all speak", "masked", "pooled", "mixed, posterior", "masked, posterior", "pooled, posterior", "encoding"]
+BASES = [
+    "mixed",
+    "all speak",
+    "masked",
+    "pooled",
+    "mixed, posterior",
+    "masked, posterior",
+    "pooled, posterior",
+    "encoding",
+]
 
 
-@given(name=st.sampled_from(BASES), at=st.integers(0, 5000), byte=st.integers(0, 255), cut=st.integers(0, 5000))
+@given(
+    name=st.sampled_from(BASES),
+    at=st.integers(0, 5000),
+    byte=st.integers(0, 255),
+    cut=st.integers(0, 5000),
+)
 def test_damaged_files(name, at, byte, cut):
     whole = BASE[name]
     assert survives(whole)
@@ -114,28 +145,44 @@ JSON = st.recursive(
     | st.floats()
     | ANY_TEXT
     | st.sampled_from([2**14, 2**26, 2**30]),
-    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.sampled_from(["kind", "mask", "x"]), children, max_size=2),
+    lambda children: (
+        st.lists(children, max_size=4)
+        | st.dictionaries(st.sampled_from(["kind", "mask", "x"]), children, max_size=2)
+    ),
     max_leaves=6,
 )
 
 
 def sealed(body: str, tensors: dict[str, np.ndarray]) -> bytes:
     """A file of anybody's making whose digest is right."""
-    header = {"kind": "packed", "version": file.VERSION, "network": body, "digest": file._digest(body, tensors)}
+    header = {
+        "kind": "packed",
+        "version": file.VERSION,
+        "network": body,
+        "digest": file._digest(body, tensors),
+    }
     return save_tensors(tensors, {"bisnn": json.dumps(header)})
 
 
 def places(node, path=()):
     """Every place in a tree of JSON."""
     yield path
-    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    items = (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    )
     for key, value in items:
         yield from places(value, (*path, key))
 
 
 @given(name=st.sampled_from(BASES), data=st.data())
 def test_hostile_files(name, data):
-    """Headers and tensors of another's making, with a digest to match: refused, or a network that runs."""
+    """Headers and tensors of another's making, with a digest to match: refused, or a network that
+    runs.
+    """
     tensors = load_tensors(BASE[name])
     about = json.loads(json.loads(file._metadata(BASE[name]))["network"])
     assert survives(sealed(json.dumps(about), tensors))
@@ -153,7 +200,9 @@ def test_hostile_files(name, data):
             if change == "longer":
                 tensors[key] = np.concatenate([old, old])
             elif change == "type":
-                tensors[key] = old.astype(data.draw(st.sampled_from([np.float16, np.int8, np.float64])))
+                tensors[key] = old.astype(
+                    data.draw(st.sampled_from([np.float16, np.int8, np.float64]))
+                )
             elif change == "values":
                 value = data.draw(st.sampled_from([0, 1, 255, np.inf, -1]))
                 tensors[key] = ~old if old.dtype == np.uint8 else np.full_like(old, value)
@@ -163,14 +212,25 @@ def test_hostile_files(name, data):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\x00" * 7, b"\xff" * 64, b"\x02" + b"\x00" * 7 + b"{}", b"[" * 100_000, b"\x10" + b"\x00" * 7 + b"[" * 16]
+    "content",
+    [
+        b"",
+        b"\x00" * 7,
+        b"\xff" * 64,
+        b"\x02" + b"\x00" * 7 + b"{}",
+        b"[" * 100_000,
+        b"\x10" + b"\x00" * 7 + b"[" * 16,
+    ],
 )
 def test_files_of_nothing(content):
     assert not survives(content)
 
 
 def test_which_readouts_speak(tmp_path):
-    about, tensors = json.loads(json.loads(file._metadata(BASE["mixed"]))["network"]), load_tensors(BASE["mixed"])
+    about, tensors = (
+        json.loads(json.loads(file._metadata(BASE["mixed"]))["network"]),
+        load_tensors(BASE["mixed"]),
+    )
     for readouts in (2, len(about["layers"]) + 1, 0, "1", None):
         with pytest.raises(BadFile, match="speak"):
             file.parse(sealed(json.dumps({**about, "readouts": readouts}), tensors), "f")
@@ -179,14 +239,28 @@ def test_which_readouts_speak(tmp_path):
     lower = described.layers[-2]
     fewer = replace(lower, readout=file.Readout(lower.readout.V[:2], lower.readout.scale))
     broken = replace(described, layers=(*described.layers[:-2], fewer, described.layers[-1]))
-    with pytest.raises(BadFile, match=r"2 layers are to speak, and the outputs of the last readouts are \[2, 3\]"):
+    with pytest.raises(
+        BadFile, match=r"2 layers are to speak, and the outputs of the last readouts are \[2, 3\]"
+    ):
         file.parse(contents(broken, tmp_path / "n"), "f")
 
 
 def test_files_of_other_formats_are_refused():
-    text, tensors = json.loads(file._metadata(BASE["mixed"]))["network"], load_tensors(BASE["mixed"])
-    for version, good in ((file.VERSION, True), (file.VERSION - 1, False), (file.VERSION + 1, False)):
-        header = {"kind": "packed", "version": version, "network": text, "digest": file._digest(text, tensors)}
+    text, tensors = (
+        json.loads(file._metadata(BASE["mixed"]))["network"],
+        load_tensors(BASE["mixed"]),
+    )
+    for version, good in (
+        (file.VERSION, True),
+        (file.VERSION - 1, False),
+        (file.VERSION + 1, False),
+    ):
+        header = {
+            "kind": "packed",
+            "version": version,
+            "network": text,
+            "digest": file._digest(text, tensors),
+        }
         assert survives(save_tensors(tensors, {"bisnn": json.dumps(header)})) == good
 
 
@@ -208,7 +282,14 @@ def changed(name: str, **entries) -> bytes:
     return sealed(json.dumps({**about, **entries}), load_tensors(BASE[name]))
 
 
-ENCODING = {"code": "population", "steps": 2**26, "neurons": 3, "width": 1.0, "low": [0.0, 0.0], "high": [1.0, 2.0]}
+ENCODING = {
+    "code": "population",
+    "steps": 2**26,
+    "neurons": 3,
+    "width": 1.0,
+    "low": [0.0, 0.0],
+    "high": [1.0, 2.0],
+}
 ENCODING |= {"seed": 0, "encodings": 1}
 
 
@@ -218,8 +299,16 @@ ENCODING |= {"seed": 0, "encodings": 1}
         ("mixed, posterior", {"members": 10**6}, "the suggested number of members is 1000000"),
         ("mixed, posterior", {"members": 2**26}, "the suggested number of members is 67108864"),
         ("mixed", {"count": 2**26}, "the number of members is 67108864"),
-        ("encoding", {"encoding": {**ENCODING, "steps": 5, "encodings": 2**26}}, "the number of encodings is 67108864"),
-        ("encoding", {"encoding": ENCODING}, "a network of 1 members would take .* bytes of memory; at most 1,073,741,824"),
+        (
+            "encoding",
+            {"encoding": {**ENCODING, "steps": 5, "encodings": 2**26}},
+            "the number of encodings is 67108864",
+        ),
+        (
+            "encoding",
+            {"encoding": ENCODING},
+            "a network of 1 members would take .* bytes of memory; at most 1,073,741,824",
+        ),
     ],
 )
 def test_one_budget(name, entries, refused):
@@ -231,15 +320,31 @@ def test_one_budget(name, entries, refused):
 
 
 def padded(depth: int) -> bytes:
-    """Convolutions of one weight, each of which pads its input: a few bytes for each million of neurons."""
+    """Convolutions of one weight, each of which pads its input: a few bytes for each million of
+    neurons.
+    """
     layers, tensors, side = [], {}, 1
     for i in range(depth):
-        about = {"kind": "conv", "input_shape": [1, side, side], "neurons": 1, "kernel": [1, 1], "stride": [1, 1]}
+        about = {
+            "kind": "conv",
+            "input_shape": [1, side, side],
+            "neurons": 1,
+            "kernel": [1, 1],
+            "stride": [1, 1],
+        }
         layers.append({**about, "padding": [250, 250], "pool": 1})
         side += 500
         tensors |= {f"{i}.weights": np.ones(1, np.uint8), f"{i}.kappa": np.ones(1, np.float32)}
         tensors[f"{i}.constants"] = np.array([0.5, 0.5, 0.5, 1], np.float32)
-    about = {"task": "classification", "classes": [], "burn_in": 0, "readouts": 1, "encoding": {}, "source": "", "members": 0}
+    about = {
+        "task": "classification",
+        "classes": [],
+        "burn_in": 0,
+        "readouts": 1,
+        "encoding": {},
+        "source": "",
+        "members": 0,
+    }
     about |= {"schema": None, "target_mean": 0.0, "target_scale": 1.0}
     body = {**about, "seed": 0, "layers": layers, "count": 1, "generator": file.GENERATOR}
     return sealed(json.dumps(body), tensors)
@@ -256,7 +361,9 @@ def test_the_budget_can_be_changed(monkeypatch):
     with pytest.raises(BadFile, match="at most 1,000; set BISNN_MOST_BYTES for more"):
         file.parse(BASE["mixed"], "f")
     monkeypatch.setenv("BISNN_MOST_BYTES", "many")
-    with pytest.raises(ValueError, match="BISNN_MOST_BYTES: must be a whole number of bytes; got 'many'"):
+    with pytest.raises(
+        ValueError, match="BISNN_MOST_BYTES: must be a whole number of bytes; got 'many'"
+    ):
         file.parse(BASE["mixed"], "f")
     monkeypatch.setenv("BISNN_MOST_BYTES", str(2**24))
     assert file.parse(BASE["mixed"], "f").count == 2

@@ -10,9 +10,20 @@ from copy import deepcopy
 import pytest
 import torch
 
-from bisnn import Classification, Conv2d, Linear, Network, Recurrent, Regression, map_weights, packing, predict, sample_weights
-from bisnn.exporting import export
+from bisnn import (
+    Classification,
+    Conv2d,
+    Linear,
+    Network,
+    Recurrent,
+    Regression,
+    map_weights,
+    packing,
+    predict,
+    sample_weights,
+)
 from bisnn.packed.engine import Engine
+from bisnn.runs.exporting import export
 from bisnn.weights import draw_members
 from conftest import spikes
 from networks import KINDS, NEURON, build
@@ -30,7 +41,9 @@ def test_members_are_the_networks_at_posterior_samples(kind, binary):
         torch.testing.assert_close(members[k], alone, rtol=1e-6, atol=1e-7)
     assert members.std(0).max() > 0
     with map_weights(net):
-        torch.testing.assert_close(predict_outside(net, x), net(x).readouts[-1].softmax(-1).mean(0), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(
+            predict_outside(net, x), net(x).readouts[-1].softmax(-1).mean(0), rtol=1e-6, atol=1e-7
+        )
 
 
 def predict_outside(net: Network, x: torch.Tensor) -> torch.Tensor:
@@ -43,16 +56,34 @@ def predict_outside(net: Network, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("shape", [(2, 6, 6), (3, 9, 7)])
 def test_packed_bits_give_the_networks_bits(shape, monkeypatch):
-    """Convolutions with left-over pixels, more than 32 channels, a dense layer on images, more recordings than a group."""
-    layers = [Conv2d(shape[0], 40, (3, 2), padding=(1, 1), pool=2), Conv2d(40, 5, 2, padding=1, stride=(2, 1))]
+    """Convolutions with left-over pixels, more than 32 channels, a dense layer on images, more
+    recordings than a group.
+    """
+    layers = [
+        Conv2d(shape[0], 40, (3, 2), padding=(1, 1), pool=2),
+        Conv2d(40, 5, 2, padding=1, stride=(2, 1)),
+    ]
     size = Network(*layers, readout=3, input_shape=shape).layers[-1].output_shape
-    layers = [Conv2d(shape[0], 40, (3, 2), padding=(1, 1), pool=2), Conv2d(40, 5, 2, padding=1, stride=(2, 1))]
-    net = Network(*layers, Linear(math.prod(size), 50), Linear(50, 33), readout=3, input_shape=shape, neuron=NEURON, init=0.3)
+    layers = [
+        Conv2d(shape[0], 40, (3, 2), padding=(1, 1), pool=2),
+        Conv2d(40, 5, 2, padding=1, stride=(2, 1)),
+    ]
+    net = Network(
+        *layers,
+        Linear(math.prod(size), 50),
+        Linear(50, 33),
+        readout=3,
+        input_shape=shape,
+        neuron=NEURON,
+        init=0.3,
+    )
     x = spikes(9, 19, *shape, seed=3)
     taken = []
     ours = Engine._through
     monkeypatch.setattr(Engine, "_through", lambda *a: (taken.append(1), ours(*a))[1])
-    members = predict(net, x, samples=3, seed=5, over_time="step", task="regression").members  # the readouts themselves
+    members = predict(
+        net, x, samples=3, seed=5, over_time="step", task="regression"
+    ).members  # the readouts themselves
     assert len(taken) == 4  # layers: members go through each together
     for k in range(3):
         with sample_weights(net, 5, k):
@@ -75,7 +106,10 @@ def test_map_is_the_sign():
 @pytest.mark.parametrize("samples", [None, 2])
 def test_predict_inside_a_realisation(samples):
     net = build("dense")
-    with map_weights(net), pytest.raises(RuntimeError, match=r"predict\(\): the parameters hold a realisation"):
+    with (
+        map_weights(net),
+        pytest.raises(RuntimeError, match=r"predict\(\): the parameters hold a realisation"),
+    ):
         predict(net, spikes(5, 2, 6, dtype=torch.float64), samples=samples)
 
 
@@ -147,7 +181,14 @@ def test_over_time():
 @pytest.mark.parametrize("real", [False, True], ids=["binary", "real"])
 def test_the_layers_that_speak(real):
     """The mean of the last readouts: the sum of the layers' logits, times 1/n."""
-    net = Network(Linear(6, 8), Linear(8, 7), Linear(7, 5), readout=3, neuron=NEURON, weights="real" if real else "binary")
+    net = Network(
+        Linear(6, 8),
+        Linear(8, 7),
+        Linear(7, 5),
+        readout=3,
+        neuron=NEURON,
+        weights="real" if real else "binary",
+    )
     x = spikes(12, 4, 6, seed=1)
     for readouts in (1, 2, 3):
         with map_weights(net) if not real else contextlib.nullcontext():
@@ -164,7 +205,9 @@ def test_the_layers_that_speak(real):
 
 def test_no_more_layers_speak_than_have_a_readout():
     net = Network(Linear(6, 8), Linear(8, 7), readout=3, readout_after="last", gradient="bptt")
-    with pytest.raises(ValueError, match="readouts: must be at most 1, the readouts there are; got 2; lower it"):
+    with pytest.raises(
+        ValueError, match="readouts: must be at most 1, the readouts there are; got 2; lower it"
+    ):
         predict(net, spikes(5, 2, 6), readouts=2)
     with pytest.raises(ValueError, match="readouts: must be a positive whole number; got 0"):
         predict(net, spikes(5, 2, 6), readouts=0)
@@ -190,8 +233,12 @@ def test_running_before_the_first_step_that_counts_is_no_prediction():
 def test_full_precision():
     net = build("deep", weights="real")
     x = spikes(10, 2, 6, dtype=torch.float64)
-    torch.testing.assert_close(predict(net, x).mean, net(x).readouts[-1].softmax(-1).mean(0).detach())
-    with pytest.raises(ValueError, match="samples: a full-precision network has no posterior to draw from; got 3"):
+    torch.testing.assert_close(
+        predict(net, x).mean, net(x).readouts[-1].softmax(-1).mean(0).detach()
+    )
+    with pytest.raises(
+        ValueError, match="samples: a full-precision network has no posterior to draw from; got 3"
+    ):
         predict(net, x, samples=3)
 
 
@@ -199,7 +246,9 @@ def test_samples_follow_the_latents():
     """Certain latents give one and the same network; a seed gives the same members again."""
     net = build("deep", init=30.0, dtype=torch.float32)
     x = spikes(15, 3, 6)
-    assert torch.equal(predict(net, x, samples=3).members, predict(net, x).members.expand(3, -1, -1))
+    assert torch.equal(
+        predict(net, x, samples=3).members, predict(net, x).members.expand(3, -1, -1)
+    )
     net = build("deep", init=0.1, dtype=torch.float32)
     again = [predict(net, x, samples=3, seed=g).members for g in (1, 1, 2)]
     assert torch.equal(again[0], again[1])
@@ -212,7 +261,8 @@ def test_members_may_be_drawn_before():
     assert torch.equal(predict(net, x, drawn).members, predict(net, x, 3, seed=1).members)
     for bad in ([], drawn[0], [drawn[0][:1]], [[up.float() for up in drawn[0]]], [1, 2], "ten"):
         with pytest.raises(
-            ValueError, match=r"samples: members need a bool tensor for every layer, \(\d+, 6\).* number 0 has others"
+            ValueError,
+            match=r"samples: members need a bool tensor for every layer, \(\d+, 6\).* number 0 has others",
         ):
             predict(net, x, bad)
 
@@ -225,7 +275,9 @@ def test_a_seed_draws_the_same_members_on_cuda():
     net.to("cuda")
     torch.testing.assert_close(predict(net, x.to("cuda"), 4, seed=7).members.cpu(), on_cpu)
     latents = [p.detach() for p in net.parameters()]
-    for ours, theirs in zip(draw_members(latents, 4, 7), draw_members([p.cpu() for p in latents], 4, 7), strict=True):
+    for ours, theirs in zip(
+        draw_members(latents, 4, 7), draw_members([p.cpu() for p in latents], 4, 7), strict=True
+    ):
         assert all(torch.equal(a.cpu(), b) for a, b in zip(ours, theirs, strict=True))
 
 
@@ -270,7 +322,13 @@ def test_a_network_without_a_readout():
 def test_foreign_modules_are_told_what_is_needed():
     module = torch.nn.Sequential(torch.nn.Linear(6, 2))
     for call in (lambda: predict(module, X), lambda: packing.describe(module)):
-        with pytest.raises(ValueError, match=r"net: must be a bisnn\.Network; got a Sequential; for a module of your own use"):
+        with pytest.raises(
+            ValueError,
+            match=r"net: must be a bisnn\.Network; got a Sequential; for a module of your own use",
+        ):
             call()
-    with pytest.raises(ValueError, match="run: must be the path of a run folder or of its model file; got a Sequential"):
+    with pytest.raises(
+        ValueError,
+        match="run: must be the path of a run folder or of its model file; got a Sequential",
+    ):
         export(module)

@@ -1,4 +1,6 @@
-"""The one random number generator: Philox 4x32-10, a key for each purpose, the same numbers everywhere."""
+"""The one random number generator: Philox 4x32-10, a key for each purpose, the same numbers
+everywhere.
+"""
 
 import re
 from pathlib import Path
@@ -12,26 +14,29 @@ from numba import njit
 from scipy import stats
 
 import bisnn
-from bisnn import draws, encode, kernels, weights
-from bisnn.packed import encoding, philox, philox_kernels
-from bisnn.packed.philox import Purpose
+from bisnn import encode, kernels, weights
+from bisnn.bits import philox, philox_kernels
+from bisnn.bits.philox import Purpose
+from bisnn.kernels import draws
+from bisnn.packed import encoding
 
-# Who draws for which purpose. Two modules draw for the same one only where the numbers are to be the same.
+# Who draws for which purpose. Two modules draw for the same one only where the numbers are to be
+# the same.
 USERS = {
     Purpose.WEIGHTS: {"layers"},
     Purpose.READOUTS: {"layers"},
     Purpose.TRAINING_NOISE: {"rules"},
     Purpose.MEMBERS: {"weights", "packed/file"},
-    Purpose.POINTS: {"packed/philox", "packed/c"},
-    Purpose.ENCODING: {"encode", "data/dataset", "packed/encoding", "packed/c"},
+    Purpose.POINTS: {"bits/philox", "shipping/c"},
+    Purpose.ENCODING: {"encode", "data/dataset", "packed/encoding", "shipping/c"},
     Purpose.TRAINING_ENCODING: {"data/dataset"},
-    Purpose.SHUFFLING: {"training"},
+    Purpose.SHUFFLING: {"runs/training"},
     Purpose.TEST_SPLIT: {"data/dataset"},
     Purpose.VALIDATION_SPLIT: {"data/dataset"},
-    Purpose.DROPOUT: {"training"},
+    Purpose.DROPOUT: {"runs/training"},
     Purpose.AUGMENTATION: {"data/recordings"},
     Purpose.LOST_SPIKES: {"data/recordings"},
-    Purpose.EXPORT: {"exporting", "packed/c"},
+    Purpose.EXPORT: {"runs/exporting", "shipping/c"},
     Purpose.BOOTSTRAP: {"intervals"},
     Purpose.CAMERA_RECORDING: {"data/camera"},
     Purpose.CAMERA_SENSOR: {"data/camera"},
@@ -51,12 +56,18 @@ USERS = {
     ],
 )
 def test_published_answers(counter, key, block):
-    """The known answers that its authors publish, as whole numbers, compiled, in NumPy and in PyTorch."""
+    """The known answers that its authors publish, as whole numbers, compiled, in NumPy and in
+    PyTorch.
+    """
     assert philox.philox(*counter, *key) == block
     compiled = njit(philox.philox)
     assert compiled(*counter, *key) == block
-    assert [int(w[0]) for w in philox.philox(*(np.array([c]) for c in counter), *key)] == list(block)
-    assert [int(w[0]) for w in philox.philox(*(torch.tensor([c]) for c in counter), *key)] == list(block)
+    assert [int(w[0]) for w in philox.philox(*(np.array([c]) for c in counter), *key)] == list(
+        block
+    )
+    assert [int(w[0]) for w in philox.philox(*(torch.tensor([c]) for c in counter), *key)] == list(
+        block
+    )
 
 
 def compiled_words(n, seed, purpose, stream, draw):
@@ -75,7 +86,10 @@ def test_compiled_numbers_are_the_reference(seed, draw, streams, n):
     ours = draws.uniform(streams, n, *args)
     with kernels.forced("reference"):
         assert torch.equal(draws.uniform(streams, n, *args), ours)
-    place, stream = (x.flatten() for x in torch.meshgrid(torch.arange(n), torch.arange(len(streams)), indexing="ij"))
+    place, stream = (
+        x.flatten()
+        for x in torch.meshgrid(torch.arange(n), torch.arange(len(streams)), indexing="ij")
+    )
     assert torch.equal(draws.uniform_at(place, streams[stream], *args), ours[stream, place])
     for words in (philox.words, compiled_words):
         several = [words(n, seed, Purpose.DROPOUT, int(s), draw) for s in streams]
@@ -91,7 +105,9 @@ def test_a_gpu_draws_the_same_numbers(n):
     ours = draws.uniform(streams, n, *args)
     assert torch.equal(draws.uniform(streams.cuda(), n, *args).cpu(), ours)
     place = torch.randint(n, (3,))
-    assert torch.equal(draws.uniform_at(place.cuda(), streams.cuda(), *args).cpu(), ours[torch.arange(3), place])
+    assert torch.equal(
+        draws.uniform_at(place.cuda(), streams.cuda(), *args).cpu(), ours[torch.arange(3), place]
+    )
 
 
 def test_numbers_are_uniform_and_neighbours_independent():
@@ -120,7 +136,9 @@ def test_every_purpose_has_its_own_stream():
 
 
 def test_every_purpose_is_drawn_for_by_those_who_say_so():
-    """A list of all purposes: whoever draws for one that is another's, or with a generator of its own, is found here."""
+    """A list of all purposes: whoever draws for one that is another's, or with a generator of its
+    own, is found here.
+    """
     folder = Path(bisnn.__file__).parent
     found: dict[Purpose, set[str]] = {purpose: set() for purpose in Purpose}
     for path in folder.rglob("*.py"):
@@ -128,8 +146,14 @@ def test_every_purpose_is_drawn_for_by_those_who_say_so():
         code = "\n".join(line for line in text.splitlines() if ">>>" not in line)
         for purpose in re.findall(r"\bPurpose\.([A-Z_]+)", code):
             found[Purpose[purpose]].add(name)
-        other = re.findall(r"torch\.(?:rand\w*|Generator|manual_seed)\(|default_rng\(|RandomState\(|np\.random\.Philox\(", code)
-        assert not other or name in ("packed/philox", "data/toy"), (name, other)  # toy tasks: scikit-learn's own, and NumPy's
+        other = re.findall(
+            r"torch\.(?:rand\w*|Generator|manual_seed)\(|default_rng\(|RandomState\(|np\.random\.Philox\(",
+            code,
+        )
+        assert not other or name in ("bits/philox", "data/toy"), (
+            name,
+            other,
+        )  # toy tasks: scikit-learn's own, and NumPy's
     assert found == USERS
 
 
@@ -138,14 +162,18 @@ def test_a_permutation():
         assert sorted(philox.permutation(n, 0, Purpose.SHUFFLING).tolist()) == list(range(n))
     firsts = [int(philox.permutation(5, 0, Purpose.SHUFFLING, epoch)[0]) for epoch in range(2000)]
     assert stats.chisquare(np.bincount(firsts)).pvalue > 1e-4
-    assert not np.array_equal(philox.permutation(50, 0, Purpose.SHUFFLING), philox.permutation(50, 0, Purpose.TEST_SPLIT))
+    assert not np.array_equal(
+        philox.permutation(50, 0, Purpose.SHUFFLING), philox.permutation(50, 0, Purpose.TEST_SPLIT)
+    )
 
 
 # Members
 
 
 def standardised_members(purpose, monkeypatch):
-    """Sums of (w - mu) sign(w^r) over 800 weights of 100 members, standardised, after training with the same seeds."""
+    """Sums of (w - mu) sign(w^r) over 800 weights of 100 members, standardised, after training with
+    the same seeds.
+    """
     monkeypatch.setattr(weights, "Purpose", type("P", (), {"MEMBERS": purpose}))
     z = []
     for seed in range(20):
@@ -158,12 +186,19 @@ def standardised_members(purpose, monkeypatch):
         latent = w_r.detach()
         mu = weights.mean(latent)
         for (up,) in weights.draw_members([latent], 5, seed):
-            z.append(float(((2.0 * up - 1 - mu) * weights.sign(latent)).sum() / (1 - mu.square()).sum().sqrt()))
+            z.append(
+                float(
+                    ((2.0 * up - 1 - mu) * weights.sign(latent)).sum()
+                    / (1 - mu.square()).sum().sqrt()
+                )
+            )
     return np.array(z)
 
 
 def test_members_are_samples_of_the_posterior_given_the_training_draws(monkeypatch):
-    """Chi-squared over members of trained posteriors; with the numbers that training used, the same test fails."""
+    """Chi-squared over members of trained posteriors; with the numbers that training used, the same
+    test fails.
+    """
     z = standardised_members(Purpose.MEMBERS, monkeypatch)
     assert 1e-3 < stats.chi2(len(z)).cdf(z @ z) < 1 - 1e-3
     z = standardised_members(Purpose.TRAINING_NOISE, monkeypatch)
@@ -186,7 +221,9 @@ def test_spikes_belong_to_the_point(seed, order, features, draw):
     """Any order, subset or repetition of points gives each the same spikes."""
     x = torch.rand(8, features, generator=torch.Generator().manual_seed(features))
     whole = encode.population(x, 20, neurons=3, width=1.0, seed=seed, draw=draw)
-    assert torch.equal(encode.population(x[order], 20, neurons=3, width=1.0, seed=seed, draw=draw), whole[:, order])
+    assert torch.equal(
+        encode.population(x[order], 20, neurons=3, width=1.0, seed=seed, draw=draw), whole[:, order]
+    )
     again = encode.population(x[[2, 2, 5]], 20, neurons=3, width=1.0, seed=seed, draw=draw)
     assert torch.equal(again, whole[:, [2, 2, 5]])
 
@@ -198,9 +235,13 @@ def test_spikes_of_a_point_by_hand():
     h = philox.philox(4, 5, 0, 0, 9, Purpose.POINTS)
     bits = [0x3E800000, 0, 0x3F000000, 0x3F400000, 0x3F800000, 0, 0, 0]
     for first in (0, 4):
-        h = philox.philox(*(a ^ b for a, b in zip(h, bits[first : first + 4], strict=True)), 9, Purpose.POINTS)
+        h = philox.philox(
+            *(a ^ b for a, b in zip(h, bits[first : first + 4], strict=True)), 9, Purpose.POINTS
+        )
     words = [w for b in range(5) for w in philox.philox(b, *h[:3], 9, Purpose.ENCODING)]
-    expected = [[w / 2**32 < rates[0, m] for m, w in enumerate(words[3 * t : 3 * t + 3])] for t in range(6)]
+    expected = [
+        [w / 2**32 < rates[0, m] for m, w in enumerate(words[3 * t : 3 * t + 3])] for t in range(6)
+    ]
     got = philox.point_spikes(x, rates, 6, 9, Purpose.ENCODING, draw=4)[:, 0]
     assert got.astype(bool).tolist() == expected
 
@@ -225,14 +266,20 @@ def test_minus_zero_is_zero_and_neighbouring_floats_are_other_points():
 
 
 def test_tuning_curves_are_the_papers():
-    """The polynomial against the cosine, on the whole line; exactly 0 at the ends and 1 at the centre."""
+    """The polynomial against the cosine, on the whole line; exactly 0 at the ends and 1 at the
+    centre.
+    """
     r = np.linspace(-1, 1, 20_001)
     assert np.abs(encoding.raised_cosine(r) - (0.5 + 0.5 * np.cos(np.pi * r))).max() < 1e-15
     assert encoding.raised_cosine(np.array([-1.0, 0.0, 1.0])).tolist() == [0.0, 1.0, 0.0]
     x = np.random.default_rng(0).uniform(-0.5, 1.5, (200, 2)).astype(np.float32)
     centres = np.linspace(0, 1, 10)
     phase = np.clip(np.pi * (x.astype(np.float64)[..., None] - centres) / (2.5 / 9), -np.pi, np.pi)
-    np.testing.assert_allclose(encoding.population_rates(x, 10, 2.5), (0.5 + 0.5 * np.cos(phase)).reshape(200, 20), atol=1e-14)
+    np.testing.assert_allclose(
+        encoding.population_rates(x, 10, 2.5),
+        (0.5 + 0.5 * np.cos(phase)).reshape(200, 20),
+        atol=1e-14,
+    )
     ours = encode.population_rates(torch.from_numpy(x).double(), 10, 2.5).numpy()
     np.testing.assert_allclose(ours, encoding.population_rates(x, 10, 2.5), atol=1e-15)
 

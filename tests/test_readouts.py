@@ -13,9 +13,9 @@ import torch
 
 import bisnn
 from bisnn import metrics
-from bisnn.config import parse
 from bisnn.data.simulation import Digits
-from bisnn.model import Model, build_network
+from bisnn.runs.config import parse
+from bisnn.runs.model import Model, build_network
 from runs import RECORDED, RULES
 from test_simulation import idx
 
@@ -27,7 +27,9 @@ PER_DIGIT = 4
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """MNIST of four images a digit, the first to train and the others to test; two models on it, untrained."""
+    """MNIST of four images a digit, the first to train and the others to test; two models on it,
+    untrained.
+    """
     monkeypatch.setenv("BISNN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(readouts, "USED", 2)
@@ -41,32 +43,48 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "mnist" / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(labels)))
     data = {"name": "digits", "root": str(tmp_path / "mnist"), "steps": 4, "bin_us": 20_000}
     for rule in ("bayes", "full, Adam"):
-        config = parse({**RECORDED, "data": data, "rule": RULES[rule], "train": {"epochs": 1, "burn_in": 1}}, "run")
+        config = parse(
+            {**RECORDED, "data": data, "rule": RULES[rule], "train": {"epochs": 1, "burn_in": 1}},
+            "run",
+        )
         config = config.updated(**{"predict.samples": 2, "neuron.threshold": 0.02})
         net = build_network(config, (2, 26, 26), 10)
         nothing = torch.zeros(0).double()
-        Model(net, config, tuple("0123456789"), nothing, nothing, 0, "").save(tmp_path / rule[:5].strip(","))
+        Model(net, config, tuple("0123456789"), nothing, nothing, 0, "").save(
+            tmp_path / rule[:5].strip(",")
+        )
     return tmp_path
 
 
 def test_from_runs_to_results(place, capsys):
     runs = [str(place / name) for name in ("bayes", "full")]
-    readouts.main([*runs, "--images", str(place / "mnist"), "--most", "1", "--out", str(place / "out.json")])
+    readouts.main(
+        [*runs, "--images", str(place / "mnist"), "--most", "1", "--out", str(place / "out.json")]
+    )
     assert "written: " in capsys.readouterr().out
     found = json.loads((place / "out.json").read_text())
     assert found["recordings"] == {"test": 10 * (PER_DIGIT - 1), "further digits": 10}
     for row in found["rows"]:
         model = bisnn.load(place / row["run"])
-        model = Model(**{**vars(model), "config": model.config.updated(**{"predict.readouts": row["readouts"]})})
+        model = Model(
+            **{
+                **vars(model),
+                "config": model.config.updated(**{"predict.readouts": row["readouts"]}),
+            }
+        )
         test = Digits(False, str(place / "mnist"), steps=4, bin_us=20_000, show=False)
         clips = readouts.Clips(test, torch.arange(len(test)))
         members = 2 if row["predictor"].startswith("ensemble") else None
         probs = model.predict_points(clips, members).mean
         labels = torch.tensor([int(label) for _, label in test])
         for name in readouts.JUDGED:
-            assert row["test"][name] == pytest.approx(metrics.METRICS[name](probs, labels), abs=1e-5)
+            assert row["test"][name] == pytest.approx(
+                metrics.METRICS[name](probs, labels), abs=1e-5
+            )
     depth = max(row["readouts"] for row in found["rows"])
-    assert [row["readouts"] for row in found["rows"]] == [n + 1 for _ in range(3) for n in range(depth)]
+    assert [row["readouts"] for row in found["rows"]] == [
+        n + 1 for _ in range(3) for n in range(depth)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +96,12 @@ def test_from_runs_to_results(place, capsys):
     ],
 )
 def test_bad_arguments_are_one_line(place, options, message):
-    usual = [str(place / "bayes"), "--images", str(place / "mnist"), "--out", str(place / "out.json")]
+    usual = [
+        str(place / "bayes"),
+        "--images",
+        str(place / "mnist"),
+        "--out",
+        str(place / "out.json"),
+    ]
     with pytest.raises(SystemExit, match=f"readouts: {message}"):
         readouts.main([*usual, *options])

@@ -1,4 +1,6 @@
-"""The table on recordings: which configs a folder asks for, its rows, its paired differences, its picture."""
+"""The table on recordings: which configs a folder asks for, its rows, its paired differences, its
+picture.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from bisnn import evaluation, metrics, recognition, reproduction
-from bisnn.config import parse
+from bisnn import metrics
 from bisnn.data import events
+from bisnn.runs import evaluation
+from bisnn.runs.config import parse
+from bisnn_experiments import recognition, reproduction
 from runs import RECORDED, made_up, made_up_nmnist
 from test_simulation import idx
 
@@ -30,19 +34,30 @@ def test_a_folder_says_what_it_holds(tmp_path):
 
     kind, chosen = recognition.experiment(made_up_nmnist(tmp_path / "N"), "tuned")
     data = chosen["ST-BiSNN"].data
-    assert (kind, data.name, data.classes, data.root) == ("nmnist", "nmnist", [3, 7], str(tmp_path / "N"))
+    assert (kind, data.name, data.classes, data.root) == (
+        "nmnist",
+        "nmnist",
+        [3, 7],
+        str(tmp_path / "N"),
+    )
 
     (tmp_path / "V" / "scale04").mkdir(parents=True)
-    events.write_aedat(tmp_path / "V" / "scale04" / "mnist_0_scale04_0001.aedat", made_up(10, 128, 0))
+    events.write_aedat(
+        tmp_path / "V" / "scale04" / "mnist_0_scale04_0001.aedat", made_up(10, 128, 0)
+    )
     kind, chosen = recognition.experiment(tmp_path / "V", "tuned")
     assert (kind, chosen["full precision"].data.name) == ("mnist_dvs", "mnist_dvs")
 
     (tmp_path / "M").mkdir()
-    (tmp_path / "M" / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(np.zeros((1, 28, 28), np.uint8))))
+    (tmp_path / "M" / "train-images-idx3-ubyte.gz").write_bytes(
+        gzip.compress(idx(np.zeros((1, 28, 28), np.uint8)))
+    )
     kind, through = recognition.experiment(tmp_path / "M", "tuned")
     data, real = through["Bayes-BiSNN"].data, chosen["Bayes-BiSNN"].data
     assert (kind, data.name, data.root) == ("mnist", "digits", str(tmp_path / "M"))
-    assert (data.steps, data.bin_us, data.crop) == (real.steps, real.bin_us, real.crop), "the protocol of MNIST-DVS"
+    assert (data.steps, data.bin_us, data.crop) == (real.steps, real.bin_us, real.crop), (
+        "the protocol of MNIST-DVS"
+    )
 
 
 def test_other_folders_are_one_message(tmp_path):
@@ -55,19 +70,34 @@ def test_other_folders_are_one_message(tmp_path):
 
 
 def test_the_table(tmp_path, monkeypatch):
-    """From a folder to results.json: rows agree with the runs' own evaluations, differences are paired over both seeds."""
+    """From a folder to results.json: rows agree with the runs' own evaluations, differences are
+    paired over both seeds.
+    """
     root = made_up_nmnist(tmp_path / "N")
     chosen = recognition.experiment
 
     def small(data, recipe):
         kind, configs = chosen(data, recipe)
-        changes = {f"{section}.{key}": value for section in SMALL for key, value in SMALL[section].items()}
-        changes |= {"data.steps": 12, "data.bin_us": 25_000, "predict.burn_in": 2, "train.epochs": 1}
+        changes = {
+            f"{section}.{key}": value for section in SMALL for key, value in SMALL[section].items()
+        }
+        changes |= {
+            "data.steps": 12,
+            "data.bin_us": 25_000,
+            "predict.burn_in": 2,
+            "train.epochs": 1,
+        }
         return kind, {label: config.updated(**changes) for label, config in configs.items()}
 
     monkeypatch.setattr(recognition, "experiment", small)
-    monkeypatch.setattr(reproduction, "run_all", lambda tasks, jobs, show: [reproduction.measure(*task) for task in tasks])
-    results = reproduction.reproduce(["table1"], seeds=[0, 1], out=tmp_path / "out", data=root, device="cpu", show=False)
+    monkeypatch.setattr(
+        reproduction,
+        "run_all",
+        lambda tasks, jobs, show: [reproduction.measure(*task) for task in tasks],
+    )
+    results = reproduction.reproduce(
+        ["table1"], seeds=[0, 1], out=tmp_path / "out", data=root, device="cpu", show=False
+    )
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
     assert (tmp_path / "out" / "table1_nmnist.png").read_bytes().startswith(b"\x89PNG")
     table = results["figures"]["table1_nmnist"]
@@ -80,7 +110,12 @@ def test_the_table(tmp_path, monkeypatch):
     assert row["accuracy"] == judged["metrics"]["sign"]["accuracy"]["value"]
     bits = judged["memory"]["weights"]
     memory = {row["predictor"]: row["memory_bytes"] for row in table["rows"]}
-    assert memory == {"real weights": 4 * bits, "sign": bits // 8, "MAP": bits // 8, "ensemble of 10": 10 * bits // 8}
+    assert memory == {
+        "real weights": 4 * bits,
+        "sign": bits // 8,
+        "MAP": bits // 8,
+        "ensemble of 10": 10 * bits // 8,
+    }
     assert 0 < row["synaptic_operations"] == judged["energy"]["rows"]["sign"]["synaptic_operations"]
 
     difference = next(d for d in table["differences"] if (d["a"], d["b"]) == ("ensemble", "sign"))
@@ -91,7 +126,9 @@ def test_the_table(tmp_path, monkeypatch):
     assert [(d["a"], d["b"]) for d in table["differences"]] == list(recognition.PAIRS)
     assert "synaptic\nops" in [str(column.header) for column in reproduction.table(table).columns]
     assert set(recognition.COMPARED) <= set(metrics.JUDGED)
-    assert row["ece"] == pytest.approx(metrics.ece(judged["predictors"]["sign"]["mean"], judged["y"]))
+    assert row["ece"] == pytest.approx(
+        metrics.ece(judged["predictors"]["sign"]["mean"], judged["y"])
+    )
 
 
 def test_runs_on_other_recordings_are_not_compared(tmp_path, monkeypatch):
@@ -107,7 +144,10 @@ def test_runs_are_measured_also_without_their_checkpoint_and_elsewhere(tmp_path)
     """Seconds are then unknown; a run of a GPU is measured on a CPU, but not trained on."""
     judged = {"seconds": None, "epoch": 3}
     assert evaluation.row_of(judged, "sign")["training_seconds"] is None
-    rows = [{"method": "a", "seed": seed, "accuracy": 0.5, **evaluation.row_of(judged, "sign")} for seed in range(2)]
+    rows = [
+        {"method": "a", "seed": seed, "accuracy": 0.5, **evaluation.row_of(judged, "sign")}
+        for seed in range(2)
+    ]
     assert "training_seconds" not in reproduction.summary(rows)[0]
     config = parse({**RECORDED, "data": {**RECORDED["data"], "root": str(tmp_path)}}, "run")
     run = reproduction.RunFolder(tmp_path / "run")

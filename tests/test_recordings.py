@@ -1,4 +1,6 @@
-"""Event datasets and their cache: the right bits, never stale, never half-written; keyed augmentation; a run from end to end."""
+"""Event datasets and their cache: the right bits, never stale, never half-written; keyed
+augmentation; a run from end to end.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bisnn
-from bisnn import training
-from bisnn.config import Augment, parse
+from bisnn.bits import philox
+from bisnn.bits.philox import Purpose
 from bisnn.data import cache, camera, dataset, events, recordings, simulation, tonic_sets
 from bisnn.data.recordings import MNISTDVS, NMNIST, Clips, Window, augmented
 from bisnn.data.tonic_sets import FromTonic, tonic_dataset
 from bisnn.errors import Stopped
-from bisnn.model import Model, build_network
 from bisnn.packed import load as load_packed
-from bisnn.packed import philox
-from bisnn.packed.philox import Purpose
+from bisnn.runs import training
+from bisnn.runs.config import Augment, parse
+from bisnn.runs.model import Model, build_network
 from runs import RECORDED, RULES, made_up, made_up_nmnist, run_on_recordings
 
 
@@ -41,7 +43,9 @@ def nmnist(tmp_path) -> Path:
     return made_up_nmnist(tmp_path / "N")
 
 
-def slow(recording: np.ndarray, steps: int, bin_us: int, low: int, side: int, start_us: int) -> np.ndarray:
+def slow(
+    recording: np.ndarray, steps: int, bin_us: int, low: int, side: int, start_us: int
+) -> np.ndarray:
     frames = np.zeros((steps, 2, side, side), np.uint8)
     for x, y, t, p in recording:
         step = (t - start_us) // bin_us
@@ -70,7 +74,9 @@ def test_nmnist_has_the_bits_of_its_files(nmnist):
 
 
 def test_mnist_dvs_by_the_authors_protocol(tmp_path):
-    """Ids to 900 train, the rest tests; 26 x 26 pixels from 48 on; time begins with the first event."""
+    """Ids to 900 train, the rest tests; 26 x 26 pixels from 48 on; time begins with the first
+    event.
+    """
     folder = tmp_path / "D" / "scale04"
     folder.mkdir(parents=True)
     for number in (1, 900, 901):
@@ -128,7 +134,9 @@ def test_a_bad_recording_leaves_nothing_of_a_build(nmnist, tmp_path):
     (nmnist / "Train" / "7" / "00002.bin").write_bytes(bytes(1000))
     with pytest.raises(events.BadEvents, match=r"00002\.bin: its 1,000 bytes are all 0"):
         NMNIST(nmnist, show=False)
-    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"], "an empty file, which others may wait for"
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"], (
+        "an empty file, which others may wait for"
+    )
 
 
 def test_a_damaged_partial_file_is_not_trusted(tmp_path):
@@ -163,7 +171,9 @@ def test_bits_come_back(shape, seed, tmp_path_factory):
 
 @given(at=st.integers(0, 10**6), bit=st.integers(0, 7), cut=st.integers(0, 10**6))
 def test_damaged_caches_are_recognised(at, bit, cut, tmp_path_factory):
-    """A flipped bit anywhere but in the padding is noticed: by the header, by the size, or by a record's checksum."""
+    """A flipped bit anywhere but in the padding is noticed: by the header, by the size, or by a
+    record's checksum.
+    """
     path = tmp_path_factory.mktemp("c") / "b"
     x = np.random.default_rng(0).integers(0, 2, (3, 100), dtype=np.uint8)
     cache.build(path, (100,), 3, lambda i: x[i])
@@ -199,11 +209,16 @@ def test_two_processes_build_one_file(tmp_path):
 def test_recordings_are_the_same_wherever_they_lie(tmp_path):
     """The fingerprint is of their bits: not of files, folders or times of change."""
     x = np.random.default_rng(0).integers(0, 2, (4, 5, 2, 3, 3), dtype=np.uint8)
-    here, there = (cache.build(tmp_path / name, (5, 2, 3, 3), 4, lambda i: x[i]) for name in ("a.bits", "b.bits"))
+    here, there = (
+        cache.build(tmp_path / name, (5, 2, 3, 3), 4, lambda i: x[i])
+        for name in ("a.bits", "b.bits")
+    )
     other = cache.build(tmp_path / "c.bits", (5, 2, 3, 3), 4, lambda i: x[i] ^ (i == 2))
     assert here.digest([2, 0]) == there.digest([2, 0])
     assert here.digest([0, 1, 3]) == other.digest([0, 1, 3])
-    assert len({here.digest([2, 0]), here.digest([0, 2]), here.digest([0]), other.digest([2, 0])}) == 4
+    assert (
+        len({here.digest([2, 0]), here.digest([0, 2]), here.digest([0]), other.digest([2, 0])}) == 4
+    )
 
 
 # Augmentation
@@ -227,11 +242,15 @@ def test_augmentation_and_unpacking_on_a_gpu_give_the_same_bits(tmp_path):
     seen = seen_by.batch(index, "cuda")
     assert torch.equal(seen.cpu(), seen_by.batch(index))
     how = Augment(rotate=30, zoom=0.2, shift=2, drop=0.3, jitter=1)
-    assert torch.equal(augmented(seen, how, 3, 7, index).cpu(), augmented(seen_by.batch(index), how, 3, 7, index))
+    assert torch.equal(
+        augmented(seen, how, 3, 7, index).cpu(), augmented(seen_by.batch(index), how, 3, 7, index)
+    )
 
 
 def test_augmentation_moves_and_thins():
-    """A single dot moves by at most the stated steps and pixels, both ways; spikes are lost at the stated rate."""
+    """A single dot moves by at most the stated steps and pixels, both ways; spikes are lost at the
+    stated rate.
+    """
     x = torch.zeros(11, 400, 2, 9, 9, dtype=torch.uint8)
     x[5, :, 1, 4, 4] = 1
     moved = augmented(x, Augment(shift=2, jitter=3), 0, 0, torch.arange(400)).nonzero()
@@ -245,7 +264,9 @@ def test_augmentation_moves_and_thins():
 
 
 def test_augmentation_turns_and_grows_about_the_middle():
-    """Against a loop over pixels: each shows what lay, before, at its place turned back and shrunk back."""
+    """Against a loop over pixels: each shows what lay, before, at its place turned back and shrunk
+    back.
+    """
     x = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (2, 40, 1, 9, 7), dtype=np.uint8))
     samples = torch.arange(40) + 10
     turned = augmented(x, Augment(rotate=50, zoom=0.4), 3, 7, samples)
@@ -255,7 +276,9 @@ def test_augmentation_turns_and_grows_about_the_middle():
         for row, column in np.ndindex(9, 7):
             place = complex(row - 4, column - 3) * back + complex(4, 3)
             h, w = round(place.real), round(place.imag)
-            seen = x[:, b, 0, h, w] if 0 <= h < 9 and 0 <= w < 7 else torch.zeros(2, dtype=torch.uint8)
+            seen = (
+                x[:, b, 0, h, w] if 0 <= h < 9 and 0 <= w < 7 else torch.zeros(2, dtype=torch.uint8)
+            )
             assert torch.equal(turned[:, b, 0, row, column], seen)
     assert len({float(u) for u in draws[:, 0]}) == 40  # each its own angle
 
@@ -296,9 +319,14 @@ def test_clocks_that_were_put_right_are_said(tmp_path, capsys):
         file = folder / f"mnist_5_scale04_{number:04d}.aedat"
         content = file.read_bytes()
         records = len(content) - 8 * 300
-        file.write_bytes(content[:records] + content[records + 8 :] + content[records : records + 8])  # the first event comes last
+        file.write_bytes(
+            content[:records] + content[records + 8 :] + content[records : records + 8]
+        )  # the first event comes last
     MNISTDVS(tmp_path / "D", steps=3, show=False)
-    assert capsys.readouterr().err == "mnist_dvs: times put right in 2 recordings (clock set back: 2)\n"
+    assert (
+        capsys.readouterr().err
+        == "mnist_dvs: times put right in 2 recordings (clock set back: 2)\n"
+    )
 
 
 def test_an_interrupted_build_says_what_it_found(nmnist, capsys, monkeypatch):
@@ -332,7 +360,10 @@ def test_a_run_on_recordings(nmnist, tmp_path, monkeypatch):
     page = bisnn.report([run], show=False).read_text()
     assert "conv 4 → 12" in page
     model = bisnn.load(run)
-    with pytest.raises(ValueError, match="was trained on nmnist recordings and takes no features; use predict_recordings"):
+    with pytest.raises(
+        ValueError,
+        match="was trained on nmnist recordings and takes no features; use predict_recordings",
+    ):
         model.predict(np.zeros((1, 2)))
     engine = load_packed(bisnn.export(run, predictor="map")["path"])
     test = NMNIST(nmnist, train=False, classes=[3, 7], steps=12, bin_us=25_000, show=False)
@@ -348,7 +379,9 @@ def test_a_run_on_recordings(nmnist, tmp_path, monkeypatch):
 @pytest.mark.parametrize("gradient", ["local", "bptt"])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_step_on_a_gpu_waits_for_nothing(nmnist, rule, gradient):
-    """Reading, augmentation (but `drop`), dropout and update hand their work to the GPU: the next step begins before it is done."""
+    """Reading, augmentation (but `drop`), dropout and update hand their work to the GPU: the next
+    step begins before it is done.
+    """
     augment = {"rotate": 10.0, "zoom": 0.1, "shift": 1, "jitter": 1}
     network = {**RECORDED["network"], "gradient": gradient, "dropout": 0.5}
     config = parse({**RECORDED, "rule": RULES[rule], "augment": augment, "network": network}, "run")
@@ -371,7 +404,10 @@ def test_recordings_must_be_those_a_run_began_with(tmp_path):
     content = changed.read_bytes()
     changed.write_bytes(kept.read_bytes())
     for command in (bisnn.evaluate, training.resume):
-        with pytest.raises(ValueError, match=rf"{root}: its recordings are not those that .*run began with: restore them"):
+        with pytest.raises(
+            ValueError,
+            match=rf"{root}: its recordings are not those that .*run began with: restore them",
+        ):
             command(run, show=False)
     assert (run / "state.safetensors").read_bytes() == state
     changed.write_bytes(content)  # at another time, but the same
@@ -379,8 +415,14 @@ def test_recordings_must_be_those_a_run_began_with(tmp_path):
 
 
 def test_all_classes_must_be_there(nmnist):
-    config = parse({**RECORDED, "data": {**RECORDED["data"], "classes": [1, 3, 5, 7], "root": str(nmnist)}}, "run")
-    with pytest.raises(ValueError, match=r"data\.classes: .* has no training recording of 1, 5; give a folder that has, or fewer"):
+    config = parse(
+        {**RECORDED, "data": {**RECORDED["data"], "classes": [1, 3, 5, 7], "root": str(nmnist)}},
+        "run",
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"data\.classes: .* has no training recording of 1, 5; give a folder that has, or fewer",
+    ):
         dataset.load_dataset(config)
 
 
@@ -402,7 +444,9 @@ def test_data_that_is_not_there(settings, message, tmp_path, monkeypatch):
 
 
 def test_clear_errors(nmnist):
-    with pytest.raises(ValueError, match=r"classes: must be distinct digits from 0 to 9; got \[3, 3\]"):
+    with pytest.raises(
+        ValueError, match=r"classes: must be distinct digits from 0 to 9; got \[3, 3\]"
+    ):
         NMNIST(nmnist, classes=[3, 3], show=False)
     with pytest.raises(ValueError, match=r"has no recording of \[9\]"):
         NMNIST(nmnist, classes=[9], show=False)
@@ -425,8 +469,17 @@ def test_a_damaged_cache_is_named_as_it_is(nmnist, tmp_path):
 
 
 def test_a_silent_layer_on_recordings_is_no_matter_of_the_encoding(nmnist, tmp_path):
-    config = parse({**RECORDED, "data": {**RECORDED["data"], "root": str(nmnist)}, "neuron": {"threshold": 50.0}}, "run")
-    with pytest.raises(Stopped, match=r"lower neuron.threshold, raise data.bin_us, or set train.activity"):
+    config = parse(
+        {
+            **RECORDED,
+            "data": {**RECORDED["data"], "root": str(nmnist)},
+            "neuron": {"threshold": 50.0},
+        },
+        "run",
+    )
+    with pytest.raises(
+        Stopped, match=r"lower neuron.threshold, raise data.bin_us, or set train.activity"
+    ):
         training.train(config, tmp_path / "run", show=False)
 
 
@@ -447,13 +500,21 @@ def test_files_arrays_and_the_dataset_give_the_same_predictions(trained, capsys)
     files = sorted(root.glob("Test/*/*.bin"))
     read = [events.read_events(file) for file in files]
     done = []
-    for recordings_ in (files, [str(file) for file in files], read, [seen.events[::-1] for seen in read]):
+    for recordings_ in (
+        files,
+        [str(file) for file in files],
+        read,
+        [seen.events[::-1] for seen in read],
+    ):
         result = model.predict_recordings(recordings_, advance=done.append)
         assert torch.equal(result.mean, expected.mean)
         assert torch.equal(result.mutual_information, expected.mutual_information)
     assert sum(done) == 16
     assert capsys.readouterr().err == ""
-    assert torch.equal(model.predict_recordings(files, None).mean, model.predict_points(Clips(data, torch.arange(4)), None).mean)
+    assert torch.equal(
+        model.predict_recordings(files, None).mean,
+        model.predict_points(Clips(data, torch.arange(4)), None).mean,
+    )
 
 
 def test_recordings_that_are_not_as_the_trained_ones(trained, tmp_path, capsys):
@@ -461,13 +522,22 @@ def test_recordings_that_are_not_as_the_trained_ones(trained, tmp_path, capsys):
     good = root / "Test" / "3" / "00001.bin"
     events.write_aedat(tmp_path / "large.aedat", made_up(100, 128, 0))
     (tmp_path / "noise.bin").write_bytes(b"\xff" * 100)
-    with pytest.raises(events.BadEvents, match=r"large.aedat: must have the 34 x 34 pixels .* got 128 x 128 pixels"):
+    with pytest.raises(
+        events.BadEvents, match=r"large.aedat: must have the 34 x 34 pixels .* got 128 x 128 pixels"
+    ):
         model.predict_recordings([good, tmp_path / "large.aedat"])
-    with pytest.raises(events.BadEvents, match=r"noise.bin: 20 of 20 addresses are outside the sensor"):
+    with pytest.raises(
+        events.BadEvents, match=r"noise.bin: 20 of 20 addresses are outside the sensor"
+    ):
         model.predict_recordings([good, tmp_path / "noise.bin"])
-    with pytest.raises(events.BadEvents, match=r"recordings\[0\]: 9\d of 100 addresses are outside"):
+    with pytest.raises(
+        events.BadEvents, match=r"recordings\[0\]: 9\d of 100 addresses are outside"
+    ):
         model.predict_recordings([made_up(100, 128, 0)])
-    with pytest.raises(events.BadEvents, match=r"recordings\[1\]: events: must be an array \(N,\) with the fields x, y, t, p"):
+    with pytest.raises(
+        events.BadEvents,
+        match=r"recordings\[1\]: events: must be an array \(N,\) with the fields x, y, t, p",
+    ):
         model.predict_recordings([good, np.zeros((3, 4))])
     for wrong in (good, str(good), []):
         with pytest.raises(ValueError, match="recordings: must be a list of one or more"):
@@ -485,12 +555,18 @@ def test_recordings_that_are_not_as_the_trained_ones(trained, tmp_path, capsys):
 
 def test_a_model_of_simulated_digits_says_that_files_are_others(capsys):
     network = {**RECORDED["network"], "layers": []}
-    config = parse({**RECORDED, "data": {"name": "digits", "steps": 12, "bin_us": 25_000}, "network": network}, "run")
+    config = parse(
+        {**RECORDED, "data": {"name": "digits", "steps": 12, "bin_us": 25_000}, "network": network},
+        "run",
+    )
     net = build_network(config, dataset.input_shape(config, 0), 10)
     none = torch.zeros(0, dtype=torch.float64)
     model = Model(net, config, tuple("0123456789"), none, none, 1, "")
     model.predict_recordings([made_up(500, 128, 0)])
-    assert "knows digits along a path of their own, which no file has; of others, expect guesses" in capsys.readouterr().err
+    assert (
+        "knows digits along a path of their own, which no file has; of others, expect guesses"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_window_of_each_kind_of_data(tmp_path):
@@ -508,9 +584,20 @@ def test_the_window_of_each_kind_of_data(tmp_path):
     motion = replace(camera.MNIST_DVS_MOTION, duration_us=200_000)
     images = simulation.sklearn_digits()[0][[3]]
     made = camera.record(images, camera.MNIST_DVS, motion, seed=0, samples=[3])[0]
-    expected = camera.binned(images, camera.MNIST_DVS, motion, bin_us=20_000, seed=0, samples=[3], window=(48, 48, 26, 26))
+    expected = camera.binned(
+        images,
+        camera.MNIST_DVS,
+        motion,
+        bin_us=20_000,
+        seed=0,
+        samples=[3],
+        window=(48, 48, 26, 26),
+    )
     events.write_aedat(tmp_path / "digit.aedat", made)
-    assert np.array_equal(window({"name": "digits"}).frames(events.read_events(tmp_path / "digit.aedat")), expected[:, 0].numpy())
+    assert np.array_equal(
+        window({"name": "digits"}).frames(events.read_events(tmp_path / "digit.aedat")),
+        expected[:, 0].numpy(),
+    )
 
 
 @pytest.mark.parametrize("pool", [1, 2, 5])
@@ -534,7 +621,9 @@ class Fake:
     sensor_size = (34, 34, 2)
     classes = ["none", "one", "two", "three"]  # noqa: RUF012
 
-    def __init__(self, folder: Path | None = None, count: int = 5, train: bool = True, transform=None):
+    def __init__(
+        self, folder: Path | None = None, count: int = 5, train: bool = True, transform=None
+    ):
         self.train, self.transform, self.reads = train, transform, Reads()
         self.targets = [(i + train) % 4 for i in range(count)]
         self.arrays = [made_up(800, 34, i) for i in range(count)]
@@ -575,12 +664,18 @@ LOOKS = {"steps": 6, "bin_us": 50_000, "start_us": 0, "show": False}
 def test_a_dataset_of_tonics_has_the_bits_of_its_events(capsys):
     fake = Fake()
     data = FromTonic(fake, **LOOKS)
-    assert (len(data), data.shape, data.names) == (5, (6, 2, 34, 34), ("none", "one", "two", "three"))
+    assert (len(data), data.shape, data.names) == (
+        5,
+        (6, 2, 34, 34),
+        ("none", "one", "two", "three"),
+    )
     assert data.labels.tolist() == fake.targets
     for i, array in enumerate(fake.arrays):
         assert np.array_equal(data[i][0].numpy(), slow(array, 6, 50_000, 0, 34, 0))
     first = FromTonic(fake, **{**LOOKS, "start_us": None})
-    assert np.array_equal(first[2][0].numpy(), slow(fake.arrays[2], 6, 50_000, 0, 34, int(fake.arrays[2]["t"][0])))
+    assert np.array_equal(
+        first[2][0].numpy(), slow(fake.arrays[2], 6, 50_000, 0, 34, int(fake.arrays[2]["t"][0]))
+    )
     assert FromTonic(fake, **LOOKS, pool=4).shape == (6, 2, 9, 9)
     sound = FromTonic(FakeSHD(), **LOOKS, pool=5)
     assert (sound.shape, sound.names) == ((6, 1, 1, 140), ("null", "eins", "zwei", "drei"))
@@ -616,7 +711,12 @@ class Part:
     """Some recordings of another dataset, as torch's Subset."""
 
     def __init__(self, dataset: Fake, indices):
-        self.dataset, self.indices, self.sensor_size, self.data = dataset, indices, dataset.sensor_size, None
+        self.dataset, self.indices, self.sensor_size, self.data = (
+            dataset,
+            indices,
+            dataset.sensor_size,
+            None,
+        )
 
     def __len__(self):
         return len(self.indices)
@@ -626,20 +726,37 @@ class Part:
 
 
 def test_parts_of_a_dataset_have_caches_of_their_own(tmp_path):
-    """Even if they begin and end with the same recordings; and another dataset behind them is noticed."""
-    parts = [FromTonic(Part(Fake(), indices), **LOOKS) for indices in ([0, 1, 4], [0, 2, 4], np.array([0, 3, 4]))]
+    """Even if they begin and end with the same recordings; and another dataset behind them is
+    noticed.
+    """
+    parts = [
+        FromTonic(Part(Fake(), indices), **LOOKS)
+        for indices in ([0, 1, 4], [0, 2, 4], np.array([0, 3, 4]))
+    ]
     assert [part.labels.tolist() for part in parts] == [[1, 2, 1], [1, 3, 1], [1, 0, 1]]
     assert np.array_equal(parts[1][1][0].numpy(), slow(made_up(800, 34, 2), 6, 50_000, 0, 34, 0))
-    behind = [FromTonic(Part(Fake(tmp_path, train=train), [0, 1, 4]), **LOOKS).bits.path for train in (True, False)]
+    behind = [
+        FromTonic(Part(Fake(tmp_path, train=train), [0, 1, 4]), **LOOKS).bits.path
+        for train in (True, False)
+    ]
     assert len({*behind, parts[0].bits.path}) == 3
 
 
 def test_another_dataset_has_another_cache(tmp_path):
     (tmp_path / "a").mkdir()
     paths = [FromTonic(Fake(), **LOOKS).bits.path]
-    paths += [FromTonic(fake, **LOOKS).bits.path for fake in (Fake(train=False), Fake(count=4), FakeSHD(), Fake(tmp_path / "a"))]
-    paths += [FromTonic(Fake(transform=how), **LOOKS).bits.path for how in (Thinned(2), Thinned(3), lambda found: found[::2])]
-    paths += [FromTonic(Fake(), **{**LOOKS, **other}).bits.path for other in ({"steps": 5}, {"pool": 2}, {"name": "mine"})]
+    paths += [
+        FromTonic(fake, **LOOKS).bits.path
+        for fake in (Fake(train=False), Fake(count=4), FakeSHD(), Fake(tmp_path / "a"))
+    ]
+    paths += [
+        FromTonic(Fake(transform=how), **LOOKS).bits.path
+        for how in (Thinned(2), Thinned(3), lambda found: found[::2])
+    ]
+    paths += [
+        FromTonic(Fake(), **{**LOOKS, **other}).bits.path
+        for other in ({"steps": 5}, {"pool": 2}, {"name": "mine"})
+    ]
     changed = Fake()
     changed.arrays[-1]["x"][0] ^= 1
     paths.append(FromTonic(changed, **LOOKS).bits.path)
@@ -649,10 +766,15 @@ def test_another_dataset_has_another_cache(tmp_path):
     paths.append(FromTonic(with_(Fake(), sensor_size=(35, 34, 2)), **LOOKS).bits.path)
     (tmp_path / "b").mkdir()
     labelled = Fake(tmp_path / "b")
-    paths += [FromTonic(with_(labelled, targets=labels), **LOOKS).bits.path for labels in ([0, 1, 2, 3, 0], [0, 1, 2, 3, 1])]
+    paths += [
+        FromTonic(with_(labelled, targets=labels), **LOOKS).bits.path
+        for labels in ([0, 1, 2, 3, 0], [0, 1, 2, 3, 1])
+    ]
     assert len(set(paths)) == len(paths)
     assert FromTonic(Fake(transform=Thinned(2)), **LOOKS).bits.path in paths
-    assert FromTonic(Fake(transform=lambda found: found[::2]), **LOOKS).bits.path in paths, "a function has no address in it"
+    assert FromTonic(Fake(transform=lambda found: found[::2]), **LOOKS).bits.path in paths, (
+        "a function has no address in it"
+    )
 
 
 def with_(fake: Fake, **values) -> Fake:
@@ -664,15 +786,39 @@ def with_(fake: Fake, **values) -> Fake:
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (lambda: with_(Fake(), sensor_size=None), {}, r"its sensor_size must be \(W, H, P\) with P = 1 or 2; got None"),
+        (
+            lambda: with_(Fake(), sensor_size=None),
+            {},
+            r"its sensor_size must be \(W, H, P\) with P = 1 or 2; got None",
+        ),
         (lambda: with_(Fake(), sensor_size=(34, 34, 3)), {}, "with P = 1 or 2"),
         (lambda: Fake(count=0), {}, "dataset: must have recordings; got a Fake of none"),
         (lambda: with_(Fake(), targets=[0, 1, 2, 3, 4]), {}, "for each label; got 4 and label 4"),
-        (lambda: with_(Fake(), targets=[0, 1, (2, 3), 3, 3]), {}, r"numbers of classes, from 0 on; got \(2, 3\) in Fake\[2\]"),
-        (lambda: with_(Fake(), targets=[0, 1, -2, 3, 3]), {}, "numbers of classes, from 0 on; got -2"),
-        (lambda: with_(Fake(), targets=[0, 1, 2**31, 3, 3]), {}, "numbers of classes, from 0 on; got 2147483648"),
-        (lambda: Fake(transform=lambda found: np.zeros((2, 3))), {}, r"Fake\[0\]: events: must be an array"),
-        (lambda: Fake(transform=lambda found: found[["x", "t", "p"]]), {}, "with the fields x, y, t, p"),
+        (
+            lambda: with_(Fake(), targets=[0, 1, (2, 3), 3, 3]),
+            {},
+            r"numbers of classes, from 0 on; got \(2, 3\) in Fake\[2\]",
+        ),
+        (
+            lambda: with_(Fake(), targets=[0, 1, -2, 3, 3]),
+            {},
+            "numbers of classes, from 0 on; got -2",
+        ),
+        (
+            lambda: with_(Fake(), targets=[0, 1, 2**31, 3, 3]),
+            {},
+            "numbers of classes, from 0 on; got 2147483648",
+        ),
+        (
+            lambda: Fake(transform=lambda found: np.zeros((2, 3))),
+            {},
+            r"Fake\[0\]: events: must be an array",
+        ),
+        (
+            lambda: Fake(transform=lambda found: found[["x", "t", "p"]]),
+            {},
+            "with the fields x, y, t, p",
+        ),
         (Fake, {"name": "../mine"}, "name: must be letters"),
         (Fake, {"steps": 0}, "steps: must be a positive whole number"),
         (Fake, {"pool": 0}, "pool: must be a positive whole number"),
@@ -693,20 +839,36 @@ def test_a_damaged_file_behind_a_dataset_is_named(tmp_path, capsys):
     found["x"][:5] = 99
     np.save(tmp_path / "0.npy", found)
     (tmp_path / "3.npy").write_bytes(b"nonsense")
-    with pytest.raises(events.BadEvents, match=r"3.npy: cannot be read \(.*\); copy or download it again"):
+    with pytest.raises(
+        events.BadEvents, match=r"3.npy: cannot be read \(.*\); copy or download it again"
+    ):
         FromTonic(fake, **LOOKS)
-    assert capsys.readouterr().err == "Fake: events left out of 1 recording (outside the sensor: 5)\n"
+    assert (
+        capsys.readouterr().err == "Fake: events left out of 1 recording (outside the sensor: 5)\n"
+    )
 
 
 TONIC = {
     **RECORDED,
-    "data": {"name": "tonic", "dataset": "SHD", "root": "somewhere", "steps": 12, "bin_us": 25_000, "pool": 7, "validation": 0.2},
+    "data": {
+        "name": "tonic",
+        "dataset": "SHD",
+        "root": "somewhere",
+        "steps": 12,
+        "bin_us": 25_000,
+        "pool": 7,
+        "validation": 0.2,
+    },
     "network": {"layers": [16], "readout_gain": 2.0},
 }
 
 
 def test_a_run_on_tonics_recordings(tmp_path, monkeypatch):
-    monkeypatch.setattr(tonic_sets, "tonic_dataset", lambda name, root, train: FakeSHD(count=10 if train else 6, train=train))
+    monkeypatch.setattr(
+        tonic_sets,
+        "tonic_dataset",
+        lambda name, root, train: FakeSHD(count=10 if train else 6, train=train),
+    )
     run = training.train(parse(TONIC, "run"), tmp_path / "run", show=False)
     assert bisnn.evaluate(run, show=False)["points"] == 6
     model = bisnn.load(run)
@@ -716,7 +878,9 @@ def test_a_run_on_tonics_recordings(tmp_path, monkeypatch):
     data = FromTonic(test, steps=12, bin_us=25_000, pool=7, start_us=0, show=False)
     expected = model.predict_points(Clips(data, torch.arange(6)), 3).mean
     assert torch.equal(model.predict_recordings([test[i][0] for i in range(6)]).mean, expected)
-    with pytest.raises(ValueError, match="no file that can be read here is one of SHD; give arrays"):
+    with pytest.raises(
+        ValueError, match="no file that can be read here is one of SHD; give arrays"
+    ):
         model.predict_recordings(["x.bin"])
 
 
@@ -757,20 +921,36 @@ def no_network(monkeypatch):
 
 @pytest.mark.parametrize("name", tonic_sets.TONIC)
 def test_nothing_is_downloaded(name, tmp_path, no_network):
-    config = parse({**TONIC, "data": {**TONIC["data"], "dataset": name, "root": str(tmp_path / "saved")}}, "run")
-    with pytest.raises(ValueError, match=rf"data.root: tonic looks for {name} in .*saved/{name}.*get it with: python -c") as error:
+    config = parse(
+        {**TONIC, "data": {**TONIC["data"], "dataset": name, "root": str(tmp_path / "saved")}},
+        "run",
+    )
+    with pytest.raises(
+        ValueError,
+        match=rf"data.root: tonic looks for {name} in .*saved/{name}.*get it with: python -c",
+    ) as error:
         training.train(config, tmp_path / "run", show=False)
     code = str(error.value).split('python -c "')[1].rstrip('"')
-    with pytest.raises(AssertionError, match="went to the network"):  # what it tells the user to do downloads
+    with pytest.raises(
+        AssertionError, match="went to the network"
+    ):  # what it tells the user to do downloads
         exec(code, {})
 
 
 def test_tonics_own_nmnist(nmnist, tmp_path, no_network):
-    """As tonic lays it out, read by tonic, gives the same bits as our reader; an archive half unpacked is refused."""
+    """As tonic lays it out, read by tonic, gives the same bits as our reader; an archive half
+    unpacked is refused.
+    """
     (tmp_path / "saved").mkdir()
     nmnist.rename(tmp_path / "saved" / "NMNIST")
     ours = NMNIST(tmp_path / "saved" / "NMNIST", steps=6, bin_us=50_000, show=False)
-    data = {"name": "tonic", "dataset": "NMNIST", "root": str(tmp_path / "saved"), "steps": 6, "bin_us": 50_000}
+    data = {
+        "name": "tonic",
+        "dataset": "NMNIST",
+        "root": str(tmp_path / "saved"),
+        "steps": 6,
+        "bin_us": 50_000,
+    }
     made = dataset.load_dataset(parse({**RECORDED, "data": data}, "run"))
     assert torch.equal(made.train.x.spikes(), ours.batch(range(6)))
     assert made.train.y.tolist() == [3, 3, 3, 7, 7, 7]
@@ -780,7 +960,10 @@ def test_tonics_own_nmnist(nmnist, tmp_path, no_network):
     (tmp_path / "saved" / "NMNIST" / "train.zip").write_bytes(b"not unpacked yet")
     with pytest.raises(ValueError, match="where it is not, or not whole"):
         tonic_dataset("NMNIST", tmp_path / "saved", True)
-    with pytest.raises(ValueError, match="dataset: must be one of NMNIST, DVSGesture, SHD; got 'NMNST'; did you mean 'NMNIST'"):
+    with pytest.raises(
+        ValueError,
+        match="dataset: must be one of NMNIST, DVSGesture, SHD; got 'NMNST'; did you mean 'NMNIST'",
+    ):
         tonic_dataset("NMNST", tmp_path / "saved", True)
 
 
@@ -804,17 +987,35 @@ def test_tonics_own_spoken_digits(tmp_path, no_network):
     h5py = pytest.importorskip("h5py")
     (tmp_path / "SHD").mkdir()
     with h5py.File(tmp_path / "SHD" / "shd_train.h5", "w") as file:
-        for name, dtype, values in (("times", np.float16, [[0.25, 0.5], [0.75]]), ("units", np.uint16, [[3, 699], [0]])):
+        for name, dtype, values in (
+            ("times", np.float16, [[0.25, 0.5], [0.75]]),
+            ("units", np.uint16, [[3, 699], [0]]),
+        ):
             spikes = file.create_dataset(f"spikes/{name}", (2,), dtype=h5py.vlen_dtype(dtype))
             for i, value in enumerate(values):
                 spikes[i] = np.array(value, dtype)
-        file["labels"], file["extra/keys"], file["extra/speaker"] = [1, 0], np.array([b"null", b"eins"]), [0, 0]
-    data = FromTonic(tonic_dataset("SHD", tmp_path, True), steps=4, bin_us=250_000, start_us=0, show=False)
-    assert (data.shape, data.names, data.labels.tolist()) == ((4, 1, 1, 700), ("null", "eins"), [1, 0])
+        file["labels"], file["extra/keys"], file["extra/speaker"] = (
+            [1, 0],
+            np.array([b"null", b"eins"]),
+            [0, 0],
+        )
+    data = FromTonic(
+        tonic_dataset("SHD", tmp_path, True), steps=4, bin_us=250_000, start_us=0, show=False
+    )
+    assert (data.shape, data.names, data.labels.tolist()) == (
+        (4, 1, 1, 700),
+        ("null", "eins"),
+        [1, 0],
+    )
     assert data[0][0].nonzero().tolist() == [[1, 0, 0, 3], [2, 0, 0, 699]]
     before = data.bits.path
     os.utime(tmp_path / "SHD" / "shd_train.h5", (0, 0))
-    assert FromTonic(tonic_dataset("SHD", tmp_path, True), steps=4, bin_us=250_000, start_us=0, show=False).bits.path != before
+    assert (
+        FromTonic(
+            tonic_dataset("SHD", tmp_path, True), steps=4, bin_us=250_000, start_us=0, show=False
+        ).bits.path
+        != before
+    )
     (tmp_path / "SHD" / "shd_train.h5").write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="root: tonic cannot read SHD in"):
         tonic_dataset("SHD", tmp_path, True)

@@ -24,13 +24,15 @@ import torch
 from PIL import Image
 
 import bisnn
-from bisnn import config, metrics, reporting
-from bisnn.charts.canvas import BLUE, ORANGE
-from bisnn.checkpoint import RunFolder, save_tree
+from bisnn import metrics
 from bisnn.data import events
-from bisnn.evaluation import evaluate, load_evaluation
-from bisnn.reporting import report
-from bisnn.training import train
+from bisnn.reporting import page as reporting
+from bisnn.reporting.charts.canvas import BLUE, ORANGE
+from bisnn.reporting.page import report
+from bisnn.runs import config
+from bisnn.runs.evaluation import evaluate, load_evaluation
+from bisnn.runs.folder import RunFolder, save_tree
+from bisnn.runs.training import train
 from runs import RECORDED, RULES, made_up_nmnist
 
 SMALL = [
@@ -60,15 +62,23 @@ def judged(folder: Path, settings: config.Config) -> Path:
 
 
 def recorded(folder: Path) -> dict[str, Path]:
-    """Runs on recordings: two rules on the same ones, two convolutional layers and a dense one; and one with dense layers alone."""
+    """Runs on recordings: two rules on the same ones, two convolutional layers and a dense one; and
+    one with dense layers alone.
+    """
     data = {**RECORDED["data"], "root": str(made_up_nmnist(folder / "N")), "steps": 13}
     wide = {"channels": 10, "kernel": 5, "stride": 2, "pool": 2}
-    layers = {"conv": [wide, {"channels": 3, "kernel": 3, "padding": 1}], "layers": [12], "readout_gain": 2.0}
+    layers = {
+        "conv": [wide, {"channels": 3, "kernel": 3, "padding": 1}],
+        "layers": [12],
+        "readout_gain": 2.0,
+    }
     settings = {**RECORDED, "data": data, "network": layers}
     return {
         "recordings": judged(folder / "recordings", config.parse(settings, "recordings")),
         "again": judged(folder / "again", config.parse({**settings, "rule": RULES["st"]}, "again")),
-        "dense": judged(folder / "dense", config.parse({**settings, "network": {**layers, "conv": []}}, "dense")),
+        "dense": judged(
+            folder / "dense", config.parse({**settings, "network": {**layers, "conv": []}}, "dense")
+        ),
     }
 
 
@@ -93,9 +103,13 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     classes.write_text(points.format(file, "classification", '[rule]\nname = "full"\nlr = 0.01'))
     targets = folder / "targets.toml"
     file = table(folder / "targets", lambda i, a: 1_000_000 + 1000 * a)  # labels of seven digits
-    targets.write_text(points.format(file, "regression", '[rule]\nname = "bop"\nlr = 0.1\nthreshold = 1e-6'))
+    targets.write_text(
+        points.format(file, "regression", '[rule]\nname = "bop"\nlr = 0.1\nthreshold = 1e-6')
+    )
     return {
-        "validated": trained(folder / "validated", "two_moons_bayes", *MOONS, "data.validation=0.2"),
+        "validated": trained(
+            folder / "validated", "two_moons_bayes", *MOONS, "data.validation=0.2"
+        ),
         "st": trained(folder / "st", "two_moons_st", *MOONS, "data.validation=0.0"),
         "line": trained(folder / "line", "one_d_bayes", "data.test=40", "data.validation=0.0"),
         "hostile": trained(folder / HOSTILE, str(classes), "network.layers=[16]", "train.epochs=1"),
@@ -104,7 +118,8 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     }
 
 
-# recordings + learning + predictions + over time + maps and rasters + rates + posterior + energy; but for the list of mistakes
+# recordings + learning + predictions + over time + maps and rasters + rates + posterior + energy;
+# but for the list of mistakes
 FIGURES = {
     "validated": 4 + 2 * 4 + 2 + 3 + 2 + 1 + 1,  # with the plane
     "st": 3 + 4 + 1 + 3 + 2 + 0 + 1,
@@ -119,7 +134,9 @@ TOGETHER = {"both": ("validated", "line"), "shared": ("recordings", "again")}
 
 
 def figures(runs: dict[str, Path], page: str) -> int:
-    """How many figures a page should have; "shared" draws recordings once, and three learning curves side by side."""
+    """How many figures a page should have; "shared" draws recordings once, and three learning
+    curves side by side.
+    """
     some = TOGETHER.get(page, (page,))
     usual = [list(load_evaluation(runs[run])["metrics"].values())[-1] for run in some]
     mistakes = sum(metrics.get("accuracy", {}).get("value") != 1 for metrics in usual)
@@ -207,19 +224,29 @@ window.onload = () => {
 
 @pytest.fixture(scope="module")
 def browser() -> str:
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    found = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if found is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
     return found
 
 
-def measured(browser: str, pages: dict[str, str], folder: Path, dark: bool = False, width: int = 360) -> dict:
+def measured(
+    browser: str, pages: dict[str, str], folder: Path, dark: bool = False, width: int = 360
+) -> dict:
     frames = [
         f'<iframe name="{name}" style="width: {width}px; height: 700px; border: 0" srcdoc="{html.escape(page)}"></iframe>'
         for name, page in pages.items()
     ]
     (folder / "wrapper.html").write_text(MEASURE + "\n".join(frames), encoding="utf-8")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder / 'profile'}"]
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={folder / 'profile'}",
+    ]
     options.append(f"--blink-settings=preferredColorScheme={0 if dark else 1}")
     command = [browser, *options, "--dump-dom", (folder / "wrapper.html").as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
@@ -229,7 +256,8 @@ def measured(browser: str, pages: dict[str, str], folder: Path, dark: bool = Fal
 
 
 @pytest.mark.parametrize(
-    ("dark", "back", "text"), [(False, "244, 246, 248", "90, 102, 117"), (True, "14, 17, 21", "156, 167, 181")]
+    ("dark", "back", "text"),
+    [(False, "244, 246, 248", "90, 102, 117"), (True, "14, 17, 21", "156, 167, 181")],
 )
 def test_every_figure_renders_on_a_phone(browser, pages, runs, tmp_path, dark, back, text):
     result = measured(browser, pages, tmp_path, dark)
@@ -241,12 +269,16 @@ def test_every_figure_renders_on_a_phone(browser, pages, runs, tmp_path, dark, b
         assert page["twice"] == [], f"{name}: ids occur twice"
         assert page["loads"] == [], f"{name}: loads something"
         assert page["owned"] == 0, f"{name}: a name from a file ran"
-        assert (page["back"], page["text"]) == (f"rgb({back})", f"rgb({text})"), f"{name}: does not follow the theme"
+        assert (page["back"], page["text"]) == (f"rgb({back})", f"rgb({text})"), (
+            f"{name}: does not follow the theme"
+        )
 
 
 @pytest.mark.parametrize("width", [360, 800, 1100])
 def test_labels_have_one_size_and_cards_are_full(browser, pages, tmp_path, width):
-    """Every chart is scaled by the same factor, and fills its card; what one inference takes fills the width of its own."""
+    """Every chart is scaled by the same factor, and fills its card; what one inference takes fills
+    the width of its own.
+    """
     some = {name: pages[name] for name in ("validated", "targets", "shared")}
     for name, page in measured(browser, some, tmp_path, width=width).items():
         assert len(page["scales"]) == 1, name
@@ -266,7 +298,9 @@ def test_nothing_comes_from_elsewhere(pages):
             for name, value in attributes.items():
                 if name in ("src", "href", "xlink:href", "srcset", "action"):
                     links += 1
-                    assert value.startswith(("#", "data:image/png;base64,")), f"{tag} {name}={value}"
+                    assert value.startswith(("#", "data:image/png;base64,")), (
+                        f"{tag} {name}={value}"
+                    )
                     if tag == "image":
                         Image.open(io.BytesIO(base64.b64decode(value.partition(",")[2]))).verify()
         assert all(target.startswith("#") for target in re.findall(r"url\(\s*['\"]?([^)]*)", page))
@@ -278,7 +312,9 @@ def test_nothing_comes_from_elsewhere(pages):
 def test_names_from_files_are_escaped(pages, runs):
     page = Elements(pages["hostile"])
     assert not [
-        tag for tag, attributes in page.tags if tag in ("script", "img") or any(name.startswith("on") for name in attributes)
+        tag
+        for tag, attributes in page.tags
+        if tag in ("script", "img") or any(name.startswith("on") for name in attributes)
     ]
     text = "".join(page.text)
     assert HOSTILE in text
@@ -290,11 +326,13 @@ def test_same_files_same_bytes(pages, runs, tmp_path):
     """In another process, with other hashes and another style of the user's."""
     code = (
         "import sys, matplotlib; matplotlib.rcParams.update({'axes.xmargin': 0.3, 'lines.linestyle': ':', 'svg.fonttype': 'path'});"
-        "from bisnn.reporting import report; report([sys.argv[1], sys.argv[2]], sys.argv[3], show=False)"
+        "from bisnn.reporting.page import report; report([sys.argv[1], sys.argv[2]], sys.argv[3], show=False)"
     )
     arguments = [str(runs["validated"]), str(runs["line"]), str(tmp_path / "again.html")]
     subprocess.run(
-        [sys.executable, "-c", code, *arguments], check=True, env=os.environ | {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"}
+        [sys.executable, "-c", code, *arguments],
+        check=True,
+        env=os.environ | {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"},
     )
     assert (tmp_path / "again.html").read_text(encoding="utf-8") == pages["both"]
 
@@ -315,15 +353,25 @@ DATA = re.compile(r'<data[^>]* value="([^"]*)">([^<]*)</data>')
 def test_verdict_has_the_numbers_of_the_evaluation(pages, runs, name):
     verdict = json.loads((runs[name] / "evaluation.json").read_text())
     rows = ROW.findall(pages[name])
-    assert [(run, predictor) for run, predictor, _ in rows] == [(name, predictor) for predictor in verdict["metrics"]]
+    assert [(run, predictor) for run, predictor, _ in rows] == [
+        (name, predictor) for predictor in verdict["metrics"]
+    ]
     for _, predictor, row in rows:
         cells = CELL.findall(row)
-        for (best, cell), (metric, interval) in zip(cells, verdict["metrics"][predictor].items(), strict=False):
+        for (best, cell), (metric, interval) in zip(
+            cells, verdict["metrics"][predictor].items(), strict=False
+        ):
             shown = DATA.findall(cell)
-            assert [float(value) for value, _ in shown] == [interval["value"], interval["low"], interval["high"]]
+            assert [float(value) for value, _ in shown] == [
+                interval["value"],
+                interval["low"],
+                interval["high"],
+            ]
             factor, unit = (100, 0.05) if metric in HIGHER else (1, 0.00005)
             for value, text in shown:
-                assert float(text.removesuffix(" %")) == pytest.approx(factor * float(value), abs=unit * 1.001)
+                assert float(text.removesuffix(" %")) == pytest.approx(
+                    factor * float(value), abs=unit * 1.001
+                )
             others = [values[metric]["value"] for values in verdict["metrics"].values()]
             top = max(others) if metric in HIGHER else min(others)
             if best:
@@ -342,7 +390,10 @@ def judged_as(probs: dict[str, torch.Tensor], y: torch.Tensor) -> dict:
     return {
         "y": y,
         "predictors": {name: {"mean": p} for name, p in probs.items()},
-        "metrics": {name: {m: metrics.interval(m, p, y)._asdict() for m in metrics.JUDGED} for name, p in probs.items()},
+        "metrics": {
+            name: {m: metrics.interval(m, p, y)._asdict() for m in metrics.JUDGED}
+            for name, p in probs.items()
+        },
     }
 
 
@@ -394,7 +445,9 @@ def test_reliability_shows_the_count_of_each_bin(pages, runs):
 
 def test_raster_has_every_spike(pages, runs):
     raster = load_evaluation(runs["st"])["raster"]
-    svgs = re.findall(r"<h4>Test point \d+, class \d(?:, taken for \d)?</h4>.*?(<svg.*?</svg>)", pages["st"], re.S)
+    svgs = re.findall(
+        r"<h4>Test point \d+, class \d(?:, taken for \d)?</h4>.*?(<svg.*?</svg>)", pages["st"], re.S
+    )
     for point, svg in zip((0, 1, 5), svgs, strict=True):  # of the six that are kept
         for image, spikes in zip(images(svg), [raster["input"], *raster["layers"]], strict=True):
             drawn = in_blocks(image, spikes.shape[2], 20)
@@ -405,7 +458,9 @@ def test_raster_has_every_spike(pages, runs):
 
 def in_blocks(image: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """Which cells of a raster are drawn, (rows, columns): blocks of pixels, each of one colour."""
-    opacity = image[..., 3].reshape(rows, image.shape[0] // rows, columns, image.shape[1] // columns)
+    opacity = image[..., 3].reshape(
+        rows, image.shape[0] // rows, columns, image.shape[1] // columns
+    )
     assert (opacity == opacity[:, :1, :, :1]).all()
     return opacity[:, 0, :, 0] > 0
 
@@ -422,16 +477,26 @@ def test_energy_has_the_numbers_of_the_ledger(pages, runs, name):
     rows = load_evaluation(runs[name])["energy"]["rows"]
     section = pages[name].split("<h4>What one inference takes</h4>")[1].split("</figure>")[0]
     energy, rest = section.split("<li>Memory of the ")
-    shown = {predictor.strip(): float(value) for predictor, value in re.findall(r'<span>([^<]*)<data value="([^"]*)">', energy)}
+    shown = {
+        predictor.strip(): float(value)
+        for predictor, value in re.findall(r'<span>([^<]*)<data value="([^"]*)">', energy)
+    }
     assert shown == {predictor: row["joules"] for predictor, row in rows.items()}
     assert ("hypothetical" in section) == (name != "hostile")  # which has real weights
-    cells = [[text for _, text in CELL.findall(row)] for row in re.findall(r"<tr.*?</tr>", rest, re.S)[1:]]
+    cells = [
+        [text for _, text in CELL.findall(row)]
+        for row in re.findall(r"<tr.*?</tr>", rest, re.S)[1:]
+    ]
     lines = [line for row in rows.values() for line in (row, *row["layers"])]
     counts = ("synaptic_operations", "neuron_updates")
-    assert [row[1:3] for row in cells] == [[f"{line[count]:,.0f}" for count in counts] for line in lines]
+    assert [row[1:3] for row in cells] == [
+        [f"{line[count]:,.0f}" for count in counts] for line in lines
+    ]
     widths = [float(width) for width in re.findall(r'style="width: ([\d.]+)%"', energy)]
     most = max(row["joules"] for row in rows.values())
-    parts = [row[f"{part}_joules"] for row in rows.values() for part in ("synapse", "neuron", "memory")]
+    parts = [
+        row[f"{part}_joules"] for row in rows.values() for part in ("synapse", "neuron", "memory")
+    ]
     assert widths == pytest.approx([100 * part / most for part in parts], abs=0.006)
 
 
@@ -441,7 +506,11 @@ def test_large_rasters_are_thinned_and_say_so(runs, tmp_path):
     run = changed(
         runs["st"],
         tmp_path / "large",
-        raster={"points": torch.arange(spikes.shape[1]), "input": spikes, "layers": [spikes.clone()]},
+        raster={
+            "points": torch.arange(spikes.shape[1]),
+            "input": spikes,
+            "layers": [spikes.clone()],
+        },
     )
     page = report([run], show=False).read_text(encoding="utf-8")
     assert "input: 60 of 300 neurons" in page
@@ -458,9 +527,12 @@ def test_large_rasters_are_thinned_and_say_so(runs, tmp_path):
 
 
 def test_pictures_have_the_events_of_the_file(pages, runs):
-    """The four test files, read anew: blue where only p = 0, orange where only p = 1, stronger where there were more."""
+    """The four test files, read anew: blue where only p = 0, orange where only p = 1, stronger
+    where there were more.
+    """
     files = [
-        runs["recordings"].parent / "N" / "Test" / name for name in ("3/00001.bin", "3/00002.bin", "7/00001.bin", "7/00002.bin")
+        runs["recordings"].parent / "N" / "Test" / name
+        for name in ("3/00001.bin", "3/00002.bin", "7/00001.bin", "7/00002.bin")
     ]
     slices = list(pairwise([0, 2, 4, 6, 8, 10, 13]))  # of 13 time steps of 25 ms
     for number, file in zip((1, 2, 3, 4), files, strict=True):
@@ -487,12 +559,17 @@ def test_pictures_have_the_events_of_the_file(pages, runs):
 
 def test_maps_have_the_spikes_of_the_most_active_channels(pages, runs):
     files = sorted((runs["recordings"].parent / "N" / "Test").glob("*/*.bin"))
-    frames = [events.bin_events(events.read_nmnist(file).events, 13, 25_000, size=(34, 34)) for file in files]
+    frames = [
+        events.bin_events(events.read_nmnist(file).events, 13, 25_000, size=(34, 34))
+        for file in files
+    ]
     net = bisnn.load(runs["recordings"]).net
     with bisnn.map_weights(net), torch.no_grad():
         spikes = net(torch.from_numpy(np.stack(frames, 1))).spikes
     assert all(layer.any() for layer in spikes)
-    svgs = re.findall(r"<h4>Test recording (\d), class \d: maps</h4>.*?(<svg.*?</svg>)", pages["recordings"], re.S)
+    svgs = re.findall(
+        r"<h4>Test recording (\d), class \d: maps</h4>.*?(<svg.*?</svg>)", pages["recordings"], re.S
+    )
     assert len(svgs) == 3
     for number, svg in svgs:
         point = int(number) - 1
@@ -506,7 +583,9 @@ def test_maps_have_the_spikes_of_the_most_active_channels(pages, runs):
             for channel in active:
                 image, count = next(drawn), counts[channel]
                 assert (image[..., :3] == BLUE).all()
-                np.testing.assert_allclose(image[..., 3], 255 * np.where(count > 0, 0.3 + 0.7 * count / most, 0), atol=0.51)
+                np.testing.assert_allclose(
+                    image[..., 3], 255 * np.where(count > 0, 0.3 + 0.7 * count / most, 0), atol=0.51
+                )
         assert next(drawn, None) is None
         assert texts(svg) == [*names, *headings]
 
@@ -520,7 +599,9 @@ def test_every_predictor_says_what_it_sees(pages, runs):
     """Runs on the same recordings share their pictures."""
     for page, some in (("recordings", ["recordings"]), ("shared", ["recordings", "again"])):
         for number in (1, 2, 3, 4):
-            figures = re.findall(rf"<h4>Test recording {number}, class (\d)</h4>(.*?)</figure>", pages[page], re.S)
+            figures = re.findall(
+                rf"<h4>Test recording {number}, class (\d)</h4>(.*?)</figure>", pages[page], re.S
+            )
             ((truth, figure),) = figures
             expected = []
             for run in some:
@@ -528,13 +609,17 @@ def test_every_predictor_says_what_it_sees(pages, runs):
                     probs = result["mean"][number - 1].tolist()
                     name = "37"[probs.index(max(probs))]
                     called = run if len(some) > 1 else ""
-                    expected.append((called, predictor, name, "right" if name == truth else "wrong", max(probs)))
+                    expected.append(
+                        (called, predictor, name, "right" if name == truth else "wrong", max(probs))
+                    )
             assert [(*words, float(value)) for *words, value in SAID.findall(figure)] == expected
 
 
 def test_other_recordings_have_pictures_of_their_own(runs, tmp_path):
     other = changed(runs["again"], tmp_path / "other", recordings="another digest")
-    page = report([runs["recordings"], other], tmp_path / "page.html", show=False).read_text(encoding="utf-8")
+    page = report([runs["recordings"], other], tmp_path / "page.html", show=False).read_text(
+        encoding="utf-8"
+    )
     assert "<h2>Test recordings of recordings</h2>" in page
     assert "<h2>Test recordings of other</h2>" in page
     assert page.count("<h4>Test recording 1, class 3</h4>") == 2
@@ -542,7 +627,10 @@ def test_other_recordings_have_pictures_of_their_own(runs, tmp_path):
 
 def test_an_evaluation_of_another_version_is_refused(runs, tmp_path):
     old = changed(runs["again"], tmp_path / "old", format=1)
-    with pytest.raises(ValueError, match=f"evaluated by another version of bisnn; do it again with: bisnn evaluate {old}"):
+    with pytest.raises(
+        ValueError,
+        match=f"evaluated by another version of bisnn; do it again with: bisnn evaluate {old}",
+    ):
         report([old], show=False)
 
 
@@ -550,7 +638,9 @@ def test_recordings_of_one_row_are_rasters(runs, tmp_path):
     """Sensors that are no camera, as a cochlea's."""
     raster = load_evaluation(runs["dense"])["raster"]
     raster |= {"input": torch.zeros(13, 4, 300, dtype=torch.uint8)}
-    page = report([changed(runs["dense"], tmp_path / "row", raster=raster)], show=False).read_text(encoding="utf-8")
+    page = report([changed(runs["dense"], tmp_path / "row", raster=raster)], show=False).read_text(
+        encoding="utf-8"
+    )
     assert "Test recordings" not in page
     assert "input: 60 of 300 neurons" in page
 
@@ -563,9 +653,14 @@ def test_the_evaluation_keeps_counts_not_spikes(runs):
 
 def test_best_is_over_all_runs_of_the_same_data(runs, tmp_path):
     judged = load_evaluation(runs["st"])["metrics"]["sign"]
-    better = {name: dict.fromkeys(("value", "low", "high"), 1.0 if name in HIGHER else -1.0) for name in judged}
+    better = {
+        name: dict.fromkeys(("value", "low", "high"), 1.0 if name in HIGHER else -1.0)
+        for name in judged
+    }
     other = changed(runs["st"], tmp_path / "better", metrics={"sign": better}, x=torch.zeros(60, 2))
-    page = report([runs["st"], other, runs["line"]], tmp_path / "page.html", show=False).read_text(encoding="utf-8")
+    page = report([runs["st"], other, runs["line"]], tmp_path / "page.html", show=False).read_text(
+        encoding="utf-8"
+    )
     rows = {run: CELL.findall(row) for run, _, row in ROW.findall(page)}
     assert not any(best for best, _ in rows["st"])
     assert all(best for best, _ in rows["better"][:5])
@@ -578,7 +673,10 @@ def test_two_runs(pages, runs, tmp_path, monkeypatch):
     assert report([runs["validated"], runs["line"]], show=False) == Path("report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page == pages["both"]
-    assert re.findall(r'<section id="run-(\d)">\s*<h2>(\w+)</h2>', page) == [("1", "validated"), ("2", "line")]
+    assert re.findall(r'<section id="run-(\d)">\s*<h2>(\w+)</h2>', page) == [
+        ("1", "validated"),
+        ("2", "line"),
+    ]
     assert [run for run, *_ in ROW.findall(page)] == ["validated"] * 2 + ["line"] * 2
 
 
@@ -607,7 +705,9 @@ def test_missing_parts_are_said(pages, runs, tmp_path):
 def test_epoch_of_the_model_is_marked(pages, runs, tmp_path):
     mark = "the dashed line is the epoch that the model is from"
     assert mark not in pages["st"]
-    page = report([changed(runs["st"], tmp_path / "early", epoch=2)], show=False).read_text(encoding="utf-8")
+    page = report([changed(runs["st"], tmp_path / "early", epoch=2)], show=False).read_text(
+        encoding="utf-8"
+    )
     assert page.count(mark) == 4
 
 
@@ -617,7 +717,10 @@ def test_epoch_of_the_model_is_marked(pages, runs, tmp_path):
 def test_a_run_without_evaluation(runs, tmp_path):
     run = shutil.copytree(runs["st"], tmp_path / "run")
     (run / "evaluation.safetensors").unlink()
-    with pytest.raises(ValueError, match=f"has not been evaluated; do it with: bisnn evaluate {re.escape(str(run))}"):
+    with pytest.raises(
+        ValueError,
+        match=f"has not been evaluated; do it with: bisnn evaluate {re.escape(str(run))}",
+    ):
         report([runs["line"], run], tmp_path / "page.html", show=False)
     assert not (tmp_path / "page.html").exists()
 
@@ -629,7 +732,9 @@ def test_folders_must_be_a_list(folders):
 
 
 def test_targets_that_cannot_be_written(runs, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"missing/page.html: there is no folder .*missing; make it first"):
+    with pytest.raises(
+        ValueError, match=r"missing/page.html: there is no folder .*missing; make it first"
+    ):
         report([runs["st"]], tmp_path / "missing" / "page.html", show=False)
     with pytest.raises(ValueError, match="is a folder; give the name of a file"):
         report([runs["st"]], tmp_path, show=False)
@@ -639,7 +744,9 @@ def test_targets_that_cannot_be_written(runs, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"No space left on device; the report was not written.*page.html"):
+    with pytest.raises(
+        OSError, match=r"No space left on device; the report was not written.*page.html"
+    ):
         report([runs["st"]], tmp_path / "page.html", show=False)
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
     assert (tmp_path / "page.html").read_text() == "old"

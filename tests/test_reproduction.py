@@ -13,14 +13,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from bisnn import config, drawing, reproduction
-from bisnn.reproduction import Entry, farthest, grid, in_clusters, summary
+from bisnn.runs import config
+from bisnn_experiments import drawing, reproduction
+from bisnn_experiments.reproduction import Entry, farthest, grid, in_clusters, summary
 from runs import ONE_D, small
 
 ENTRIES = {
     "fig1": {"tuned": [Entry("ST-BiSNN", "one_d_st"), Entry("Bayes-BiSNN", "one_d_bayes")]},
     "fig2": {
-        "tuned": [Entry("ST-BiSNN", "moons_st"), *reproduction._temperatures("moons_bayes", 1e-6, 1e-2)],
+        "tuned": [
+            Entry("ST-BiSNN", "moons_st"),
+            *reproduction._temperatures("moons_bayes", 1e-6, 1e-2),
+        ],
     },
 }
 CONFIGS = {
@@ -35,14 +39,22 @@ CONFIGS = {
 def stand_ins(monkeypatch):
     monkeypatch.setattr(reproduction, "FIGURES", ENTRIES)
     monkeypatch.setattr(reproduction, "GRID", 8)
-    monkeypatch.setattr(config, "load", lambda name, overrides=(): CONFIGS[name] if name in CONFIGS else LOAD(name, overrides))
+    monkeypatch.setattr(
+        config,
+        "load",
+        lambda name, overrides=(): CONFIGS[name] if name in CONFIGS else LOAD(name, overrides),
+    )
 
 
 LOAD = config.load
 
 
 def test_results_and_figures(stand_ins, tmp_path, monkeypatch):
-    monkeypatch.setattr(reproduction, "run_all", lambda tasks, jobs, show: [reproduction.measure(*task) for task in tasks])
+    monkeypatch.setattr(
+        reproduction,
+        "run_all",
+        lambda tasks, jobs, show: [reproduction.measure(*task) for task in tasks],
+    )
     results = reproduction.reproduce(seeds=[0, 1], out=tmp_path, jobs=2, show=False)
     assert results == json.loads((tmp_path / "results.json").read_text())
     moons = results["figures"]["fig2"]
@@ -58,22 +70,31 @@ def test_results_and_figures(stand_ins, tmp_path, monkeypatch):
     first = moons["panels"][0]
     p = torch.tensor(first["p1"])
     far = farthest(grid(), torch.tensor(moons["training_points"]["x"]))
-    assert moons["rows"][0]["far_confidence"] == pytest.approx(float(torch.maximum(p, 1 - p)[far].mean()), abs=2e-5)
+    assert moons["rows"][0]["far_confidence"] == pytest.approx(
+        float(torch.maximum(p, 1 - p)[far].mean()), abs=2e-5
+    )
     again = reproduction.reproduce(["fig2"], seeds=[0, 1], out=tmp_path, jobs=2, show=False)
     assert again["figures"]["fig2"]["rows"] == moons["rows"], "finished runs are taken as they are"
     assert again["figures"]["fig2"]["wall_seconds"] is None, "which is no time to report"
     assert again["figures"]["fig1"] == results["figures"]["fig1"], "the other figure's results stay"
     pictures = {name: (tmp_path / f"{name}.png").read_bytes() for name in ("fig1", "fig2")}
     for name in pictures:
-        drawing.FIGURES[name](json.loads((tmp_path / "results.json").read_text())["figures"][name], tmp_path / "again.png")
-        assert (tmp_path / "again.png").read_bytes() == pictures[name], "drawn from results.json alone"
+        drawing.FIGURES[name](
+            json.loads((tmp_path / "results.json").read_text())["figures"][name],
+            tmp_path / "again.png",
+        )
+        assert (tmp_path / "again.png").read_bytes() == pictures[name], (
+            "drawn from results.json alone"
+        )
     assert "ST-BiSNN" in str(list(reproduction.table(moons).columns[0].cells))
 
 
 def test_other_settings_are_not_overwritten(stand_ins, tmp_path):
     first = reproduction.measure(CONFIGS["moons_st"], tmp_path / "run", False, True)
     other_jobs = CONFIGS["moons_st"].updated(**{"train.threads": 2})
-    assert reproduction.measure(other_jobs, tmp_path / "run", False, True) == first, "the number of threads does not count"
+    assert reproduction.measure(other_jobs, tmp_path / "run", False, True) == first, (
+        "the number of threads does not count"
+    )
     with pytest.raises(ValueError, match="was trained with another seed; remove it"):
         reproduction.measure(CONFIGS["moons_st"].updated(seed=3), tmp_path / "run", False, True)
 
@@ -93,13 +114,26 @@ def test_regions():
 
 
 def test_summary_is_mean_and_deviation():
-    rows = [{"method": "a", "predictor": "MAP", "seed": s, "ece": v} for s, v in enumerate((1.0, 2.0, 6.0))]
-    assert summary(rows) == [{"method": "a", "predictor": "MAP", "seeds": 3, "ece": {"mean": 3.0, "std": pytest.approx(7**0.5)}}]
+    rows = [
+        {"method": "a", "predictor": "MAP", "seed": s, "ece": v}
+        for s, v in enumerate((1.0, 2.0, 6.0))
+    ]
+    assert summary(rows) == [
+        {
+            "method": "a",
+            "predictor": "MAP",
+            "seeds": 3,
+            "ece": {"mean": 3.0, "std": pytest.approx(7**0.5)},
+        }
+    ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((["fig3"],), "must be one of fig1, fig2, table1"), ((["fig1"], "best"), "must be one of tuned, paper")],
+    [
+        ((["fig3"],), "must be one of fig1, fig2, table1"),
+        ((["fig1"], "best"), "must be one of tuned, paper"),
+    ],
 )
 def test_bad_arguments(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -116,7 +150,9 @@ def test_without_training(stand_ins, tmp_path):
     config = CONFIGS["moons_st"]
     with pytest.raises(ValueError, match="there is no such run folder"):
         reproduction.measure(config, tmp_path / "run", False, False)
-    training = reproduction.training.Training(config, reproduction.training.Processes(0, 1, torch.device("cpu")))
+    training = reproduction.training.Training(
+        config, reproduction.training.Processes(0, 1, torch.device("cpu"))
+    )
     folder = reproduction.RunFolder(tmp_path / "run")
     folder.path.mkdir()
     folder.create(config)
@@ -142,7 +178,7 @@ def test_damaged_results_are_found_before_training(stand_ins, tmp_path, monkeypa
 
 SCRIPT = """
 import sys
-from bisnn import reproduction
+from bisnn_experiments import reproduction
 from runs import small
 if __name__ == "__main__":
     config = small("st", **{"train.epochs": 4000})
@@ -152,7 +188,10 @@ if __name__ == "__main__":
 
 
 def children(process):
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    return [
+        int(pid)
+        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -170,7 +209,7 @@ def test_a_dead_worker_is_one_message(tmp_path):
 def start(tmp_path):
     """Three runs, two at a time, in a process of its own; both under way."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     files = [tmp_path / str(i) / "metrics.jsonl" for i in (0, 1)]

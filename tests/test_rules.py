@@ -15,8 +15,8 @@ from scipy import stats
 from torch import nn
 
 from bisnn import BayesBiSNN, Bop, Linear, Network, Recurrent, STBiSNN, local_loss, map_weights
-from bisnn.packed import philox
-from bisnn.packed.philox import Purpose
+from bisnn.bits import philox
+from bisnn.bits.philox import Purpose
 from bisnn.rules import adam, anneal, bop_update, descend, momentum, natural_gradient
 from bisnn.weights import MAX_EXPONENT, mean_gradient_factor, sign
 from conftest import needs_compiler, seeded, spikes
@@ -36,7 +36,9 @@ RULES = {
     "bayes prior": lambda p: BayesBiSNN(p, lr=0.1, temperature=1e-3, prior=0.2),
     "bayes momentum": lambda p: BayesBiSNN(p, lr=0.02, temperature=1e-3, precondition="momentum"),
     "bayes adam": lambda p: BayesBiSNN(p, lr=0.1, temperature=1e-3, precondition="adam"),
-    "bayes anneal": lambda p: BayesBiSNN(p, lr=0.1, temperature=1e-2, tau_end=0.2, temperature_end=1e-4, anneal_steps=20),
+    "bayes anneal": lambda p: BayesBiSNN(
+        p, lr=0.1, temperature=1e-2, tau_end=0.2, temperature_end=1e-4, anneal_steps=20
+    ),
     "bop": lambda p: Bop(p, lr=0.2, threshold=1e-3),
 }
 every_rule = pytest.mark.parametrize("make", RULES.values(), ids=RULES.keys())
@@ -47,7 +49,9 @@ def latent(values, dtype):
 
 
 def one_step(rule, w_r, c):
-    """A step on the loss sum_i c_i w_i^2 / 2, whose gradient c_i w_i depends on where it is taken; returns that w."""
+    """A step on the loss sum_i c_i w_i^2 / 2, whose gradient c_i w_i depends on where it is taken;
+    returns that w.
+    """
     with rule.sampled():
         (0.5 * c * w_r.square()).sum().backward()
         w = w_r.detach().clone()
@@ -56,7 +60,10 @@ def one_step(rule, w_r, c):
 
 
 C = [0.7, -1.3, 0.4, 2.0, -0.2, 1.0, -0.6]
-TOLERANCE = {torch.float32: {"rtol": 2e-5, "atol": 1e-7}, torch.float64: {"rtol": 1e-12, "atol": 1e-14}}
+TOLERANCE = {
+    torch.float32: {"rtol": 2e-5, "atol": 1e-7},
+    torch.float64: {"rtol": 1e-12, "atol": 1e-14},
+}
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
@@ -75,14 +82,24 @@ def test_st_step_is_algorithm_1(dtype, clip):
 
 @both_dtypes
 @pytest.mark.parametrize("straight_through", [False, True])
-@pytest.mark.parametrize(("tau", "rho", "prior"), list(itertools.product([0.01, 1.0], [0.0, 0.05], [0.0, -0.4])))
+@pytest.mark.parametrize(
+    ("tau", "rho", "prior"), list(itertools.product([0.01, 1.0], [0.0, 0.05], [0.0, -0.4]))
+)
 def test_bayes_step_is_algorithm_2(dtype, straight_through, tau, rho, prior):
-    """In float64 with the rule's own draws of epsilon, by the formula as the paper writes it, and finite on the whole grid."""
+    """In float64 with the rule's own draws of epsilon, by the formula as the paper writes it, and
+    finite on the whole grid.
+    """
     for seed in range(20):
         w_r, c = latent(GRID, dtype), torch.tensor(C, dtype=dtype)
-        rule = BayesBiSNN([w_r], 0.25, rho, tau, prior=prior, seed=seed, straight_through=straight_through)
+        rule = BayesBiSNN(
+            [w_r], 0.25, rho, tau, prior=prior, seed=seed, straight_through=straight_through
+        )
         w = one_step(rule, w_r, c)
-        eps = torch.from_numpy(philox.uniform([0], len(GRID), seed, Purpose.TRAINING_NOISE)[0]).double().clamp(2**-24, 1 - 2**-24)
+        eps = (
+            torch.from_numpy(philox.uniform([0], len(GRID), seed, Purpose.TRAINING_NOISE)[0])
+            .double()
+            .clamp(2**-24, 1 - 2**-24)
+        )
         for i, x in enumerate(GRID):
             delta = 0.5 * math.log(eps[i] / (1 - eps[i]))
             z = (x + delta) / tau
@@ -125,8 +142,14 @@ def test_preconditioners_are_torchs():
         ("momentum", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
         ("adam", lambda p: torch.optim.Adam(p, lr=0.1)),
     ]:
-        ours, theirs, binary = latent(C, torch.float64), latent(C, torch.float64), latent(C, torch.float64)
-        rule = STBiSNN([{"params": [binary]}, {"params": [ours], "binary": False}], lr=0.1, precondition=name)
+        ours, theirs, binary = (
+            latent(C, torch.float64),
+            latent(C, torch.float64),
+            latent(C, torch.float64),
+        )
+        rule = STBiSNN(
+            [{"params": [binary]}, {"params": [ours], "binary": False}], lr=0.1, precondition=name
+        )
         reference = optimizer([theirs])
         for _ in range(10):
             with rule.sampled():
@@ -139,7 +162,9 @@ def test_preconditioners_are_torchs():
 
 
 def test_preconditioner_keeps_the_fixed_point():
-    """With a loss c w, Algorithm 2 rests where w^r = w^r_0 - c E[dw/dmu] / rho; plain and Adam both find it."""
+    """With a loss c w, Algorithm 2 rests where w^r = w^r_0 - c E[dw/dmu] / rho; plain and Adam both
+    find it.
+    """
     c, rho = torch.tensor([0.02, -0.05]), 0.1
     noise = 0.5 * torch.logit((torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000)
     rest = torch.zeros(2, dtype=torch.float64)
@@ -147,7 +172,13 @@ def test_preconditioner_keeps_the_fixed_point():
         rest = 0.1 - c / rho * mean_gradient_factor(rest[:, None], noise, 1.0).mean(1)
     for precondition in ("none", "adam"):
         w_r = latent([0.0, 0.0], torch.float32)
-        rule = BayesBiSNN([w_r], 0.01 if precondition == "adam" else 0.2, rho, prior=0.1, precondition=precondition)
+        rule = BayesBiSNN(
+            [w_r],
+            0.01 if precondition == "adam" else 0.2,
+            rho,
+            prior=0.1,
+            precondition=precondition,
+        )
         tail = []
         for step in range(4000):
             with rule.sampled():
@@ -171,7 +202,9 @@ def test_blocks_before_a_step_are_averaged():
         with rule.sampled():
             (0.5 * joint.square()).sum().backward()
     rule.step()
-    torch.testing.assert_close(joint.detach() - torch.tensor(C, dtype=torch.float64), sum(deltas) / 3)
+    torch.testing.assert_close(
+        joint.detach() - torch.tensor(C, dtype=torch.float64), sum(deltas) / 3
+    )
 
 
 def test_prior_as_a_tensor():
@@ -200,7 +233,9 @@ def test_annealing():
 
 @pytest.mark.parametrize("name", ["temperature", "tau"])
 def test_annealing_enters_the_update(name):
-    """Two steps with an annealed value equal a step with the first and a step with the second value."""
+    """Two steps with an annealed value equal a step with the first and a step with the second
+    value.
+    """
     annealed, by_hand = latent(C, torch.float64), latent(C, torch.float64)
     c = torch.tensor(C, dtype=torch.float64)
     a = BayesBiSNN([annealed], 0.1, 0.4, **{name + "_end": 0.1}, anneal_steps=1)
@@ -229,10 +264,14 @@ UPDATES = {
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=needs_compiler)])
 @pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES.keys())
 def test_updates_compile_in_one_graph(update, backend):
-    """Pure functions of tensors: nothing to break a graph, nothing changed in place, the same numbers."""
+    """Pure functions of tensors: nothing to break a graph, nothing changed in place, the same
+    numbers.
+    """
     arguments = torch.randn(3, 50, generator=seeded(0)).unbind()
     before = [a.clone() for a in arguments]
-    torch.testing.assert_close(torch.compile(update, fullgraph=True, backend=backend)(*arguments), update(*arguments))
+    torch.testing.assert_close(
+        torch.compile(update, fullgraph=True, backend=backend)(*arguments), update(*arguments)
+    )
     assert all(torch.equal(a, b) for a, b in zip(arguments, before, strict=True))
 
 
@@ -303,7 +342,10 @@ def test_saved_and_loaded_mid_training_continues_bit_for_bit(make, pending):
     other_rule = make(other.parameters())
     other.load_state_dict(saved["net"])
     other_rule.load_state_dict(saved["rule"])
-    assert all(torch.equal(a, b) for a, b in zip(continued(other, other_rule, other_loss, pending), expected, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(continued(other, other_rule, other_loss, pending), expected, strict=True)
+    )
 
 
 @every_rule
@@ -361,7 +403,9 @@ def test_a_late_backward_pass_spoils_nothing_silently():
         (2 * w_r).sum().backward()
     with pytest.raises(RuntimeError, match=r"no sampled\(\) block"):
         rule.step()
-    assert torch.autograd.grad((2 * w_r).sum(), w_r)[0].mean() == 2  # a gradient with respect to w^r itself
+    assert (
+        torch.autograd.grad((2 * w_r).sum(), w_r)[0].mean() == 2
+    )  # a gradient with respect to w^r itself
 
 
 def test_zero_grad_of_the_module_forgets_the_blocks():
@@ -440,12 +484,19 @@ def test_the_next_draw_is_saved_from_the_start():
 
 def test_biases_and_norms_are_not_made_binary_unnoticed():
     module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2, bias=False))
-    with pytest.warns(UserWarning, match=r"params: 3 of 5 parameters have fewer than two axes, such as \(3,\): biases or norms"):
+    with pytest.warns(
+        UserWarning,
+        match=r"params: 3 of 5 parameters have fewer than two axes, such as \(3,\): biases or norms",
+    ):
         STBiSNN(module.parameters(), lr=0.1)
-    masked = Network(Linear(12, 6), Recurrent(6, 5, mask=torch.ones(5, 11, dtype=torch.bool)), readout=2)
+    masked = Network(
+        Linear(12, 6), Recurrent(6, 5, mask=torch.ones(5, 11, dtype=torch.bool)), readout=2
+    )
     assert {p.ndim for p in masked.parameters()} == {1, 2}
     module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    matrices, vectors = ([p for p in module.parameters() if (p.ndim > 1) == flat] for flat in (True, False))
+    matrices, vectors = (
+        [p for p in module.parameters() if (p.ndim > 1) == flat] for flat in (True, False)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         STBiSNN(masked.parameters(), lr=0.1)
@@ -489,7 +540,10 @@ def test_a_prior_pulls_parameters_without_a_gradient():
 def test_order_of_calls(make):
     module, loss = spiking_network()
     rule = make(module.parameters())
-    with pytest.raises(RuntimeError, match=r"step\(\): no sampled\(\) block before it; run forward and backward inside"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"step\(\): no sampled\(\) block before it; run forward and backward inside",
+    ):
         rule.step()
     with rule.sampled():
         loss().backward()
@@ -537,7 +591,9 @@ def test_real_parameters_train_beside_binary_ones():
     labels = torch.arange(8) % 2
     x = spikes(30, 8, 12, seed=9, density=0.5) * ((torch.arange(12) >= 6).long() == labels[:, None])
     rule = BayesBiSNN(
-        [{"params": net.parameters()}, {"params": head.parameters(), "binary": False, "lr": 0.5}], lr=0.05, temperature=1e-3
+        [{"params": net.parameters()}, {"params": head.parameters(), "binary": False, "lr": 0.5}],
+        lr=0.05,
+        temperature=1e-3,
     )
     losses = []
     for _ in range(100):
@@ -589,31 +645,82 @@ P = [nn.Parameter(torch.zeros(2))]
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: STBiSNN([], lr=0.1), "params: needs at least one parameter; got an empty parameter group"),
-        (lambda: STBiSNN([{"params": []}], lr=0.1), "params: needs at least one parameter; got an empty parameter group"),
+        (
+            lambda: STBiSNN([], lr=0.1),
+            "params: needs at least one parameter; got an empty parameter group",
+        ),
+        (
+            lambda: STBiSNN([{"params": []}], lr=0.1),
+            "params: needs at least one parameter; got an empty parameter group",
+        ),
         (lambda: STBiSNN(P, lr=0.0), "lr: must be a finite number > 0; got 0.0"),
         (lambda: STBiSNN(P, lr=math.nan), "lr: must be a finite number"),
         (lambda: STBiSNN(P, lr=0.1, clip=0), "clip: must be a finite number > 0; got 0"),
-        (lambda: STBiSNN(P, lr=0.1, precondition="adamw"), "precondition: must be one of none, momentum, adam; got 'adamw'"),
+        (
+            lambda: STBiSNN(P, lr=0.1, precondition="adamw"),
+            "precondition: must be one of none, momentum, adam; got 'adamw'",
+        ),
         (lambda: STBiSNN(P, lr=0.1, betas=(0.9, 1.0)), r"betas: must be two numbers in \[0, 1\)"),
-        (lambda: STBiSNN([{"params": P, "binary": 1}], lr=0.1), "binary: must be True or False; got 1"),
-        (lambda: BayesBiSNN(P, 0.1, -1e-3), "temperature: must be a finite number >= 0; got -0.001"),
+        (
+            lambda: STBiSNN([{"params": P, "binary": 1}], lr=0.1),
+            "binary: must be True or False; got 1",
+        ),
+        (
+            lambda: BayesBiSNN(P, 0.1, -1e-3),
+            "temperature: must be a finite number >= 0; got -0.001",
+        ),
         (lambda: BayesBiSNN(P, 0.1, 1e-3, tau=0.0), "tau: must be a finite number > 0; got 0.0"),
-        (lambda: BayesBiSNN(P, 0.1, 1e-3, prior=torch.zeros(3)), r"prior: must be a number or have the shape .*got \(3,\)"),
+        (
+            lambda: BayesBiSNN(P, 0.1, 1e-3, prior=torch.zeros(3)),
+            r"prior: must be a number or have the shape .*got \(3,\)",
+        ),
         (lambda: BayesBiSNN(P, 0.1, 1e-3, prior=math.inf), "prior: must be a finite number"),
-        (lambda: BayesBiSNN(P, 0.1, 1e-3, tau_end=0.1), "anneal_steps: goes with tau_end or temperature_end"),
-        (lambda: BayesBiSNN(P, 0.1, 1e-3, anneal_steps=10), "anneal_steps: goes with tau_end or temperature_end"),
-        (lambda: BayesBiSNN(P, 0.1, 1e-3, tau_end=0.1, anneal_steps=0), "anneal_steps: must be a positive whole number"),
-        (lambda: BayesBiSNN(P, 0.1, 0.0, temperature_end=0.1, anneal_steps=5), "temperature: must be a finite number > 0"),
+        (
+            lambda: BayesBiSNN(P, 0.1, 1e-3, tau_end=0.1),
+            "anneal_steps: goes with tau_end or temperature_end",
+        ),
+        (
+            lambda: BayesBiSNN(P, 0.1, 1e-3, anneal_steps=10),
+            "anneal_steps: goes with tau_end or temperature_end",
+        ),
+        (
+            lambda: BayesBiSNN(P, 0.1, 1e-3, tau_end=0.1, anneal_steps=0),
+            "anneal_steps: must be a positive whole number",
+        ),
+        (
+            lambda: BayesBiSNN(P, 0.1, 0.0, temperature_end=0.1, anneal_steps=5),
+            "temperature: must be a finite number > 0",
+        ),
         (lambda: BayesBiSNN(P, 0.1, 1e-3, seed=None), "seed: must be a whole number"),
-        (lambda: Bop(P, lr=1.5, threshold=0.1), r"lr: Bop's adaptivity rate must lie in \(0, 1\]; got 1.5"),
+        (
+            lambda: Bop(P, lr=1.5, threshold=0.1),
+            r"lr: Bop's adaptivity rate must lie in \(0, 1\]; got 1.5",
+        ),
         (lambda: Bop(P, lr=0.5, threshold=0.0), "threshold: must be a finite number > 0"),
-        (lambda: STBiSNN(P, lr=0.1).load_state_dict({"state": {}, "param_groups": []}), "got one without draws, pending"),
-        (lambda: STBiSNN(P, lr=0.1).load_state_dict(BayesBiSNN(P, 0.1, 0.0).state_dict()), "a STBiSNN; got one without clip"),
-        (lambda: BayesBiSNN(P, 0.1, 0.0).load_state_dict(STBiSNN(P, lr=0.1).state_dict()), "got one without seed"),
-        (lambda: BayesBiSNN(P, 0.1, 0.0, straight_through="no"), "straight_through: must be True or False; got 'no'"),
-        (lambda: BayesBiSNN(P, 0.1, 0.0, prior=torch.tensor([math.nan, 0.0])), "prior: must be finite"),
-        (lambda: STBiSNN([torch.zeros(2, dtype=torch.int64)], lr=0.1), "params: must be floating point; got torch.int64"),
+        (
+            lambda: STBiSNN(P, lr=0.1).load_state_dict({"state": {}, "param_groups": []}),
+            "got one without draws, pending",
+        ),
+        (
+            lambda: STBiSNN(P, lr=0.1).load_state_dict(BayesBiSNN(P, 0.1, 0.0).state_dict()),
+            "a STBiSNN; got one without clip",
+        ),
+        (
+            lambda: BayesBiSNN(P, 0.1, 0.0).load_state_dict(STBiSNN(P, lr=0.1).state_dict()),
+            "got one without seed",
+        ),
+        (
+            lambda: BayesBiSNN(P, 0.1, 0.0, straight_through="no"),
+            "straight_through: must be True or False; got 'no'",
+        ),
+        (
+            lambda: BayesBiSNN(P, 0.1, 0.0, prior=torch.tensor([math.nan, 0.0])),
+            "prior: must be finite",
+        ),
+        (
+            lambda: STBiSNN([torch.zeros(2, dtype=torch.int64)], lr=0.1),
+            "params: must be floating point; got torch.int64",
+        ),
         (lambda: STBiSNN(P, lr=0.1, betas=None), "betas: must be two numbers"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Model files and checkpoints of another's making: with a right digest and a wrong structure, or that claim to be large."""
+"""Model files and checkpoints of another's making: with a right digest and a wrong structure, or
+that claim to be large.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bisnn
-from bisnn import checkpoint, evaluation, training
-from bisnn.checkpoint import Damaged, RunFolder, load_tree, save_tree
+from bisnn.runs import evaluation, training
+from bisnn.runs import folder as checkpoint
+from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
 from runs import SMALL, files, small
 
 KEPT: dict[str, object] = {}
@@ -32,19 +35,42 @@ def trained(tmp_path_factory):
 
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=3)
-LEAVES = st.none() | st.booleans() | st.integers(-3, 50) | st.integers() | st.floats() | ANY_TEXT | st.sampled_from([10**6, 10**7])
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 50)
+    | st.integers()
+    | st.floats()
+    | ANY_TEXT
+    | st.sampled_from([10**6, 10**7])
+)
 TENSORS = st.sampled_from(
-    [torch.zeros(0), torch.zeros(2), torch.ones(3, 3), torch.tensor(True), torch.full((16, 20), torch.nan), torch.zeros(1).double()]
+    [
+        torch.zeros(0),
+        torch.zeros(2),
+        torch.ones(3, 3),
+        torch.tensor(True),
+        torch.full((16, 20), torch.nan),
+        torch.zeros(1).double(),
+    ]
 )
 KEYS = st.sampled_from(["name", "x", "", 0, 1, 2])
 VALUES = st.recursive(
-    LEAVES | TENSORS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=2), max_leaves=4
+    LEAVES | TENSORS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=2),
+    max_leaves=4,
 )
 
 
 def places(node, path=()):
     yield path
-    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+    for key, value in (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    ):
         yield from places(value, (*path, key))
 
 
@@ -139,7 +165,10 @@ def test_resume_goes_back_to_the_checkpoint_before(tmp_path, capsys):
         run.model_file.unlink(missing_ok=True)
         shutil.copy(whole / "state.previous.safetensors", run.previous_file)
         training.resume(cut, show=False)
-        assert "it is no checkpoint of this run; using the checkpoint before it" in capsys.readouterr().err
+        assert (
+            "it is no checkpoint of this run; using the checkpoint before it"
+            in capsys.readouterr().err
+        )
         assert files(cut) == files(whole)
     for file in (run.state_file, run.previous_file):
         save_tree(file, ["no", "checkpoint"], "state")
@@ -149,7 +178,9 @@ def test_resume_goes_back_to_the_checkpoint_before(tmp_path, capsys):
 
 
 def header(**entries) -> str:
-    return json.dumps({"kind": "model", "version": checkpoint.VERSION, "tree": "{}", "digest": "", **entries})
+    return json.dumps(
+        {"kind": "model", "version": checkpoint.VERSION, "tree": "{}", "digest": "", **entries}
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +205,10 @@ def test_headers_of_anything(tmp_path, text):
     assert len(str(refused.value)) < 500
 
 
-@pytest.mark.parametrize("tree", ['{"tensor": "z"}', '{"dict": 8}', '{"dict": [[[], 1]]}', '{"x": 1}', "[" * 5000, "", "\ud800"])
+@pytest.mark.parametrize(
+    "tree",
+    ['{"tensor": "z"}', '{"dict": 8}', '{"dict": [[[], 1]]}', '{"x": 1}', "[" * 5000, "", "\ud800"],
+)
 def test_trees_of_anything(tmp_path, tree):
     path = tmp_path / "model.safetensors"
     digest = "" if tree == "\ud800" else checkpoint._digest(tree, {})
@@ -190,10 +224,22 @@ def changed_model(path, change) -> None:
 
 
 BOMBS = {
-    "layers": (lambda tree: tree["config"]["network"].update(layers=[12_000, 12_000]), "and its config says"),
-    "classes": (lambda tree: tree.update(classes=[str(i) for i in range(10**5)]), "and its config says"),
-    "members": (lambda tree: tree["config"]["predict"].update(samples=10**7), "a prediction by 10000000 members"),
-    "time steps": (lambda tree: tree["config"]["encode"].update(steps=10**7), "over 10000000 time steps would take"),
+    "layers": (
+        lambda tree: tree["config"]["network"].update(layers=[12_000, 12_000]),
+        "and its config says",
+    ),
+    "classes": (
+        lambda tree: tree.update(classes=[str(i) for i in range(10**5)]),
+        "and its config says",
+    ),
+    "members": (
+        lambda tree: tree["config"]["predict"].update(samples=10**7),
+        "a prediction by 10000000 members",
+    ),
+    "time steps": (
+        lambda tree: tree["config"]["encode"].update(steps=10**7),
+        "over 10000000 time steps would take",
+    ),
 }
 
 
@@ -202,7 +248,7 @@ def test_small_models_that_claim_to_be_large(tmp_path):
     for name, (change, _) in BOMBS.items():
         changed_model(tmp_path / name, change)
     script = """
-import resource, sys, bisnn, bisnn.model
+import resource, sys, bisnn, bisnn.runs.model
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**29,) * 2)
 for path in sys.argv[1:]:
@@ -219,7 +265,10 @@ for path in sys.argv[1:]:
 
 
 def test_a_config_of_one_s_own_learns_of_the_budget_before_it_trains(tmp_path):
-    with pytest.raises(ValueError, match=r"predict\.samples.*a prediction by 10000000 members .*set BISNN_MOST_BYTES"):
+    with pytest.raises(
+        ValueError,
+        match=r"predict\.samples.*a prediction by 10000000 members .*set BISNN_MOST_BYTES",
+    ):
         training.train(small(**{"predict.samples": 10**7}), tmp_path / "run", show=False)
     assert not (tmp_path / "run").exists()
     assert SMALL["predict"]["samples"] < 10

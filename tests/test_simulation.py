@@ -1,4 +1,6 @@
-"""Datasets made by the simulated camera: MNIST's layout, MNIST-DVS's layout, and the digits that need no file."""
+"""Datasets made by the simulated camera: MNIST's layout, MNIST-DVS's layout, and the digits that
+need no file.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,17 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.fixture
 def short(monkeypatch):
     """A look of 60 ms."""
-    monkeypatch.setattr(simulation, "MNIST_DVS_MOTION", replace(MNIST_DVS_MOTION, duration_us=60_000))
+    monkeypatch.setattr(
+        simulation, "MNIST_DVS_MOTION", replace(MNIST_DVS_MOTION, duration_us=60_000)
+    )
 
 
 def idx(values: np.ndarray) -> bytes:
-    return bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+    return (
+        bytes([0, 0, 8, values.ndim])
+        + struct.pack(f">{values.ndim}I", *values.shape)
+        + values.tobytes()
+    )
 
 
 @pytest.fixture
@@ -53,10 +61,14 @@ def test_mnist_is_read(mnist):
 def test_recordings_in_the_layout_of_mnist_dvs(mnist, tmp_path, short):
     assert simulation.simulate(tmp_path / "out", mnist, per_class=4, seed=5, show=False) == 12
     files = sorted(path.name for path in (tmp_path / "out" / "scale04").iterdir())
-    assert files == [f"mnist_{digit}_scale04_{i:04d}.aedat" for digit in range(3) for i in range(1, 5)]
+    assert files == [
+        f"mnist_{digit}_scale04_{i:04d}.aedat" for digit in range(3) for i in range(1, 5)
+    ]
     images, labels = simulation.mnist(mnist)
     which = np.flatnonzero(labels == 1)[2]  # the third 1
-    expected = record(images[[which]], MNIST_DVS, simulation.MNIST_DVS_MOTION, seed=5, samples=[int(which)])[0]
+    expected = record(
+        images[[which]], MNIST_DVS, simulation.MNIST_DVS_MOTION, seed=5, samples=[int(which)]
+    )[0]
     found = events.read_aedat(tmp_path / "out" / "scale04" / "mnist_1_scale04_0003.aedat").events
     assert len(found) > 100
     assert all(np.array_equal(found[name], expected[name]) for name in ("x", "y", "t", "p"))
@@ -83,13 +95,20 @@ def test_an_image_has_one_id_however_many_are_asked_for(tmp_path, short, capsys)
     simulation.simulate(tmp_path / "out", per_class=10, show=False)
     simulation.simulate(tmp_path / "fresh", per_class=10, show=False)
     files = {path.name: path.read_bytes() for path in (tmp_path / "out" / "scale04").iterdir()}
-    assert files == {path.name: path.read_bytes() for path in (tmp_path / "fresh" / "scale04").iterdir()}
+    assert files == {
+        path.name: path.read_bytes() for path in (tmp_path / "fresh" / "scale04").iterdir()
+    }
     assert len(files) == len(set(files.values())) == 100
     assert len([name for name in files if int(name[-10:-6]) > 900]) == 20
     assert "none to test" not in capsys.readouterr().err
     simulation.simulate(tmp_path / "few", per_class=2, show=False)
-    assert "2 of each digit are all to train with, none to test; ask for 3 or more to have both" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="was made with other images, another seed or another camera"):
+    assert (
+        "2 of each digit are all to train with, none to test; ask for 3 or more to have both"
+        in capsys.readouterr().err
+    )
+    with pytest.raises(
+        ValueError, match="was made with other images, another seed or another camera"
+    ):
         simulation.simulate(tmp_path / "out", per_class=2, seed=1, show=False)
 
 
@@ -99,16 +118,30 @@ def test_digits_need_no_file():
     assert not images[:, :4].any()
     assert np.bincount(labels).min() > 150
     test = simulation.Digits(train=False, steps=3, bin_us=10_000, show=False)
-    assert (len(test), test.shape, test.labels.tolist()) == (360, (3, 2, 26, 26), labels[1437:].tolist())
+    assert (len(test), test.shape, test.labels.tolist()) == (
+        360,
+        (3, 2, 26, 26),
+        labels[1437:].tolist(),
+    )
     spikes, _ = test[17]
-    one = record(images[[1454]], MNIST_DVS, simulation.motion_of(True, 30_000), seed=0, samples=[1454])[0]
-    assert torch.equal(spikes, torch.from_numpy(events.bin_events(one, 3, 10_000, size=(128, 128), crop=(48, 48, 26, 26))))
+    one = record(
+        images[[1454]], MNIST_DVS, simulation.motion_of(True, 30_000), seed=0, samples=[1454]
+    )[0]
+    assert torch.equal(
+        spikes,
+        torch.from_numpy(events.bin_events(one, 3, 10_000, size=(128, 128), crop=(48, 48, 26, 26))),
+    )
     assert 0 < float(test.batch(range(360)).float().mean()) < 0.5
-    assert simulation.Digits(train=False, steps=3, bin_us=10_000, show=False).bits.path == test.bits.path
+    assert (
+        simulation.Digits(train=False, steps=3, bin_us=10_000, show=False).bits.path
+        == test.bits.path
+    )
 
 
 def test_digits_stay_inside_the_crop():
-    """Of scikit-learn's digits the crop misses next to nothing: its outermost pixels see noise alone."""
+    """Of scikit-learn's digits the crop misses next to nothing: its outermost pixels see noise
+    alone.
+    """
     test = simulation.Digits(train=False, steps=5, bin_us=60_000, show=False)
     counts = test.batch(range(len(test))).sum((0, 1, 2)).float()
     rim = torch.cat([counts[[0, -1]].flatten(), counts[:, [0, -1]].flatten()])
@@ -116,14 +149,27 @@ def test_digits_stay_inside_the_crop():
 
 
 def test_mnist_goes_straight_into_the_cache(mnist, monkeypatch):
-    """Ids and labels are those of MNIST-DVS, the events those of the camera; the images are not read again."""
+    """Ids and labels are those of MNIST-DVS, the events those of the camera; the images are not
+    read again.
+    """
     monkeypatch.setattr(MNISTDVS, "TRAINING_IDS", 7)
-    parts = [simulation.Digits(train, mnist, steps=3, bin_us=10_000, show=False) for train in (True, False)]
-    assert [part.labels.tolist() for part in parts] == [[0] * 7 + [1] * 7 + [2] * 7, [0] * 3 + [1] * 3 + [2] * 3]
+    parts = [
+        simulation.Digits(train, mnist, steps=3, bin_us=10_000, show=False)
+        for train in (True, False)
+    ]
+    assert [part.labels.tolist() for part in parts] == [
+        [0] * 7 + [1] * 7 + [2] * 7,
+        [0] * 3 + [1] * 3 + [2] * 3,
+    ]
     images, _ = simulation.mnist(mnist)
     looked = replace(MNIST_DVS_MOTION, duration_us=30_000)
-    one = record(images[[3 * 8 + 1]], MNIST_DVS, looked, seed=0, samples=[25])[0]  # the ninth 1, the second to test with
-    assert torch.equal(parts[1][4][0], torch.from_numpy(events.bin_events(one, 3, 10_000, size=(128, 128), crop=(48, 48, 26, 26))))
+    one = record(images[[3 * 8 + 1]], MNIST_DVS, looked, seed=0, samples=[25])[
+        0
+    ]  # the ninth 1, the second to test with
+    assert torch.equal(
+        parts[1][4][0],
+        torch.from_numpy(events.bin_events(one, 3, 10_000, size=(128, 128), crop=(48, 48, 26, 26))),
+    )
     monkeypatch.setattr(simulation, "mnist", lambda folder: pytest.fail("read the images again"))
     assert len(simulation.Digits(True, mnist, steps=3, bin_us=10_000, show=False)) == 21
     monkeypatch.setattr(MNISTDVS, "TRAINING_IDS", 900)
@@ -136,10 +182,22 @@ def test_mnist_goes_straight_into_the_cache(mnist, monkeypatch):
     [
         (b"", "is damaged or no idx file of 3 axes"),
         (gzip.compress(b"abcdefgh" * 9), "is damaged or no idx file of 3 axes"),
-        (gzip.compress(bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**31, 28, 28)), "is damaged or no idx file of 3 axes"),
-        (gzip.compress(idx(np.zeros((30, 28, 28), np.uint8)))[:-30], "is damaged or no idx file of 3 axes"),
-        (gzip.compress(idx(np.zeros((30, 28, 28), np.uint8)) + b"x"), "is damaged or no idx file of 3 axes"),
-        (gzip.compress(idx(np.zeros((29, 28, 28), np.uint8))), "must have as many labels as images; got 30 and 29"),
+        (
+            gzip.compress(bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**31, 28, 28)),
+            "is damaged or no idx file of 3 axes",
+        ),
+        (
+            gzip.compress(idx(np.zeros((30, 28, 28), np.uint8)))[:-30],
+            "is damaged or no idx file of 3 axes",
+        ),
+        (
+            gzip.compress(idx(np.zeros((30, 28, 28), np.uint8)) + b"x"),
+            "is damaged or no idx file of 3 axes",
+        ),
+        (
+            gzip.compress(idx(np.zeros((29, 28, 28), np.uint8))),
+            "must have as many labels as images; got 30 and 29",
+        ),
     ],
     ids=["empty", "text", "enormous", "cut", "longer", "fewer"],
 )
@@ -167,7 +225,10 @@ def test_only_what_was_simulated_there_is_added_to(mnist, tmp_path, short):
     real = tmp_path / "real" / "scale04"
     real.mkdir(parents=True)
     (real / "mnist_0_scale04_0001.aedat").write_bytes(b"real")
-    with pytest.raises(ValueError, match=r"scale04 holds files that were not simulated there .* give another folder"):
+    with pytest.raises(
+        ValueError,
+        match=r"scale04 holds files that were not simulated there .* give another folder",
+    ):
         simulation.simulate(tmp_path / "real", show=False)
     assert [path.name for path in real.iterdir()] == ["mnist_0_scale04_0001.aedat"]
     assert not (tmp_path / "real" / "simulation.json").exists()
@@ -182,6 +243,9 @@ def test_only_what_was_simulated_there_is_added_to(mnist, tmp_path, short):
 def test_one_folder_of_recordings_at_a_time(tmp_path, short):
     for name in ("a", "b"):
         simulation.simulate(tmp_path / name, per_class=3, show=False)
-    with pytest.raises(ValueError, match=r"root: .* has 2 folders of such recordings, .*a/scale04 and .*b/scale04; give the one"):
+    with pytest.raises(
+        ValueError,
+        match=r"root: .* has 2 folders of such recordings, .*a/scale04 and .*b/scale04; give the one",
+    ):
         MNISTDVS(tmp_path, show=False)
     assert len(MNISTDVS(tmp_path / "a", show=False)) == 20

@@ -1,4 +1,6 @@
-"""benchmarks/tables.py: documents agree with their files, and what does not agree is found where it stands."""
+"""benchmarks/tables.py: documents agree with their files, and what does not agree is found where it
+stands.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bisnn.config import load, shipped
+from bisnn.runs.config import load, shipped
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import interval_coverage
@@ -22,12 +24,23 @@ ROOT = Path(__file__).parents[1]
 NUMBERS = {
     "runs": {
         "summary": [
-            {"method": "st", "accuracy": {"mean": 0.98765, "std": 0.0012}, "gain": {"value": -0.00004, "low": -0.25, "high": 0.5}},
-            {"method": "bayes", "accuracy": {"mean": 0.9, "std": 0.02}, "gain": {"value": 0.1, "low": 0.05, "high": 0.155}},
+            {
+                "method": "st",
+                "accuracy": {"mean": 0.98765, "std": 0.0012},
+                "gain": {"value": -0.00004, "low": -0.25, "high": 0.5},
+            },
+            {
+                "method": "bayes",
+                "accuracy": {"mean": 0.9, "std": 0.02},
+                "gain": {"value": 0.1, "low": 0.05, "high": 0.155},
+            },
         ]
     },
     "times, 10/50/90 %": {"ours: local": {"ms": 1234.4}, "theirs": {"ms": 12.34}},
-    "coverage": {"n = 100": {"lowest": 0.9412, "highest": 0.9951}, "n = 400": {"lowest": 0.9549, "highest": 0.9551}},
+    "coverage": {
+        "n = 100": {"lowest": 0.9412, "highest": 0.9951},
+        "n = 400": {"lowest": 0.9549, "highest": 0.9551},
+    },
     "sizes": [2048, 1_513_120],
 }
 
@@ -85,9 +98,15 @@ def test_documents_agree_with_their_files():
 
 
 def test_every_document_with_measurements_is_looked_at():
-    """Whatever document names a file of results is checked, and each file of results is named by one."""
+    """Whatever document names a file of results is checked, and each file of results is named by
+    one.
+    """
     named = re.compile(r"results/[\w]+\.json")
-    documents = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if named.search(path.read_text())]
+    documents = [
+        path
+        for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+        if named.search(path.read_text())
+    ]
     assert {str(path.relative_to(ROOT)) for path in documents} <= set(tables.DOCUMENTS)
     text = "".join((ROOT / name).read_text() for name in tables.DOCUMENTS)
     for folder in ("docs/results", "benchmarks/results"):
@@ -111,13 +130,28 @@ def settings(name: str) -> list[str]:
     weights = weights or f"{'hard' if rule.straight_through else 'relaxed'}, tau = {rule.tau:g}"
     network = config.network
     learning = [network.gradient, config.train.schedule]
-    return [f"`{name}`", f"{method}, {how}", weights, *learning, f"{config.neuron.slope:g}", f"{network.readout_gain:g}"]
+    return [
+        f"`{name}`",
+        f"{method}, {how}",
+        weights,
+        *learning,
+        f"{config.neuron.slope:g}",
+        f"{network.readout_gain:g}",
+    ]
 
 
 def test_what_stands_behind_each_table_is_what_the_configs_say():
     lines = (ROOT / "docs" / "RESULTS.md").read_text().splitlines()
-    start = lines.index("| config | rule | weights in training | gradient | learning rate | slope | readout gain |") + 2
-    rows = [tables.cells(line) for line in itertools.takewhile(lambda line: line.startswith("|"), lines[start:])]
+    start = (
+        lines.index(
+            "| config | rule | weights in training | gradient | learning rate | slope | readout gain |"
+        )
+        + 2
+    )
+    rows = [
+        tables.cells(line)
+        for line in itertools.takewhile(lambda line: line.startswith("|"), lines[start:])
+    ]
     assert rows == [settings(name) for name in sorted(shipped())]
 
 
@@ -134,7 +168,13 @@ def test_a_page_that_agrees(folder):
     ("right", "wrong", "line", "expected", "found"),
     [
         ("0.988 +- 0.001", "0.987 +- 0.001", 8, "0.988 +- 0.001", "0.987 +- 0.001"),  # a digit
-        ("[+0.05, +0.15]", "[+0.06, +0.15]", 9, "+0.10 [+0.05, +0.15]", "+0.10 [+0.06, +0.15]"),  # an interval
+        (
+            "[+0.05, +0.15]",
+            "[+0.06, +0.15]",
+            9,
+            "+0.10 [+0.05, +0.15]",
+            "+0.10 [+0.06, +0.15]",
+        ),  # an interval
         ("| Bayes-BiSNN |", "| Bayes |", 9, "Bayes-BiSNN", "Bayes"),  # a name
         ("98.8<", "98.7<", 11, "98.8", "98.7"),  # a number in prose
         ("| 1,234 |", "| 1,235 |", 21, "1,234", "1,235"),
@@ -144,7 +184,12 @@ def test_a_wrong_cell_is_found_and_mended(folder, right, wrong, line, expected, 
     assert DOCUMENT.count(right) == 1
     page = DOCUMENT.replace(right, wrong)
     (problem,) = problems(page, folder)
-    assert (problem.document, problem.line, problem.expected, problem.found) == ("page.md", line, expected, found)
+    assert (problem.document, problem.line, problem.expected, problem.found) == (
+        "page.md",
+        line,
+        expected,
+        found,
+    )
     assert str(problem).startswith(f"page.md:{line}: ")
     assert tables.refresh(page, "page.md", folder)[0] == DOCUMENT
 
@@ -153,7 +198,9 @@ def test_rows_of_another_place_too_many_and_too_few(folder):
     first, second = DOCUMENT.splitlines()[7:9]
     swapped = DOCUMENT.replace(f"{first}\n{second}", f"{second}\n{first}")
     missing = DOCUMENT.replace(f"{second}\n", "")
-    added = DOCUMENT.replace(f"{second}\n", f"{second}\n| Bop | 0.500 +- 0.000 | +0.00 [+0.00, +0.00] |\n")
+    added = DOCUMENT.replace(
+        f"{second}\n", f"{second}\n| Bop | 0.500 +- 0.000 | +0.00 [+0.00, +0.00] |\n"
+    )
     shorter = DOCUMENT.replace("| theirs | 12.3 |", "| theirs |")
     for page, line in ((swapped, 8), (missing, 9), (added, 10), (shorter, 20)):
         assert problems(page, folder)[0].line == line
@@ -181,7 +228,9 @@ def test_a_table_of_numbers_without_a_comment(folder):
     assert problems(plain, folder)[0].line == 1
     assert not problems(plain.replace("1", "one"), folder)
     assert not problems(f"```\n{plain}```\n", folder)
-    assert problems(DOCUMENT.replace("| | ms |\n", "\n| | ms |\n"), folder)  # a comment with no table behind it
+    assert problems(
+        DOCUMENT.replace("| | ms |\n", "\n| | ms |\n"), folder
+    )  # a comment with no table behind it
 
 
 def test_the_command_exits_with_1(tmp_path):

@@ -21,14 +21,16 @@ import pytest
 import torch
 
 import bisnn
-from bisnn import checkpoint, display, encode, evaluation, training
-from bisnn.checkpoint import RunFolder
+from bisnn import display, encode
+from bisnn.bits import philox
+from bisnn.bits.philox import Purpose
 from bisnn.data.dataset import load_dataset, spikes, training_spikes
 from bisnn.errors import Interrupted, Stopped
 from bisnn.losses import local_loss
-from bisnn.model import build_network, load
-from bisnn.packed import philox
-from bisnn.packed.philox import Purpose
+from bisnn.runs import evaluation, training
+from bisnn.runs import folder as checkpoint
+from bisnn.runs.folder import RunFolder
+from bisnn.runs.model import build_network, load
 from runs import ONE_D, RULES, files, small
 
 # What a run does
@@ -50,12 +52,20 @@ def by_hand(config, steps):
     """The same training as a plain loop over the public parts, without files."""
     data = load_dataset(config).train
     net = build_network(config, (20,), 2)
-    rule = bisnn.BayesBiSNN(net.parameters(), config.rule.lr, config.rule.temperature, precondition="adam", seed=config.seed)
+    rule = bisnn.BayesBiSNN(
+        net.parameters(),
+        config.rule.lr,
+        config.rule.temperature,
+        precondition="adam",
+        seed=config.seed,
+    )
     per_epoch = math.ceil(len(data.x) / config.train.batch_size)
     for step in range(steps):
         epoch, position = divmod(step, per_epoch)
         order = philox.permutation(len(data.x), config.seed, Purpose.SHUFFLING, epoch)
-        batch = torch.from_numpy(order[position * config.train.batch_size :][: config.train.batch_size])
+        batch = torch.from_numpy(
+            order[position * config.train.batch_size :][: config.train.batch_size]
+        )
         total = config.train.epochs * per_epoch
         rule.param_groups[0]["lr"] = config.rule.lr * 0.5 * (1 + math.cos(math.pi * step / total))
         with rule.sampled():
@@ -78,13 +88,18 @@ def test_rows_say_what_happened(tmp_path):
     folder = RunFolder(training.train(config, tmp_path / "run", show=False))
     rows = folder.read_metrics()
     start = build_network(config, (20,), 2)
-    middle, end = (training.Training(config, training.Processes(0, 1, torch.device("cpu"))) for _ in range(2))
+    middle, end = (
+        training.Training(config, training.Processes(0, 1, torch.device("cpu"))) for _ in range(2)
+    )
     for training_, steps in ((middle, 3), (end, 6)):
         for _ in range(steps):
             training_.update()
     pairs = ((rows[0], start, middle.net), (rows[1], middle.net, end.net))
     for row, before, after in pairs:
-        flips = [((a >= 0) != (b >= 0)).double().flatten() for a, b in zip(before.parameters(), after.parameters(), strict=True)]
+        flips = [
+            ((a >= 0) != (b >= 0)).double().flatten()
+            for a, b in zip(before.parameters(), after.parameters(), strict=True)
+        ]
         assert row["flips"] == pytest.approx(float(torch.cat(flips).mean()))
         assert row["validation"].keys() == {"loss", "accuracy"}
         assert 0 <= row["accuracy"] <= 1
@@ -104,8 +119,12 @@ def test_encoding_is_anew_each_epoch():
     ):
         assert not torch.equal(other, whole)
     rates = encode.population_rates(x, 10, 1.0)
-    many = torch.stack([training_spikes(config, x, e, torch.arange(6)).float().mean(0) for e in range(300)]).mean(0)
-    torch.testing.assert_close(many, rates, atol=0.03, rtol=0)  # 9000 draws each: five standard errors
+    many = torch.stack(
+        [training_spikes(config, x, e, torch.arange(6)).float().mean(0) for e in range(300)]
+    ).mean(0)
+    torch.testing.assert_close(
+        many, rates, atol=0.03, rtol=0
+    )  # 9000 draws each: five standard errors
 
 
 # Validation
@@ -119,10 +138,15 @@ def test_best_and_patience(tmp_path, monkeypatch):
     monkeypatch.setattr(
         training.Training,
         "update",
-        lambda self: (update(self), seen.append([p.detach().clone() for p in self.net.parameters()]))[0],
+        lambda self: (
+            update(self),
+            seen.append([p.detach().clone() for p in self.net.parameters()]),
+        )[0],
     )
     changes = {"train.epochs": 9, "data.validation": 0.25, "train.patience": 2}
-    folder = training.train(small(**changes, **{"train.keep": "best"}), tmp_path / "run", show=False)
+    folder = training.train(
+        small(**changes, **{"train.keep": "best"}), tmp_path / "run", show=False
+    )
     assert len(RunFolder(folder).read_metrics()) == 4, "two validations without a better one: stop"
     model = load(folder)
     assert model.epoch == 2
@@ -154,7 +178,9 @@ class Killed(BaseException):
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     config = small(**{"data.validation": 0.25, "train.keep": "best"})
-    return config, files(training.train(config, tmp_path_factory.mktemp("whole") / "run", show=False))
+    return config, files(
+        training.train(config, tmp_path_factory.mktemp("whole") / "run", show=False)
+    )
 
 
 def run_in_a_child(function, *arguments):
@@ -191,7 +217,9 @@ def go_on(folder, config):
 
 
 def test_a_kill_at_every_file_operation_changes_nothing(tmp_path):
-    config = small(**{"data.validation": 0.25, "train.keep": "best", "train.epochs": 2, "data.train": 12})
+    config = small(
+        **{"data.validation": 0.25, "train.keep": "best", "train.epochs": 2, "data.train": 12}
+    )
     expected = files(training.train(config, tmp_path / "whole", show=False))
     kills = 0
     while True:
@@ -210,7 +238,12 @@ def test_a_kill_at_every_file_operation_changes_nothing(tmp_path):
 @pytest.mark.parametrize("seconds", [0.0, 0.2])
 def test_kill_9_at_random_moments_changes_nothing(tmp_path, seconds):
     """Also where several epochs lie between two checkpoints, and are done again."""
-    changes = {"train.epochs": 40, "data.validation": 0.25, "train.keep": "best", "train.checkpoint_seconds": seconds}
+    changes = {
+        "train.epochs": 40,
+        "data.validation": 0.25,
+        "train.keep": "best",
+        "train.checkpoint_seconds": seconds,
+    }
     config = small(**changes)
     expected = files(training.train(config, tmp_path / "whole", show=False))
     folder = tmp_path / "killed"
@@ -230,7 +263,9 @@ def test_kill_9_at_random_moments_changes_nothing(tmp_path, seconds):
     assert files(folder) == expected, f"seed {seed}"
 
 
-def test_damaged_checkpoint_is_told_and_the_previous_one_used(tmp_path, monkeypatch, uninterrupted, capsys):
+def test_damaged_checkpoint_is_told_and_the_previous_one_used(
+    tmp_path, monkeypatch, uninterrupted, capsys
+):
     config, expected = uninterrupted
     folder = tmp_path / "run"
     stop_after(monkeypatch, 9)
@@ -269,7 +304,9 @@ def test_every_rule_resumes_to_the_same_bits(tmp_path, monkeypatch, rule):
 
 @pytest.fixture
 def signals_as_usual():
-    """A shell that starts the tests in the background has SIGINT ignored, and what is ignored stays so."""
+    """A shell that starts the tests in the background has SIGINT ignored, and what is ignored stays
+    so.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -278,7 +315,9 @@ def signals_as_usual():
 SELDOM = {"data.validation": 0.25, "train.checkpoint_seconds": 1e6}
 
 
-@pytest.mark.parametrize("signal_at", [None, 4, 5])  # epochs have three steps: none, in the midst of the second, its last
+@pytest.mark.parametrize(
+    "signal_at", [None, 4, 5]
+)  # epochs have three steps: none, in the midst of the second, its last
 @pytest.mark.usefixtures("signals_as_usual")
 def test_sums_that_are_read_late_are_the_same(tmp_path, monkeypatch, signal_at):
     """As on a GPU: each step begins before the sums of the one before it are read."""
@@ -295,7 +334,9 @@ def test_sums_that_are_read_late_are_the_same(tmp_path, monkeypatch, signal_at):
     with nullcontext() if signal_at is None else pytest.raises(Interrupted):
         training.train(small(**SELDOM), folder, show=False)
     if signal_at is not None:
-        assert RunFolder(folder).load_state()[0]["sums"][0] == {4: 24, 5: 0}[signal_at]  # points of the epoch under way
+        assert (
+            RunFolder(folder).load_state()[0]["sums"][0] == {4: 24, 5: 0}[signal_at]
+        )  # points of the epoch under way
         signal_at = None
         training.resume(folder, show=False)
     assert files(folder) == expected
@@ -327,8 +368,13 @@ def test_signals_save_and_say_how_to_resume(tmp_path, monkeypatch, uninterrupted
 
     with monkeypatch.context() as patch:
         patch.setattr(training.Training, "update", interrupted)
-        settings = config.updated(**{"train.checkpoint_seconds": 1e6})  # so that only the signal saves
-        with pytest.raises(Interrupted, match=f"stopped in epoch 2 of 4 and saved; go on with: bisnn resume {folder}") as error:
+        settings = config.updated(
+            **{"train.checkpoint_seconds": 1e6}
+        )  # so that only the signal saves
+        with pytest.raises(
+            Interrupted,
+            match=f"stopped in epoch 2 of 4 and saved; go on with: bisnn resume {folder}",
+        ) as error:
             training.train(settings, folder, show=False)
     assert error.value.signal == number
     assert RunFolder(folder).load_state()[0]["step"] == 5
@@ -340,7 +386,9 @@ def test_signals_save_and_say_how_to_resume(tmp_path, monkeypatch, uninterrupted
         "config.toml": b"",
         "model.safetensors": b"",
     }
-    for ours, theirs in zip(load(folder).net.parameters(), model_of(expected, tmp_path).net.parameters(), strict=True):
+    for ours, theirs in zip(
+        load(folder).net.parameters(), model_of(expected, tmp_path).net.parameters(), strict=True
+    ):
         assert torch.equal(ours, theirs)
 
 
@@ -353,14 +401,20 @@ def model_of(run, tmp_path):
 def test_a_signal_in_the_last_step_is_not_lost(tmp_path, monkeypatch, uninterrupted, name):
     config, expected = uninterrupted
     method = getattr(training.Training, name)
-    monkeypatch.setattr(training.Training, name, lambda self: (method(self), self.step == 12 and os.kill(os.getpid(), 15))[0])
+    monkeypatch.setattr(
+        training.Training,
+        name,
+        lambda self: (method(self), self.step == 12 and os.kill(os.getpid(), 15))[0],
+    )
     with pytest.raises(Interrupted, match="stopped at its end and saved"):
         training.train(config, tmp_path / "run", show=False)
     assert files(tmp_path / "run") == expected
 
 
 def test_training_in_a_thread_takes_no_signals(tmp_path):
-    thread = threading.Thread(target=training.train, args=(small(), tmp_path / "run"), kwargs={"show": False})
+    thread = threading.Thread(
+        target=training.train, args=(small(), tmp_path / "run"), kwargs={"show": False}
+    )
     thread.start()
     thread.join()
     assert (tmp_path / "run" / "model.safetensors").exists()
@@ -372,8 +426,14 @@ def test_training_in_a_thread_takes_no_signals(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"neuron.threshold": 50.0}, "layer 1 fell silent .* in epoch 1.*lower neuron.threshold, raise encode.width, or"),
-        ({"neuron.threshold": 50.0, "encode.code": "rate"}, "layer 1 fell silent .*lower neuron.threshold, or set train.activity"),
+        (
+            {"neuron.threshold": 50.0},
+            "layer 1 fell silent .* in epoch 1.*lower neuron.threshold, raise encode.width, or",
+        ),
+        (
+            {"neuron.threshold": 50.0, "encode.code": "rate"},
+            "layer 1 fell silent .*lower neuron.threshold, or set train.activity",
+        ),
         ({"rule.lr": 1e38, "rule.precondition": "none"}, "NaN or infinite in epoch 1; lower rule"),
     ],
 )
@@ -384,7 +444,9 @@ def test_hopeless_runs_stop_with_advice(tmp_path, change, message):
 
 
 def test_saturated_runs_stop_with_advice(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "SATURATED", 0.05)  # the refractory feedback keeps small networks well below the real bound
+    monkeypatch.setattr(
+        training, "SATURATED", 0.05
+    )  # the refractory feedback keeps small networks well below the real bound
     with pytest.raises(Stopped, match=r"is saturated .* raise neuron\.threshold"):
         training.train(small(), tmp_path / "run", show=False)
 
@@ -443,7 +505,9 @@ def test_settings_and_data_must_be_those_the_run_began_with(tmp_path, monkeypatc
     monkeypatch.undo()
     text = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(text.replace("lr = 0.5", "lr = 0.6"))
-    with pytest.raises(ValueError, match=r"was changed since the run began, in rule\.lr; change it back"):
+    with pytest.raises(
+        ValueError, match=r"was changed since the run began, in rule\.lr; change it back"
+    ):
         training.resume(folder, show=False)
     (folder / "config.toml").write_text(text)
     (tmp_path / "points.csv").write_text("\n".join([*rows[1:], rows[0]]))
@@ -459,7 +523,9 @@ def test_settings_and_data_must_be_those_the_run_began_with(tmp_path, monkeypatc
 def test_a_validation_loss_that_is_not_finite_is_never_the_best(tmp_path, monkeypatch):
     losses = iter([math.nan, 0.3, math.inf, 0.4])
     monkeypatch.setattr(training.Training, "_validate", lambda self: {"loss": next(losses)})
-    folder = training.train(small(**{"data.validation": 0.25, "train.keep": "best"}), tmp_path / "run", show=False)
+    folder = training.train(
+        small(**{"data.validation": 0.25, "train.keep": "best"}), tmp_path / "run", show=False
+    )
     assert load(folder).epoch == 2
 
 
@@ -472,8 +538,10 @@ def test_resume_of_nothing(tmp_path):
 
 def test_two_writers(tmp_path):
     folder = training.train(small(), tmp_path / "run", show=False)
-    code = f"from bisnn.checkpoint import RunFolder\nwith RunFolder({str(folder)!r}).locked(): print('held', flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    code = f"from bisnn.runs.folder import RunFolder\nwith RunFolder({str(folder)!r}).locked(): print('held', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout.readline() == "held\n"
         before = files(folder)
         with pytest.raises(ValueError, match="another process is writing this run"):
@@ -492,7 +560,9 @@ def test_tensorboard_events(tmp_path):
     log = events.EventAccumulator(str(folder / "tensorboard"))
     log.Reload()
     rows = RunFolder(folder).read_metrics()
-    np.testing.assert_allclose([e.value for e in log.Scalars("loss")], [row["loss"] for row in rows], rtol=1e-6)
+    np.testing.assert_allclose(
+        [e.value for e in log.Scalars("loss")], [row["loss"] for row in rows], rtol=1e-6
+    )
     assert "rate/layer_2" in log.Tags()["scalars"]
 
 
@@ -506,7 +576,9 @@ def test_without_tensorboard(tmp_path, monkeypatch):
 
 
 def test_graphs_are_recorded_once_mini_batches_of_all_sizes_have_passed(tmp_path):
-    """In the epoch after the first one of this process, begun or resumed: shown by a stand-in for the graphs, on the CPU."""
+    """In the epoch after the first one of this process, begun or resumed: shown by a stand-in for
+    the graphs, on the CPU.
+    """
 
     class Graphs:
         def __init__(self):
@@ -526,7 +598,14 @@ def test_graphs_are_recorded_once_mini_batches_of_all_sizes_have_passed(tmp_path
         return run
 
     begun = run_for(6)
-    assert begun._graphs.calls == [(12, False), (12, False), (12, False), (4, False), (12, True), (12, True)]
+    assert begun._graphs.calls == [
+        (12, False),
+        (12, False),
+        (12, False),
+        (4, False),
+        (12, True),
+        (12, True),
+    ]
     resumed = run_for(4, begun.state())
     assert resumed._graphs.calls == [(12, False), (4, False), (12, True), (12, True)]
     plain = run_for(0)
@@ -549,9 +628,13 @@ def test_training_on_a_gpu(tmp_path, monkeypatch, rule):
             training.train(config, tmp_path / "run", show=False)
     training.resume(tmp_path / "run", show=False)
     rows = RunFolder(tmp_path / "run").read_metrics()
-    on_cpu = RunFolder(training.train(config.updated(**{"train.device": "cpu"}), tmp_path / "cpu", show=False)).read_metrics()
+    on_cpu = RunFolder(
+        training.train(config.updated(**{"train.device": "cpu"}), tmp_path / "cpu", show=False)
+    ).read_metrics()
     if rule != "bayes" and rule != "bayes, plain":  # whose draws differ between devices
-        np.testing.assert_allclose([row["loss"] for row in rows], [row["loss"] for row in on_cpu], rtol=0.05)
+        np.testing.assert_allclose(
+            [row["loss"] for row in rows], [row["loss"] for row in on_cpu], rtol=0.05
+        )
     assert evaluation.evaluate(tmp_path / "run", show=False)["points"] == 60
 
 
@@ -568,7 +651,9 @@ def test_processes_on_a_gpu(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
 def test_no_gpu_is_a_clear_message(tmp_path):
-    with pytest.raises(ValueError, match="needs a GPU that PyTorch can use, and there is none; use --set train"):
+    with pytest.raises(
+        ValueError, match="needs a GPU that PyTorch can use, and there is none; use --set train"
+    ):
         training.train(small(**{"train.device": "cuda"}), tmp_path / "run", show=False)
     assert not (tmp_path / "run").exists()
 
@@ -577,23 +662,36 @@ def test_no_gpu_is_a_clear_message(tmp_path):
 
 
 def test_a_finished_run_gets_more_epochs(tmp_path):
-    """It is then as if it had been asked for so many at once, also with a learning rate that falls over all of them."""
+    """It is then as if it had been asked for so many at once, also with a learning rate that falls
+    over all of them.
+    """
     for schedule in ("constant", "cosine"):
         config = small(**{"train.schedule": schedule})
         folder = training.train(config, tmp_path / schedule, show=False)
         training.resume(folder, ["train.epochs=7"], show=False)
         rows = RunFolder(folder).read_metrics()
         assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
-        assert load(folder).epoch == load(folder).config.train.epochs == RunFolder(folder).read_config().train.epochs == 7
-        whole = training.train(config.updated(**{"train.epochs": 7}), tmp_path / f"{schedule} at once", show=False)
+        assert (
+            load(folder).epoch
+            == load(folder).config.train.epochs
+            == RunFolder(folder).read_config().train.epochs
+            == 7
+        )
+        whole = training.train(
+            config.updated(**{"train.epochs": 7}), tmp_path / f"{schedule} at once", show=False
+        )
         if schedule == "constant":
             assert files(folder) == files(whole)
         else:  # the first four fell to 0; from there on the rates are those of seven epochs
-            assert [row["lr"] for row in rows[4:]] == [row["lr"] for row in RunFolder(whole).read_metrics()[4:]]
+            assert [row["lr"] for row in rows[4:]] == [
+                row["lr"] for row in RunFolder(whole).read_metrics()[4:]
+            ]
 
 
 def test_more_epochs_survive_a_kill(tmp_path, monkeypatch):
-    """Before the first checkpoint of the longer run, when its config and its metrics are ahead of the state."""
+    """Before the first checkpoint of the longer run, when its config and its metrics are ahead of
+    the state.
+    """
     rare = {"train.checkpoint_seconds": 1e6}
     whole = training.train(small(**rare, **{"train.epochs": 7}), tmp_path / "whole", show=False)
     folder = training.train(small(**rare), tmp_path / "run", show=False)
@@ -608,8 +706,14 @@ def test_more_epochs_survive_a_kill(tmp_path, monkeypatch):
 
 
 def test_more_patience_trains_on(tmp_path):
-    changes = {"data.validation": 0.25, "train.epochs": 30, "rule.lr": 1e-9}  # nothing is learned, so every validation is the same
-    folder = training.train(small("st", **changes, **{"train.patience": 2}), tmp_path / "run", show=False)
+    changes = {
+        "data.validation": 0.25,
+        "train.epochs": 30,
+        "rule.lr": 1e-9,
+    }  # nothing is learned, so every validation is the same
+    folder = training.train(
+        small("st", **changes, **{"train.patience": 2}), tmp_path / "run", show=False
+    )
     before = len(RunFolder(folder).read_metrics())
     assert before < 30
     training.resume(folder, [f"train.patience={before + 3}"], show=False)
@@ -619,7 +723,10 @@ def test_more_patience_trains_on(tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("rule.lr=1", r"--set rule\.lr: a run keeps the settings it began with, but for train\.epochs, train\.patience"),
+        (
+            "rule.lr=1",
+            r"--set rule\.lr: a run keeps the settings it began with, but for train\.epochs, train\.patience",
+        ),
         ("train.epochs=3", r"train\.epochs: the run is in epoch 4 already; got 3; give 4 or more"),
         ("train.epochs=x", r"train\.epochs: must be a valid integer"),
         ("epochs=9", r"epochs: unknown key; the nearest valid key is train\.epochs"),
@@ -637,24 +744,43 @@ def test_other_settings_stay(tmp_path, override, message):
 
 
 def torchrun(*arguments, processes=2):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m", "bisnn"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={processes}",
+        "-m",
+        "bisnn",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command += [*map(str, arguments), "--no-report", "--quiet"]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def train_with_torchrun(tmp_path, config, name, processes=2):
     (tmp_path / f"{name}.toml").write_text(config.to_toml())
-    return torchrun("train", tmp_path / f"{name}.toml", "--out", tmp_path / name, processes=processes)
+    return torchrun(
+        "train", tmp_path / f"{name}.toml", "--out", tmp_path / name, processes=processes
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo between local processes")
 @pytest.mark.parametrize(("rule", "steps"), [("bayes", 1), ("bayes", 21), ("st", 21)])
 def test_two_processes_equal_one(tmp_path, rule, steps):
-    """One float32 step to 1e-6; 21 float64 steps with equal signs, where the last batch of an epoch is a single point."""
+    """One float32 step to 1e-6; 21 float64 steps with equal signs, where the last batch of an epoch
+    is a single point.
+    """
     changes = {"train.epochs": 1, "train.batch_size": 50}
     if steps > 1:
-        changes = {"train.epochs": 3, "train.batch_size": 7, "train.dtype": "float64", "data.validation": 0.14}  # 43 points
+        changes = {
+            "train.epochs": 3,
+            "train.batch_size": 7,
+            "train.dtype": "float64",
+            "data.validation": 0.14,
+        }  # 43 points
     config = small(rule, **changes, **{"data.train": 25, "train.checkpoint_seconds": 1e6})
     with train_with_torchrun(tmp_path, config, "run") as done:
         error = done.communicate(timeout=200)[1]
@@ -662,14 +788,18 @@ def test_two_processes_equal_one(tmp_path, rule, steps):
     expected = training.train(config, tmp_path / "alone", show=False)
     rows, alone = RunFolder(tmp_path / "run").read_metrics(), RunFolder(expected).read_metrics()
     assert rows[-1]["step"] == alone[-1]["step"] == steps
-    for p, q in zip(load(tmp_path / "run").net.parameters(), load(expected).net.parameters(), strict=True):
+    for p, q in zip(
+        load(tmp_path / "run").net.parameters(), load(expected).net.parameters(), strict=True
+    ):
         torch.testing.assert_close(p, q, atol=1e-6, rtol=0)
         assert torch.equal(p >= 0, q >= 0)
     for row, other in zip(rows, alone, strict=True):
         assert row["loss"] == pytest.approx(other["loss"], rel=1e-6)
         assert row["flips"] == other["flips"]
     names = {p.name for p in (tmp_path / "run").iterdir()}
-    assert names == {p.name for p in expected.iterdir()} | {".torchrun"}, "only the first process writes"
+    assert names == {p.name for p in expected.iterdir()} | {".torchrun"}, (
+        "only the first process writes"
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo between local processes")
@@ -712,16 +842,23 @@ def test_progress_shows_what_happens_within_80_columns(tmp_path, monkeypatch, ca
     training.train(small(**{"data.validation": 0.25}), tmp_path / "run")
     shown = capsys.readouterr().err
     row = RunFolder(tmp_path / "run").read_metrics()[-1]
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "\n", re.sub(r"\x1b\[[0-9;]*m", "", shown))  # no colours; cursor moves end a line
+    plain = re.sub(
+        r"\x1b\[[0-9;?]*[a-zA-Z]", "\n", re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    )  # no colours; cursor moves end a line
     last = [line for line in plain.splitlines() if "4/4" in line][-1]
     assert len(last) <= 80
-    assert f"loss {row['loss']:.3g}  acc {row['accuracy']:.3f}  rates {row['rates'][0]:.2f} {row['rates'][1]:.2f}" in last
+    assert (
+        f"loss {row['loss']:.3g}  acc {row['accuracy']:.3f}  rates {row['rates'][0]:.2f} {row['rates'][1]:.2f}"
+        in last
+    )
     assert f"flips {100 * row['flips']:.2g} %  val {row['validation']['loss']:.4f}" in last
     assert re.search(r"\d\d:\d\d", last), "time left"
 
 
 def log_lines(tmp_path, monkeypatch, capsys, seconds, **changes):
-    """What a training run writes where stderr is no terminal, when every look at the clock is `seconds` on."""
+    """What a training run writes where stderr is no terminal, when every look at the clock is
+    `seconds` on.
+    """
     clock = itertools.count(0, seconds)
     monkeypatch.setattr(training.time, "monotonic", lambda: float(next(clock)))
     training.train(small(**changes), tmp_path / "run")
@@ -736,7 +873,9 @@ def test_a_log_has_the_first_epoch_and_the_last(tmp_path, monkeypatch, capsys):
     rows = RunFolder(tmp_path / "run").read_metrics()
     assert len(lines) == 2
     for line, row in zip(lines, (rows[0], rows[-1]), strict=True):
-        assert line.startswith(f"epoch {row['epoch']}/4  loss {row['loss']:.3g}  acc {row['accuracy']:.3f}  rates ")
+        assert line.startswith(
+            f"epoch {row['epoch']}/4  loss {row['loss']:.3g}  acc {row['accuracy']:.3f}  rates "
+        )
     assert re.search(r"  0:00 left$", lines[0])
     assert "left" not in lines[1]
 
@@ -749,7 +888,10 @@ def test_a_log_has_a_line_every_ten_seconds(tmp_path, monkeypatch, capsys):
     assert places == sorted(places)
     assert {1.0, 2.0, 3.0, 4.0} <= set(places)
     assert 0.25 in places, "a step of the first epoch"
-    left = [int(minutes) * 60 + int(seconds) for minutes, seconds in re.findall(r"  (\d+):(\d\d) left$", "\n".join(lines), re.M)]
+    left = [
+        int(minutes) * 60 + int(seconds)
+        for minutes, seconds in re.findall(r"  (\d+):(\d\d) left$", "\n".join(lines), re.M)
+    ]
     assert left[0] > left[-1] > 0
 
 
@@ -757,7 +899,10 @@ def test_a_log_ends_with_the_last_epoch_of_a_stopped_run(tmp_path, monkeypatch, 
     stop_after(monkeypatch, 10)
     with pytest.raises(Killed):
         training.train(small(), tmp_path / "run")
-    assert [line.split("  ")[0] for line in capsys.readouterr().err.splitlines()] == ["epoch 1/4", "epoch 2/4"]
+    assert [line.split("  ")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "epoch 1/4",
+        "epoch 2/4",
+    ]
 
 
 def test_bars_are_lines_in_a_log(monkeypatch, capsys):

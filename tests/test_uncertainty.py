@@ -1,4 +1,6 @@
-"""benchmarks/uncertainty.py: its scores beside slow ones, its recordings beside those of the package, its messages."""
+"""benchmarks/uncertainty.py: its scores beside slow ones, its recordings beside those of the
+package, its messages.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +16,31 @@ import pytest
 import torch
 
 import bisnn
-from bisnn import training
-from bisnn.config import Config, parse
 from bisnn.data import events, simulation
 from bisnn.data.camera import N_MNIST_MOTION, record
 from bisnn.data.recordings import NMNIST
-from bisnn.model import Model, build_network
+from bisnn.runs import training
+from bisnn.runs.config import Config, parse
+from bisnn.runs.model import Model, build_network
 from runs import RECORDED, RULES, made_up, small
 from test_simulation import idx
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import uncertainty
 
-DIGITS = {**RECORDED["data"], "name": "digits", "classes": list(range(10)), "steps": 3, "bin_us": 10_000}
+DIGITS = {
+    **RECORDED["data"],
+    "name": "digits",
+    "classes": list(range(10)),
+    "steps": 3,
+    "bin_us": 10_000,
+}
 
 
 def settings(seed: int = 0, rule: str = "bayes", **changes) -> Config:
-    return parse({**RECORDED, "seed": seed, "rule": RULES[rule]}, "run").updated(**{"train.epochs": 1, **changes})
+    return parse({**RECORDED, "seed": seed, "rule": RULES[rule]}, "run").updated(
+        **{"train.epochs": 1, **changes}
+    )
 
 
 def untrained(path: Path, config: Config) -> str:
@@ -39,13 +49,17 @@ def untrained(path: Path, config: Config) -> str:
     classes = tuple(map(str, getattr(config.data, "classes", (0, 1))))
     net = build_network(config, (20,) if config.data.name == "two_moons" else shape, len(classes))
     features = 2 if config.data.name == "two_moons" else 0
-    Model(net, config, classes, torch.zeros(features).double(), torch.ones(features).double(), 0, "").save(path)
+    Model(
+        net, config, classes, torch.zeros(features).double(), torch.ones(features).double(), 0, ""
+    ).save(path)
     return str(path)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """N-MNIST recordings of 3, 5 and 7; pictures of other things; MNIST; three short runs on 3 and 7."""
+    """N-MNIST recordings of 3, 5 and 7; pictures of other things; MNIST; three short runs on 3 and
+    7.
+    """
     folder = tmp_path_factory.mktemp("uncertainty")
     for part, count in (("Train", 4), ("Test", 6)):
         for digit, side in ((3, 17), (5, 8), (7, 34)):
@@ -90,14 +104,35 @@ def test_auroc_of_a_case_made_by_hand():
 
 def test_from_runs_to_results(place, capsys):
     runs = [str(place / name) for name in ("baye0", "baye1", "full0")]
-    folders = ["--digits", str(place / "N"), "--images", str(place / "images"), "--known", str(place / "mnist")]
+    folders = [
+        "--digits",
+        str(place / "N"),
+        "--images",
+        str(place / "images"),
+        "--known",
+        str(place / "mnist"),
+    ]
     uncertainty.main([*runs, *folders, "--most", "5", "--out", str(place / "out.json")])
     shown = capsys.readouterr().out
     result = json.loads((place / "out.json").read_text())
-    assert result["recordings"] == {"test": 12, "other digits": 10, "kmnist": 5, "shoes": 5, "own digits, simulated": 5}
+    assert result["recordings"] == {
+        "test": 12,
+        "other digits": 10,
+        "kmnist": 5,
+        "shoes": 5,
+        "own digits, simulated": 5,
+    }
     assert result["seeds"] == [0, 1]
-    predictors = [("bayes", "MAP", 0), ("bayes", "ensemble of 3", 0), ("bayes", "MAP", 1), ("bayes", "ensemble of 3", 1)]
-    assert [(row["method"], row["predictor"], row["seed"]) for row in result["rows"]] == [*predictors, ("full", "real weights", 0)]
+    predictors = [
+        ("bayes", "MAP", 0),
+        ("bayes", "ensemble of 3", 0),
+        ("bayes", "MAP", 1),
+        ("bayes", "ensemble of 3", 1),
+    ]
+    assert [(row["method"], row["predictor"], row["seed"]) for row in result["rows"]] == [
+        *predictors,
+        ("full", "real weights", 0),
+    ]
     assert [(e["method"], e["predictor"]) for e in result["summary"]] == [
         *(p[:2] for p in predictors[:2]),
         ("full", "real weights"),
@@ -114,8 +149,14 @@ def test_from_runs_to_results(place, capsys):
         p = bisnn.predict(model.net, x, 3, burn_in=1, seed=0).members.double()  # (K, B, C)
         entropy = lambda p: -(p * p.log()).sum(-1)  # noqa: E731
         mean = p.mean(0)
-        scores = {"entropy": entropy(mean), "1 - max": 1 - mean.amax(-1), "mutual information": entropy(mean) - entropy(p).mean(0)}
-        return {name: np.round(score.numpy(), 6) for name, score in scores.items()} | {"class": mean.argmax(-1).numpy()}
+        scores = {
+            "entropy": entropy(mean),
+            "1 - max": 1 - mean.amax(-1),
+            "mutual information": entropy(mean) - entropy(p).mean(0),
+        }
+        return {name: np.round(score.numpy(), 6) for name, score in scores.items()} | {
+            "class": mean.argmax(-1).numpy()
+        }
 
     x, y = seen(False, [3, 7])
     own = told(x)
@@ -124,45 +165,82 @@ def test_from_runs_to_results(place, capsys):
     assert row["accuracy"] == pytest.approx(right.mean())
     assert row["entropy"]["test"] == pytest.approx(own["entropy"].mean(), abs=1e-5)
     assert row["entropy"]["other digits"] == pytest.approx(other["entropy"].mean(), abs=1e-5)
-    assert row["auroc"]["other digits"] == pytest.approx({name: pairs(own[name], other[name]) for name in own}, abs=0.02)
-    assert row["own mistakes"] == pytest.approx({name: pairs(own[name][right], own[name][~right]) for name in own}, abs=0.05)
-    assert set(result["rows"][0]["auroc"]["shoes"]) == {"entropy", "1 - max"}, "one set of weights has no mutual information"
+    assert row["auroc"]["other digits"] == pytest.approx(
+        {name: pairs(own[name], other[name]) for name in own}, abs=0.02
+    )
+    assert row["own mistakes"] == pytest.approx(
+        {name: pairs(own[name][right], own[name][~right]) for name in own}, abs=0.05
+    )
+    assert set(result["rows"][0]["auroc"]["shoes"]) == {"entropy", "1 - max"}, (
+        "one set of weights has no mutual information"
+    )
 
-    both = [r["auroc"]["shoes"]["mutual information"] for r in result["rows"] if r["predictor"] == "ensemble of 3"]
+    both = [
+        r["auroc"]["shoes"]["mutual information"]
+        for r in result["rows"]
+        if r["predictor"] == "ensemble of 3"
+    ]
     over_seeds = result["summary"][1]["auroc"]["shoes"]["mutual information"]
-    assert over_seeds == pytest.approx({"mean": np.mean(both), "std": np.std(both, ddof=1), "seeds": 2})
+    assert over_seeds == pytest.approx(
+        {"mean": np.mean(both), "std": np.std(both, ddof=1), "seeds": 2}
+    )
     assert f"{over_seeds['mean']:.3f} ± {over_seeds['std']:.3f}" in shown
     assert "bayes, ensemble of 3: mutual information" in shown
 
 
 def test_numbers_that_some_seeds_lack():
-    row = {"method": "st", "predictor": "sign", "accuracy": 1.0, "entropy": {"test": 0.5}, "auroc": {}, "own mistakes": {"a": None}}
+    row = {
+        "method": "st",
+        "predictor": "sign",
+        "accuracy": 1.0,
+        "entropy": {"test": 0.5},
+        "auroc": {},
+        "own mistakes": {"a": None},
+    }
     more = {**row, "accuracy": 0.5, "own mistakes": {"a": 0.75}}
     entry = uncertainty.summary([row, more, {**more, "accuracy": 0.0}])[0]
     assert entry["accuracy"] == {"mean": 0.5, "std": 0.5, "seeds": 3}
     assert entry["own mistakes"]["a"] == {"mean": 0.75, "std": 0.0, "seeds": 2}
-    assert uncertainty.summary([row])[0]["own mistakes"]["a"] == {"mean": None, "std": None, "seeds": 0}
+    assert uncertainty.summary([row])[0]["own mistakes"]["a"] == {
+        "mean": None,
+        "std": None,
+        "seeds": 0,
+    }
     assert " -" in uncertainty.tables(uncertainty.summary([{**row, "own mistakes": {"a": None}}]))
 
 
 def test_pictures_are_seen_as_the_runs_digits_are(place):
-    """Those of `digits` by that very camera; those for N-MNIST on 34 x 34 pixels, ON events in channel 1."""
+    """Those of `digits` by that very camera; those for N-MNIST on 34 x 34 pixels, ON events in
+    channel 1.
+    """
     data = parse({**RECORDED, "data": DIGITS, "train": {"epochs": 1, "burn_in": 0}}, "digits").data
     images, _ = simulation.sklearn_digits()
     numbers = list(range(1437, 1443))
-    clips = uncertainty.simulated("digits", uncertainty.Pictures(images[numbers], numbers), data, "cpu")[0]
+    clips = uncertainty.simulated(
+        "digits", uncertainty.Pictures(images[numbers], numbers), data, "cpu"
+    )[0]
     own = simulation.Digits(train=False, steps=3, bin_us=10_000, show=False)
     assert torch.equal(clips.spikes(), own.batch(range(6)))
 
     data = settings(**{"data.steps": 4}).data
-    clips = uncertainty.simulated("digits", uncertainty.Pictures(images[numbers], numbers), data, "cpu")[0]
+    clips = uncertainty.simulated(
+        "digits", uncertainty.Pictures(images[numbers], numbers), data, "cpu"
+    )[0]
     camera, motion, _ = uncertainty.scene_of(data)
     assert motion == replace(N_MNIST_MOTION, duration_us=100_000)
     recording = record(images[[1438]], camera, motion, seed=0, samples=[1438])[0]
-    assert torch.equal(clips.spikes()[:, 1], torch.from_numpy(events.bin_events(recording, 4, 25_000, size=(34, 34))))
+    assert torch.equal(
+        clips.spikes()[:, 1],
+        torch.from_numpy(events.bin_events(recording, 4, 25_000, size=(34, 34))),
+    )
     bright = torch.zeros(1, 28, 28)
     bright[:, :, :14] = 1  # moves right and down at first: light comes to dark pixels
-    steps = record(bright, replace(camera, shot_hz=0.0, leak_hz=0.0), replace(motion, duration_us=40_000), seed=0)[0]
+    steps = record(
+        bright,
+        replace(camera, shot_hz=0.0, leak_hz=0.0),
+        replace(motion, duration_us=40_000),
+        seed=0,
+    )[0]
     inside = steps[(steps["x"] > 15) & (steps["y"] > 6) & (steps["y"] < 24)]
     assert len(inside) > 5
     assert inside["p"].all()
@@ -187,7 +265,10 @@ def end(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
         (["--digits", "none"], "--digits: there is no folder .*none; unpack the archive"),
         (["--digits", "images"], "--digits: .*images holds no files Train"),
         (["--known", "images"], "--known: .*images: has no train-images-idx3-ubyte"),
-        (["--out", "N"], "--out: must be a file in a folder that is there; got .*N; give another name"),
+        (
+            ["--out", "N"],
+            "--out: must be a file in a folder that is there; got .*N; give another name",
+        ),
         ([], "--images: must be given where there is no other set; got none for runs on nmnist"),
     ],
     ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else "",
@@ -210,9 +291,17 @@ def test_bad_arguments_are_one_line(place, options, message, capsys):
             "must hold bytes .N, 28, 28., N >= 1; got uint8",
         ),
         ("kmnist-test-imgs.npz", b"text", "is damaged or has no array arr_0"),
-        ("kmnist-test-imgs.npz", {"x": np.zeros((2, 28, 28), np.uint8)}, "is damaged or has no array arr_0"),
+        (
+            "kmnist-test-imgs.npz",
+            {"x": np.zeros((2, 28, 28), np.uint8)},
+            "is damaged or has no array arr_0",
+        ),
         ("kmnist-test-imgs.npz", {"arr_0": np.array([{}, {}])}, "is damaged or has no array arr_0"),
-        ("kmnist-test-imgs.npz", {"arr_0": np.zeros((2, 28, 28))}, "must hold bytes .N, 28, 28., N >= 1; got float64"),
+        (
+            "kmnist-test-imgs.npz",
+            {"arr_0": np.zeros((2, 28, 28))},
+            "must hold bytes .N, 28, 28., N >= 1; got float64",
+        ),
     ],
     ids=["no idx", "small", "no npz", "other name", "objects", "floats"],
 )
@@ -235,19 +324,31 @@ def test_bad_runs_are_one_line(place, tmp_path, capsys):
     moons = untrained(tmp_path / "moons", small())
     every = untrained(tmp_path / "every", settings(**{"data.classes": list(range(10))}))
     assert "got two_moons of" in end([moons, *images], capsys)
-    assert f"got {first} and {again} with the same seed; give one of them" in end([first, again, *images], capsys)
-    assert f"got {first} and {hotter} with another rule.temperature" in end([first, hotter, *images], capsys)
-    assert f"got data.steps = 24 of {finer} and 12 of {first}" in end([first, finer, *images], capsys)
+    assert f"got {first} and {again} with the same seed; give one of them" in end(
+        [first, again, *images], capsys
+    )
+    assert f"got {first} and {hotter} with another rule.temperature" in end(
+        [first, hotter, *images], capsys
+    )
+    assert f"got data.steps = 24 of {finer} and 12 of {first}" in end(
+        [first, finer, *images], capsys
+    )
     assert "there is no such run folder or model file" in end([tmp_path / "none", *images], capsys)
-    assert "needs digits that the runs' classes leave out" in end([every, "--digits", place / "N", *images], capsys)
+    assert "needs digits that the runs' classes leave out" in end(
+        [every, "--digits", place / "N", *images], capsys
+    )
     if not torch.cuda.is_available():
-        assert "--device: must be one that PyTorch finds" in end([first, "--device", "cuda", *images], capsys)
+        assert "--device: must be one that PyTorch finds" in end(
+            [first, "--device", "cuda", *images], capsys
+        )
 
 
 def test_what_runs_on_digits_leave_out(place, tmp_path, capsys):
     config = parse({**RECORDED, "data": DIGITS, "train": {"epochs": 1, "burn_in": 0}}, "digits")
     run = untrained(tmp_path / "digits", config)
-    other = untrained(tmp_path / "other", config.updated(**{"seed": 1, "data.root": str(place / "mnist")}))
+    other = untrained(
+        tmp_path / "other", config.updated(**{"seed": 1, "data.root": str(place / "mnist")})
+    )
     alone = ["--digits", place / "N", "--known", place / "mnist", "--out", tmp_path / "no.json"]
     assert "got none for runs on digits" in end([run, *alone], capsys)
     noted = capsys.readouterr().err

@@ -29,7 +29,9 @@ def test_kl_is_that_of_torch_distributions(logits, prior):
     p = torch.distributions.Bernoulli(logits=torch.full_like(w_r, 2 * prior))
     expected = torch.distributions.kl_divergence(q, p).sum()
     torch.testing.assert_close(kl_divergence(w_r, prior), expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(kl_divergence([w_r[:1], w_r[1:]], prior), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        kl_divergence([w_r[:1], w_r[1:]], prior), expected, rtol=1e-9, atol=1e-9
+    )
     single = kl_divergence(w_r.float(), prior)
     assert torch.isfinite(single)
     assert single >= -1e-5
@@ -38,7 +40,9 @@ def test_kl_is_that_of_torch_distributions(logits, prior):
 
 @given(LOGITS)
 def test_parameters_of_the_bernoulli_agree(logits):
-    """Eq. (bernoulli-param): w^r = 1/2 log(p/(1-p)) = 1/2 log((1+mu)/(1-mu)), where float64 can tell them apart."""
+    """Eq. (bernoulli-param): w^r = 1/2 log(p/(1-p)) = 1/2 log((1+mu)/(1-mu)), where float64 can
+    tell them apart.
+    """
     w_r = torch.tensor(logits, dtype=torch.float64).clamp(-8, 8)
     p, mu = weights.probability(w_r), weights.mean(w_r)
     torch.testing.assert_close(0.5 * torch.log(p / (1 - p)), w_r, rtol=1e-6, atol=1e-8)
@@ -61,7 +65,9 @@ def test_signs_of_relaxed_samples_have_the_posteriors_frequencies(w_r, tau):
     latent = torch.full((n,), w_r, dtype=torch.float64)
     delta = weights.logistic_noise(torch.rand_like(latent, generator=seeded(2)))
     w = weights.relax(latent, delta, tau)
-    assert stats.binomtest(int((w > 0).sum()), n, float(weights.probability(latent[0]))).pvalue > 1e-4
+    assert (
+        stats.binomtest(int((w > 0).sum()), n, float(weights.probability(latent[0]))).pvalue > 1e-4
+    )
     assert stats.kstest(delta.numpy(), stats.logistic(scale=0.5).cdf).pvalue > 1e-4
 
 
@@ -70,7 +76,10 @@ def test_noise_is_guarded():
     delta = weights.logistic_noise(torch.linspace(0, 1, 2_000_000))
     assert torch.isfinite(delta).all()
     assert delta.abs().max() <= 0.5 * math.log(2**24)
-    torch.testing.assert_close(0.5 * torch.logit(torch.tensor([weights.EPS_MIN])), torch.tensor([-0.5 * math.log(2**24 - 1)]))
+    torch.testing.assert_close(
+        0.5 * torch.logit(torch.tensor([weights.EPS_MIN])),
+        torch.tensor([-0.5 * math.log(2**24 - 1)]),
+    )
 
 
 @given(st.floats(-10, 10), st.floats(2**-24, 1 - 2**-24), st.sampled_from([0.01, 0.1, 0.5, 1.0]))
@@ -126,7 +135,9 @@ def test_what_is_known_of_weights():
         seen.append((weights.is_hard(w), weights.is_hard(w * scale)))
         return scale
 
-    torch.vmap(inside)(torch.ones(2))  # the parameter itself can be read in here, what is made of it cannot
+    torch.vmap(inside)(
+        torch.ones(2)
+    )  # the parameter itself can be read in here, what is made of it cannot
     unreadable = nn.Parameter(w.detach().to("meta"))
     for hard in (True, False):
         with weights.held([w, unreadable], [weights.sign(w.detach())] * 2, hard=hard):
@@ -154,13 +165,21 @@ def test_what_is_known_of_inputs():
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match="of: no rule trains binary parameters of this Linear; make the rule first, or pass"):
+    with pytest.raises(
+        ValueError,
+        match="of: no rule trains binary parameters of this Linear; make the rule first, or pass",
+    ):
         map_weights(torch.nn.Linear(2, 3)).__enter__()
     with pytest.raises(ValueError, match="w_r: needs at least one tensor of latents"):
         kl_divergence([])
-    with pytest.raises(ValueError, match=r"prior: must be a number or have the latents' shape \(3,\); got \(4, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"prior: must be a number or have the latents' shape \(3,\); got \(4, 3\)"
+    ):
         kl_divergence(torch.zeros(3), torch.zeros(4, 3))
-    with pytest.raises(ValueError, match="seed: must be a whole number"), sample_weights(build("dense"), "0"):
+    with (
+        pytest.raises(ValueError, match="seed: must be a whole number"),
+        sample_weights(build("dense"), "0"),
+    ):
         pass
 
 

@@ -1,7 +1,7 @@
 """Spiking neural networks with binary weights that know how sure they are.
 
-The names below are the public API. They load when first used, so that `import bisnn` is quick and parts that need no PyTorch
-do not load it.
+The names below are the public API. They load when first used, so that `import bisnn` is quick and
+parts that need no PyTorch do not load it.
 """
 
 from __future__ import annotations
@@ -20,30 +20,44 @@ _HOME = {
     "rules": ("STBiSNN", "BayesBiSNN", "Bop"),
     "weights": ("map_weights", "sample_weights", "kl_divergence", "free_energy"),
     "prediction": ("predict", "Classification", "Regression"),
-    "training": ("train", "resume"),
-    "model": ("Model", "load"),
-    "evaluation": ("evaluate",),
-    "reporting": ("report",),
-    "exporting": ("export",),
-    "reproduction": ("reproduce",),
+    "runs.training": ("train", "resume"),
+    "runs.model": ("Model", "load"),
+    "runs.evaluation": ("evaluate",),
+    "reporting.page": ("report",),
+    "runs.exporting": ("export",),
     "system": ("info",),
 }
-_MODULES = ("config", "data", "encode", "energy", "exporting", "kernels", "metrics", "packed", "packing", "weights")
+_MODULES = {
+    **{
+        name: name
+        for name in (
+            "data",
+            "encode",
+            "kernels",
+            "metrics",
+            "packed",
+            "packing",
+            "shipping",
+            "weights",
+        )
+    },
+    "config": "runs.config",
+}
 __all__, __getattr__, __dir__ = lazy.names(__name__, _HOME, _MODULES, own=["__version__"])
 
 if TYPE_CHECKING:
-    from bisnn import config, data, encode, energy, exporting, kernels, metrics, packed, packing, weights
-    from bisnn.evaluation import evaluate
-    from bisnn.exporting import export
+    from bisnn import data, encode, kernels, metrics, packed, packing, shipping, weights
     from bisnn.layers import Conv2d, Linear, Recurrent
     from bisnn.losses import activity_loss, chunked_backward, global_loss, local_loss, spike_loss
-    from bisnn.model import Model, load
     from bisnn.network import Network, Output, pad
     from bisnn.neuron import SRM
     from bisnn.prediction import Classification, Regression, predict
-    from bisnn.reporting import report
-    from bisnn.reproduction import reproduce
+    from bisnn.reporting.page import report
     from bisnn.rules import BayesBiSNN, Bop, STBiSNN
+    from bisnn.runs import config
+    from bisnn.runs.evaluation import evaluate
+    from bisnn.runs.exporting import export
+    from bisnn.runs.model import Model, load
+    from bisnn.runs.training import resume, train
     from bisnn.system import info
-    from bisnn.training import resume, train
     from bisnn.weights import free_energy, kl_divergence, map_weights, sample_weights

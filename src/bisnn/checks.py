@@ -1,13 +1,16 @@
-"""Checks of arguments at the public boundary. Each message has the argument, the rule, the value and the fix."""
+"""Checks of arguments at the public boundary. Each message has the argument, the rule, the value
+and the fix.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
 from numbers import Integral, Real
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def positive_int(name: str, value: object) -> int:
@@ -16,13 +19,19 @@ def positive_int(name: str, value: object) -> int:
     return int(value)
 
 
-def number(name: str, value: object, *, above: float | None = None, least: float | None = None) -> float:
+def number(
+    name: str, value: object, *, above: float | None = None, least: float | None = None
+) -> float:
     """A finite number, > `above` or >= `least`."""
-    good = isinstance(value, Real) and not isinstance(value, bool) and abs(float(value)) < float("inf")
+    good = (
+        isinstance(value, Real) and not isinstance(value, bool) and abs(float(value)) < float("inf")
+    )
     if good and (above is None or value > above) and (least is None or value >= least):  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
     rule = f" > {above:g}" if above is not None else f" >= {least:g}" if least is not None else ""
-    raise ValueError(f"{name}: must be a finite number{rule}; got {value!r}; give a number{rule or ', not a special value'}")
+    raise ValueError(
+        f"{name}: must be a finite number{rule}; got {value!r}; give a number{rule or ', not a special value'}"
+    )
 
 
 def choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -38,18 +47,26 @@ def flag(name: str, value: object) -> None:
 
 
 def tensor(name: str, value: object) -> None:
+    from torch import Tensor  # others here need no PyTorch
+
     if not isinstance(value, Tensor):
-        raise ValueError(f"{name}: must be a torch.Tensor; got {type(value).__name__}; use torch.as_tensor")
+        raise ValueError(
+            f"{name}: must be a torch.Tensor; got {type(value).__name__}; use torch.as_tensor"
+        )
 
 
 def finite(name: str, value: Tensor) -> None:
-    bad = int((~torch.isfinite(value)).sum()) if value.is_floating_point() else 0
+    bad = int((~value.isfinite()).sum()) if value.is_floating_point() else 0
     if bad:
-        raise ValueError(f"{name}: must be finite; got {bad} NaN or infinite values; remove or replace them")
+        raise ValueError(
+            f"{name}: must be finite; got {bad} NaN or infinite values; remove or replace them"
+        )
 
 
 def seed_number(value: object, name: str = "seed") -> int:
     """A seed: one 32-bit word of a generator's key."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < 1 << 32:
-        raise ValueError(f"{name}: must be a whole number from 0 to 2^32 - 1; got {value!r}; give a seed such as 0")
+        raise ValueError(
+            f"{name}: must be a whole number from 0 to 2^32 - 1; got {value!r}; give a seed such as 0"
+        )
     return int(value)

@@ -1,4 +1,6 @@
-"""The command line: thin commands around the public functions. Nothing heavy is imported before a command runs."""
+"""The command line: thin commands around the public functions. Nothing heavy is imported before a
+command runs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import typer
 from bisnn.errors import Interrupted, Lost, Stopped, sentence
 
 if TYPE_CHECKING:
-    from bisnn.model import Model
+    from bisnn.runs.model import Model
 
 
 def _epilog(*examples: str) -> str:
@@ -43,7 +45,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as `bisnn train` wrote it.")]
+Run = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run folder, as `bisnn train` wrote it.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
 
 
@@ -89,15 +93,28 @@ class Recipe(StrEnum):
     )
 )
 def train(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a config that comes with bisnn.")],
-    out: Annotated[Path | None, typer.Option(help="The run folder to make. Default: runs/, the config and the seed.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable.")] = None,
-    no_report: Annotated[bool, typer.Option("--no-report", help="Train only: no evaluation, no report.")] = False,
+    config: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG", help="A TOML file, or the name of a config that comes with bisnn."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The run folder to make. Default: runs/, the config and the seed."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable."),
+    ] = None,
+    no_report: Annotated[
+        bool, typer.Option("--no-report", help="Train only: no evaluation, no report.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a network, judge it on its test points, write a report."""
-    from bisnn import config as configs
-    from bisnn import training
+    from bisnn.runs import config as configs
+    from bisnn.runs import training
 
     settings = configs.load(config, set_ or ())
     out = out or Path("runs") / f"{Path(config).stem}_seed{settings.seed}"
@@ -106,18 +123,30 @@ def train(
 
 
 @app.command(
-    epilog=_epilog("bisnn resume runs/two_moons_bayes_seed0", "bisnn resume runs/two_moons_bayes_seed0 --set train.epochs=200")
+    epilog=_epilog(
+        "bisnn resume runs/two_moons_bayes_seed0",
+        "bisnn resume runs/two_moons_bayes_seed0 --set train.epochs=200",
+    )
 )
 def resume(
     run: Run,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change e.g. train.epochs or train.patience; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change e.g. train.epochs or train.patience; repeatable.",
+        ),
     ] = None,
-    no_report: Annotated[bool, typer.Option("--no-report", help="Train only: no evaluation, no report.")] = False,
+    no_report: Annotated[
+        bool, typer.Option("--no-report", help="Train only: no evaluation, no report.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run that was stopped or killed: it ends with the same bits as if it had not been. Or train it for longer."""
-    from bisnn import training
+    """Go on with a run that was stopped or killed: it ends with the same bits as if it had not
+    been. Or train it for longer.
+    """
+    from bisnn.runs import training
 
     _finish(training.resume(run, set_ or (), show=not quiet), no_report, quiet)
 
@@ -141,10 +170,16 @@ def _finish(folder: Path, no_report: bool, quiet: bool) -> None:
 )
 def evaluate(
     run: Run,
-    energy: Annotated[bool, typer.Option("--energy", help="Also what one inference takes: operations, memory, energy.")] = False,
+    energy: Annotated[
+        bool,
+        typer.Option("--energy", help="Also what one inference takes: operations, memory, energy."),
+    ] = False,
     cost: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=PJ", help="Price of an operation in picojoules, in place of 45 nm; repeatable, sets --energy."),
+        typer.Option(
+            metavar="NAME=PJ",
+            help="Price of an operation in picojoules, in place of 45 nm; repeatable, sets --energy.",
+        ),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -153,8 +188,9 @@ def evaluate(
 
 
 def _verdict(folder: Path, quiet: bool, energy: bool = False, costs: Sequence[str] = ()) -> None:
-    from bisnn import evaluation, printing
-    from bisnn.energy import Costs
+    from bisnn import printing
+    from bisnn.runs import evaluation
+    from bisnn.shipping.energy import Costs
 
     verdict = evaluation.evaluate(folder, show=not quiet, costs=Costs.parse(costs))
     _say_if_unfinished(folder)
@@ -165,13 +201,15 @@ def _verdict(folder: Path, quiet: bool, energy: bool = False, costs: Sequence[st
 
 def _say_if_unfinished(run: Path, model: Model | None = None) -> None:
     """A line on a run's model whose training stopped early, and not because the config says so."""
-    from bisnn import model as models
     from bisnn.display import note
+    from bisnn.runs import model as models
 
     model = model or models.load(run)
     train = model.config.train
     if train.keep == "last" and not train.patience and model.epoch < train.epochs:
-        note(f"{run}: its model is of epoch {model.epoch} of {train.epochs}; `bisnn resume` trains it to the end")
+        note(
+            f"{run}: its model is of epoch {model.epoch} of {train.epochs}; `bisnn resume` trains it to the end"
+        )
 
 
 @app.command(
@@ -191,21 +229,31 @@ def predict(
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Write the predictions here, as CSV.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Members of the ensemble. Default: the config's.")] = None,
-    map_: Annotated[bool, typer.Option("--map", help="The most probable weights alone, no ensemble.")] = False,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Members of the ensemble. Default: the config's.")
+    ] = None,
+    map_: Annotated[
+        bool, typer.Option("--map", help="The most probable weights alone, no ensemble.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predict from a file of points, or from recordings of an event camera, with how sure the model is."""
-    from bisnn import model as models
+    """Predict from a file of points, or from recordings of an event camera, with how sure the model
+    is.
+    """
     from bisnn import printing
-    from bisnn.config import Events
     from bisnn.data import events, recordings, table
     from bisnn.display import bars, note
     from bisnn.files import write_atomic
-    from bisnn.recommendation import warn_of_map
+    from bisnn.runs import model as models
+    from bisnn.runs.config import Events
+    from bisnn.runs.recommendation import warn_of_map
 
-    if out is not None and (out.suffix.lower() != ".csv" or out.resolve() in [path.resolve() for path in data]):
-        raise ValueError(f"{out}: must be a .csv file other than the input; give e.g. --out predictions.csv")
+    if out is not None and (
+        out.suffix.lower() != ".csv" or out.resolve() in [path.resolve() for path in data]
+    ):
+        raise ValueError(
+            f"{out}: must be a .csv file other than the input; give e.g. --out predictions.csv"
+        )
     if map_ and samples is not None:
         raise typer.BadParameter("--map and --samples exclude each other")
     model = models.load(run)
@@ -215,9 +263,13 @@ def predict(
         warn_of_map(run, "leave out --map")
     files = recordings.files_of(data) if isinstance(model.config.data, Events) else []
     if not files and data[0].suffix.lower() in events.SUFFIXES:
-        raise ValueError(f"{data[0]}: is a recording, and {run} was trained on points; give a CSV, NPY or NPZ file of them")
+        raise ValueError(
+            f"{data[0]}: is a recording, and {run} was trained on points; give a CSV, NPY or NPZ file of them"
+        )
     if not files and len(data) > 1:
-        raise ValueError(f"{data[1]}: {run} was trained on points, which come in one file; got {len(data)}; give one at a time")
+        raise ValueError(
+            f"{data[1]}: {run} was trained on points, which come in one file; got {len(data)}; give one at a time"
+        )
     x: Any = files
     labels = None
     if not files:
@@ -231,9 +283,14 @@ def predict(
         note(f"{data[0]}: {model.score(result, labels)}")
     header, rows = printing.prediction_rows(model, result)
     if files:
-        header, rows = ["file", *header], [[str(file), *row] for file, row in zip(files, rows, strict=True)]
+        header, rows = (
+            ["file", *header],
+            [[str(file), *row] for file, row in zip(files, rows, strict=True)],
+        )
     if out is None and sys.stdout.isatty():
-        shown = [i for i, name in enumerate(header) if not (files and name.startswith("p("))]  # ten classes do not fit
+        shown = [
+            i for i, name in enumerate(header) if not (files and name.startswith("p("))
+        ]  # ten classes do not fit
         printing.print_rows([header[i] for i in shown], [[row[i] for i in shown] for row in rows])
     elif out is None:
         sys.stdout.write(printing.csv_text(header, rows))
@@ -243,28 +300,50 @@ def predict(
 
 
 @app.command(
-    epilog=_epilog("bisnn reproduce fig2", "bisnn reproduce all --seeds 5", "bisnn reproduce table1 --data N-MNIST --seeds 3")
+    epilog=_epilog(
+        "bisnn reproduce fig2",
+        "bisnn reproduce all --seeds 5",
+        "bisnn reproduce table1 --data N-MNIST --seeds 3",
+    )
 )
 def reproduce(
     figure: Annotated[
-        Figure, typer.Argument(help="The paper's figure 1 (1-D regression), 2 (two moons), all of these, or table1 (recordings).")
+        Figure,
+        typer.Argument(
+            help="The paper's figure 1 (1-D regression), 2 (two moons), all of these, or table1 (recordings)."
+        ),
     ],
-    recipe: Annotated[Recipe, typer.Option(help="tuned: best and short. paper: as the paper says, hours.")] = Recipe.tuned,
+    recipe: Annotated[
+        Recipe, typer.Option(help="tuned: best and short. paper: as the paper says, hours.")
+    ] = Recipe.tuned,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for runs, results.json, figures. Default: out/ and the recipe.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="table1: folder of N-MNIST, MNIST-DVS or MNIST's idx files. Default: scikit-learn's digits.")
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for runs, results.json, figures. Default: out/ and the recipe."),
     ] = None,
-    device: Annotated[Device | None, typer.Option(help="table1: where to train. Default: a GPU if there is one.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: one a core; one on a GPU.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="table1: folder of N-MNIST, MNIST-DVS or MNIST's idx files. Default: scikit-learn's digits."
+        ),
+    ] = None,
+    device: Annotated[
+        Device | None, typer.Option(help="table1: where to train. Default: a GPU if there is one.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time. Default: one a core; one on a GPU.")
+    ] = None,
     no_training: Annotated[
-        bool, typer.Option("--no-training", help="Measure and draw what is there, also unfinished runs.")
+        bool,
+        typer.Option("--no-training", help="Measure and draw what is there, also unfinished runs."),
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train the runs of the paper's figures or table, measure and draw them. The same command again goes on where it stopped."""
-    from bisnn import recognition, reproduction
+    """Train the runs of the paper's figures or table, measure and draw them. The same command again
+    goes on where it stopped.
+    """
+    from bisnn_experiments import recognition, reproduction
 
     out = out or Path("out") / recipe.value
     figures = ["fig1", "fig2"] if figure is Figure.all else [figure.value]
@@ -280,10 +359,15 @@ def reproduce(
         device=device and device.value,
     )
     console = _console()
-    made = [f"table1_{recognition.recognised(data)[0]}" if name == "table1" else name for name in figures]
+    made = [
+        f"table1_{recognition.recognised(data)[0]}" if name == "table1" else name
+        for name in figures
+    ]
     for name in made:
         console.print(reproduction.table(results["figures"][name]))
-    console.print(f"results: {out / 'results.json'}, figures: {', '.join(str(out / f'{name}.png') for name in made)}")
+    console.print(
+        f"results: {out / 'results.json'}, figures: {', '.join(str(out / f'{name}.png') for name in made)}"
+    )
 
 
 @app.command(
@@ -296,35 +380,61 @@ def reproduce(
 )
 def export(
     run: Run,
-    to: Annotated[Target, typer.Option(help="packed: one file for bisnn.packed. c: C99 sources. nir: a graph.")] = Target.packed,
-    out: Annotated[Path | None, typer.Option(help="File (c: folder) to write. Default: in the run folder.")] = None,
+    to: Annotated[
+        Target,
+        typer.Option(help="packed: one file for bisnn.packed. c: C99 sources. nir: a graph."),
+    ] = Target.packed,
+    out: Annotated[
+        Path | None, typer.Option(help="File (c: folder) to write. Default: in the run folder.")
+    ] = None,
     as_: Annotated[
         Predictor | None,
         typer.Option(
-            "--as", help="map: most probable weights. members: an ensemble. posterior: 8 bits a weight. Default: the better one."
+            "--as",
+            help="map: most probable weights. members: an ensemble. posterior: 8 bits a weight. Default: the better one.",
         ),
     ] = None,
-    members: Annotated[int | None, typer.Option(min=1, help="Members of the ensemble. Default: the config's.")] = None,
+    members: Annotated[
+        int | None, typer.Option(min=1, help="Members of the ensemble. Default: the config's.")
+    ] = None,
     profile: Annotated[
-        Profile, typer.Option(help="Of nir. cubalif: for importers that know nothing else; not exact.")
+        Profile,
+        typer.Option(help="Of nir. cubalif: for importers that know nothing else; not exact."),
     ] = Profile.exact,
     prefix: Annotated[
-        str | None, typer.Option(help="Of c: of all names and files, so that a program can hold several models. Default: model.")
+        str | None,
+        typer.Option(
+            help="Of c: of all names and files, so that a program can hold several models. Default: model."
+        ),
     ] = None,
 ) -> None:
-    """Ship a run's model as what it is: bits. What leaves runs without PyTorch and gives the same spikes."""
-    from bisnn import exporting
+    """Ship a run's model as what it is: bits. What leaves runs without PyTorch and gives the same
+    spikes.
+    """
+    from bisnn.runs import exporting
 
     predictor = as_ and as_.value
-    done = exporting.export(run, to.value, out, predictor=predictor, members=members, profile=profile.value, prefix=prefix)
+    done = exporting.export(
+        run,
+        to.value,
+        out,
+        predictor=predictor,
+        members=members,
+        profile=profile.value,
+        prefix=prefix,
+    )
     _say_if_unfinished(run)
     console, where = _console(), done["path"]
     if to is Target.packed:
         bits = f"{done['members']} x 1 bit" if done["members"] else "the posterior at 8 bits"
-        console.print(f"{done['weights']:,} weights, {bits} each: {done['bytes']:,} bytes in {where}")
+        console.print(
+            f"{done['weights']:,} weights, {bits} each: {done['bytes']:,} bytes in {where}"
+        )
         console.print(f'run it without PyTorch: bisnn.packed.load("{where}").{done["call"]}')
     elif to is Target.c:
-        console.print(f"C99 in {where}: {done['flash']:,} bytes of tables (flash), {done['ram']:,} of state (RAM)")
+        console.print(
+            f"C99 in {where}: {done['flash']:,} bytes of tables (flash), {done['ram']:,} of state (RAM)"
+        )
         name = done["prefix"]
         build = f"cc -O2 {name}.c {name}_test.c -o {name}_test && ./{name}_test"
         console.print(f"check it: cd {shlex.quote(str(where))} && {build}")
@@ -332,14 +442,29 @@ def export(
         console.print(f"NIR graph ({done['profile']}): {done['bytes']:,} bytes in {where}")
         if "disagreement" in done:
             lossy = done["disagreement"]
-            told = "" if lossy["predictions"] is None else f", {lossy['predictions']:.2%} of the predicted classes"
-            console.print(f"not the network's own spikes: {lossy['spikes']:.1%} of them differ{told}, on random points")
+            told = (
+                ""
+                if lossy["predictions"] is None
+                else f", {lossy['predictions']:.2%} of the predicted classes"
+            )
+            console.print(
+                f"not the network's own spikes: {lossy['spikes']:.1%} of them differ{told}, on random points"
+            )
 
 
-@app.command(epilog=_epilog("bisnn report runs/two_moons_bayes_seed0", "bisnn report runs/* --out comparison.html"))
+@app.command(
+    epilog=_epilog(
+        "bisnn report runs/two_moons_bayes_seed0", "bisnn report runs/* --out comparison.html"
+    )
+)
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or several run folders.")],
-    out: Annotated[Path | None, typer.Option(help="The page. Default: report.html in the run folder, or here for several.")] = None,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="One or several run folders.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page. Default: report.html in the run folder, or here for several."),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Draw one self-contained HTML page from the files of one or several runs."""
@@ -347,23 +472,37 @@ def report(
 
 
 def _write_report(runs: list[Path], out: Path | None, quiet: bool) -> None:
-    from bisnn import reporting
+    from bisnn.reporting import page as reporting
 
     _console().print(f"report: {reporting.report(runs, out, show=not quiet)}")
 
 
-@app.command(epilog=_epilog("bisnn inspect recording.aedat", "bisnn inspect Train/0/00002.bin --out look.png"))
+@app.command(
+    epilog=_epilog(
+        "bisnn inspect recording.aedat", "bisnn inspect Train/0/00002.bin --out look.png"
+    )
+)
 def inspect(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A recording: .aedat (AER-DAT2.0) or .bin (N-MNIST).")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A recording: .aedat (AER-DAT2.0) or .bin (N-MNIST)."),
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="Also draw it: a .png, or a folder for FILE.png. Without it nothing is written.")
+        Path | None,
+        typer.Option(
+            help="Also draw it: a .png, or a folder for FILE.png. Without it nothing is written."
+        ),
     ] = None,
 ) -> None:
-    """Look at a recording of an event camera: its numbers, what was skipped, and with --out a picture."""
+    """Look at a recording of an event camera: its numbers, what was skipped, and with --out a
+    picture.
+    """
     if out is not None and out.is_dir():
         out /= f"{file.name}.png"
     if out is not None and out.suffix.lower() != ".png":
-        raise ValueError(f"{out}: must be a .png file; got {out.suffix or 'no suffix'!r}; give e.g. --out look.png")
+        raise ValueError(
+            f"{out}: must be a .png file; got {out.suffix or 'no suffix'!r}; give e.g. --out look.png"
+        )
     from bisnn.data import events, inspection
     from bisnn.printing import print_facts
 
@@ -384,9 +523,15 @@ def inspect(
     )
 )
 def simulate(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make, in the layout of MNIST-DVS.")],
-    images: Annotated[str, typer.Option(help='Folder of MNIST\'s idx files, or "digits": those of scikit-learn.')] = "digits",
-    per_class: Annotated[int, typer.Option(min=1, max=9999, help="Recordings of each digit, at most.")] = 1000,
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Folder to make, in the layout of MNIST-DVS.")
+    ],
+    images: Annotated[
+        str, typer.Option(help='Folder of MNIST\'s idx files, or "digits": those of scikit-learn.')
+    ] = "digits",
+    per_class: Annotated[
+        int, typer.Option(min=1, max=9999, help="Recordings of each digit, at most.")
+    ] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Of the camera's noise.")] = 0,
     device: Annotated[Device, typer.Option(help="Where to simulate.")] = Device.cpu,
     quiet: Quiet = False,
@@ -394,8 +539,12 @@ def simulate(
     """Record images with a simulated event camera. The same command again goes on where it stopped."""
     from bisnn.data import simulation
 
-    count = simulation.simulate(out, images, per_class=per_class, seed=seed, device=device.value, show=not quiet)
-    _console().print(f"{count:,} recordings in {out / 'scale04'}; look at one with: bisnn inspect FILE")
+    count = simulation.simulate(
+        out, images, per_class=per_class, seed=seed, device=device.value, show=not quiet
+    )
+    _console().print(
+        f"{count:,} recordings in {out / 'scale04'}; look at one with: bisnn inspect FILE"
+    )
 
 
 @app.command(epilog=_epilog("bisnn info"))
@@ -408,7 +557,9 @@ def info() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
     if version:
         import bisnn
 
@@ -423,16 +574,20 @@ def _console() -> Any:
 
 
 def main() -> None:
-    """Run a command. What its user can put right is one line on stderr; BISNN_DEBUG=1 shows where it came from."""
-    # Before torch loads: its idle threads would spin on the cores that our kernels' threads, or other programs, want.
+    """Run a command. What its user can put right is one line on stderr; BISNN_DEBUG=1 shows where
+    it came from.
+    """
+    # Before torch loads: its idle threads would spin on the cores that our kernels' threads, or
+    # other programs, want.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         _run()
     except SystemExit as done:
         if "WORLD_SIZE" not in os.environ:
             raise
-        # Under torchrun gloo's threads outlive destroy_process_group, and one that drops a tensor while the interpreter shuts down
-        # aborts the process (pytorch/pytorch#179291): all is written by now, so leave without that.
+        # Under torchrun gloo's threads outlive destroy_process_group, and one that drops a tensor
+        # while the interpreter shuts down aborts the process (pytorch/pytorch#179291): all is
+        # written by now, so leave without that.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(done.code if isinstance(done.code, int) else int(done.code is not None))
@@ -448,7 +603,15 @@ def _run() -> None:
     except BrokenPipeError:  # `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (ValueError, OSError, Stopped, Interrupted, KeyboardInterrupt, MemoryError, RuntimeError) as error:
+    except (
+        ValueError,
+        OSError,
+        Stopped,
+        Interrupted,
+        KeyboardInterrupt,
+        MemoryError,
+        RuntimeError,
+    ) as error:
         text = _message(error)
         if text is None or os.environ.get("BISNN_DEBUG"):
             raise
@@ -456,13 +619,23 @@ def _run() -> None:
             from bisnn.display import visible
 
             print(visible(f"bisnn: {text}"), file=sys.stderr)
-        sys.exit(128 + error.signal if isinstance(error, Interrupted) else 130 if isinstance(error, KeyboardInterrupt) else 1)
+        sys.exit(
+            128 + error.signal
+            if isinstance(error, Interrupted)
+            else 130
+            if isinstance(error, KeyboardInterrupt)
+            else 1
+        )
 
 
 def _message(error: BaseException) -> str | None:
-    """What to print; nothing on a process whose first one prints it; None for an error that is no user's."""
+    """What to print; nothing on a process whose first one prints it; None for an error that is no
+    user's.
+    """
     rank = os.environ.get("RANK", "0")
-    of_all = isinstance(error, (Stopped, Interrupted, KeyboardInterrupt)) and not isinstance(error, Lost)
+    of_all = isinstance(error, (Stopped, Interrupted, KeyboardInterrupt)) and not isinstance(
+        error, Lost
+    )
     if rank != "0" and (of_all or getattr(error, "from_first", False)):
         return ""
     where = "" if rank == "0" else f"process {rank}: "
@@ -472,7 +645,9 @@ def _message(error: BaseException) -> str | None:
         return where + sentence(error)
     if isinstance(error, (ValueError, Stopped, Interrupted)):
         return where + str(error)
-    if isinstance(error, MemoryError) or "allocate" in str(error):  # torch says it with a RuntimeError
+    if isinstance(error, MemoryError) or "allocate" in str(
+        error
+    ):  # torch says it with a RuntimeError
         return f"{where}not enough memory: lower train.batch_size, network.layers or the number of time steps"
     return None
 

@@ -1,4 +1,5 @@
-"""What the terminal shows beside results. Bars and notes go to stderr: stdout is for what a program may read.
+"""What the terminal shows beside results. Bars and notes go to stderr: stdout is for what a program
+may read.
 
 Where stderr is no terminal, plain lines take the place of the bars.
 """
@@ -18,13 +19,17 @@ from rich.text import Text
 
 SECONDS = 10.0  # between two lines of a log
 
-# Line breaks and tabs are the program's own. The others move the cursor, colour, clear or reorder what a terminal shows; lone
-# surrogates stand for bytes of a file name that are no UTF-8, and cannot be printed.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Line breaks and tabs are the program's own. The others move the cursor, colour, clear or reorder
+# what a terminal shows; lone surrogates stand for bytes of a file name that are no UTF-8, and
+# cannot be printed.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def visible(text: str) -> str:
-    r"""Text with its control characters written as escapes: names from files must not command the terminal.
+    r"""Text with its control characters written as escapes: names from files must not command the
+    terminal.
 
     >>> print(visible("cat\x1b[2J"))
     cat\x1b[2J
@@ -39,7 +44,9 @@ class _Console(Console):
 
 
 def console(stderr: bool = False) -> Console:
-    """A console that prints names as they are: brackets in a path are no markup, and no path is broken over lines."""
+    """A console that prints names as they are: brackets in a path are no markup, and no path is
+    broken over lines.
+    """
     return _Console(stderr=stderr, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -78,7 +85,9 @@ class _Lines(Progress):
         if pace.due() or (pace.lines and task.finished and not pace.ended):
             pace.ended = task.finished
             pace.said()
-            note(f"{task.description}: {task.percentage:.0f} %{pace.left(task.completed, task.total or 0)}")
+            note(
+                f"{task.description}: {task.percentage:.0f} %{pace.left(task.completed, task.total or 0)}"
+            )
 
 
 class Pace:
@@ -107,7 +116,11 @@ class Pace:
 def status(values: dict[str, Any]) -> str:
     """A row of metrics on one line."""
     parts = [f"loss {values['loss']:.3g}"]
-    parts += [f"{name} {values[key]:.3f}" for name, key in (("acc", "accuracy"), ("rmse", "rmse")) if key in values]
+    parts += [
+        f"{name} {values[key]:.3f}"
+        for name, key in (("acc", "accuracy"), ("rmse", "rmse"))
+        if key in values
+    ]
     parts.append("rates " + " ".join(f"{rate:.2f}" for rate in values["rates"]))
     if "flips" in values:
         parts.append(f"flips {100 * values['flips']:.2g} %")
@@ -117,7 +130,8 @@ def status(values: dict[str, Any]) -> str:
 
 
 class RunDisplay:
-    """The progress bar of a training run. Where there is no terminal, a line after the first epoch and the last, and now and then.
+    """The progress bar of a training run. Where there is no terminal, a line after the first epoch
+    and the last, and now and then.
 
     Notes are always shown, by the first process.
     """
@@ -145,12 +159,16 @@ class RunDisplay:
 
     def say(self, text: str) -> None:
         if self.first:
-            self.progress.console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
+            self.progress.console.print(
+                visible(text), markup=False, highlight=False, soft_wrap=True
+            )
 
     def begin(self, epochs_done: int) -> None:
         self.pace = Pace(epochs_done)
         if not self.plain:
-            self.task = self.progress.add_task("", total=self.epochs, completed=epochs_done, status="")
+            self.task = self.progress.add_task(
+                "", total=self.epochs, completed=epochs_done, status=""
+            )
             self.progress.start()
 
     def step(self, epochs: float, values: dict[str, Any]) -> None:
@@ -175,4 +193,6 @@ class RunDisplay:
         self.pace.said()
         self.row = None
         where = epochs if isinstance(epochs, int) else f"{epochs:.2f}"
-        self.say(f"epoch {where}/{self.epochs}  {status(values)}{self.pace.left(epochs, self.epochs)}")
+        self.say(
+            f"epoch {where}/{self.epochs}  {status(values)}{self.pace.left(epochs, self.epochs)}"
+        )

@@ -1,7 +1,8 @@
 """From real numbers to spike trains: population coding and rate coding, Bernoulli spikes at a rate.
 
-Spikes are keyed by a seed and by the point's own float32 values: a point's spikes do not depend on its row, its batch or its
-neighbours. Equal points have equal spikes; another seed, or another `draw`, gives others.
+Spikes are keyed by a seed and by the point's own float32 values: a point's spikes do not depend on
+its row, its batch or its neighbours. Equal points have equal spikes; another seed, or another
+`draw`, gives others.
 """
 
 from __future__ import annotations
@@ -9,20 +10,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bisnn.bits import philox
+from bisnn.bits.philox import Purpose
 from bisnn.checks import finite, number, positive_int, seed_number, tensor
-from bisnn.packed import encoding, philox
-from bisnn.packed.philox import Purpose
+from bisnn.packed import encoding
 
 
 def population_rates(x: Tensor, neurons: int, width: float) -> Tensor:
-    """Firing rates of a population of raised-cosine tuning curves, one population for each dimension.
+    """Firing rates of a population of raised-cosine tuning curves, one population for each
+    dimension.
 
-    rate_k(x) = 1/2 + 1/2 cos(clip(pi (x - c_k) / D, -pi, pi)), with centres c_k evenly on [0, 1] and D = `width` spacings.
+    rate_k(x) = 1/2 + 1/2 cos(clip(pi (x - c_k) / D, -pi, pi)), with centres c_k evenly on [0, 1]
+    and D = `width` spacings.
 
     Args:
         x: values, (B, d), meant to lie in [0, 1]; outside, the population falls silent.
         neurons: centres for each dimension, at least 2.
-        width: D in units of the centres' spacing. The authors' code has 1 for two moons and 4 for 1-D regression.
+        width: D in units of the centres' spacing. The authors' code has 1 for two moons and 4 for
+            1-D regression.
 
     Returns:
         rates in [0, 1], (B, d * neurons).
@@ -38,7 +43,8 @@ def population_rates(x: Tensor, neurons: int, width: float) -> Tensor:
 
 
 def rate(rates: Tensor, T: int, seed: int, *, draw: int = 0) -> Tensor:
-    """Rate code: independent spikes at each time step, with these probabilities. (B, ...) -> (T, B, ...).
+    """Rate code: independent spikes at each time step, with these probabilities. (B, ...) -> (T, B,
+    ...).
 
     Args:
         rates: probabilities of a spike, in [0, 1].
@@ -55,16 +61,28 @@ def rate(rates: Tensor, T: int, seed: int, *, draw: int = 0) -> Tensor:
             f"rates: must lie in [0, 1], spikes per time step; got {float(rates.min()):g}..{float(rates.max()):g}; rescale first"
         )
     x = rates.detach().flatten(1).double().cpu().numpy()
-    spikes = philox.point_spikes(x, x, positive_int("T", T), seed_number(seed), Purpose.ENCODING, seed_number(draw, "draw"))
+    spikes = philox.point_spikes(
+        x, x, positive_int("T", T), seed_number(seed), Purpose.ENCODING, seed_number(draw, "draw")
+    )
     return torch.from_numpy(spikes).reshape(T, *rates.shape).to(rates)
 
 
-def population(x: Tensor, T: int, *, neurons: int, width: float, seed: int, draw: int = 0) -> Tensor:
-    """Population code as spikes, (B, d) -> (T, B, d * neurons); arguments as in `population_rates` and `rate`."""
+def population(
+    x: Tensor, T: int, *, neurons: int, width: float, seed: int, draw: int = 0
+) -> Tensor:
+    """Population code as spikes, (B, d) -> (T, B, d * neurons); arguments as in `population_rates`
+    and `rate`.
+    """
     _check_values("x", x)
     _check_population(neurons, width)
     code = {"code": "population", "steps": positive_int("T", T), "neurons": neurons, "width": width}
-    spikes = encoding.encode(x.detach().float().cpu().numpy(), code, seed_number(seed), Purpose.ENCODING, seed_number(draw, "draw"))
+    spikes = encoding.encode(
+        x.detach().float().cpu().numpy(),
+        code,
+        seed_number(seed),
+        Purpose.ENCODING,
+        seed_number(draw, "draw"),
+    )
     return torch.from_numpy(spikes).to(x)
 
 
@@ -80,4 +98,6 @@ def _check_values(name: str, x: Tensor) -> None:
 def _check_population(neurons: int, width: float) -> None:
     number("width", width, above=0)
     if positive_int("neurons", neurons) < 2:
-        raise ValueError(f"neurons: needs at least 2 centres to span [0, 1]; got {neurons}; give e.g. 10")
+        raise ValueError(
+            f"neurons: needs at least 2 centres to span [0, 1]; got {neurons}; give e.g. 10"
+        )

@@ -1,4 +1,5 @@
-"""Ends of a run that its user can act on, and errors of the file system in words: what the command line prints alone.
+"""Ends of a run that its user can act on, and errors of the file system in words: what the command
+line prints alone.
 
 Bad arguments are ValueErrors everywhere.
 """
@@ -30,9 +31,15 @@ class Interrupted(RuntimeError):
 
 
 def sentence(error: OSError) -> str:
-    """An error of the file system in words: the path, what is wrong with it, what to do. A message of our own stays as it is."""
+    """An error of the file system in words: the path, what is wrong with it, what to do. A message
+    of our own stays as it is.
+    """
     if error.filename is None or error.errno is None or error.strerror != os.strerror(error.errno):
-        return str(error) if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
+        return (
+            str(error)
+            if error.filename is None
+            else f"{os.fsdecode(error.filename)}: {error.strerror}"
+        )
     path = Path(os.fsdecode(error.filename))
     return f"{path}: {_reason(error.errno, path)}"
 
@@ -48,7 +55,9 @@ def _reason(number: int, path: Path) -> str:
         return "is a file where a folder is needed; give another name"
     if number == errno.ENOTDIR:
         files = [str(parent) for parent in path.parents if parent.is_file()]
-        return f"{files[0] if files else 'a part of it'} is a file, not a folder; give another place"
+        return (
+            f"{files[0] if files else 'a part of it'} is a file, not a folder; give another place"
+        )
     if number == errno.ENOENT and path.parent.is_dir():
         return "there is no such file or folder; check the name"
     if number == errno.ENOENT:

@@ -1,7 +1,9 @@
-"""Confidence intervals that cover what they claim, also on a hundred recordings and over three seeds.
+"""Confidence intervals that cover what they claim, also on a hundred recordings and over three
+seeds.
 
-Which one is used where, and how often each covers the truth, is in docs/RESULTS.md ("Intervals"), written by
-`benchmarks/interval_coverage.py`. NumPy alone; arrays of scores have the recordings as their last axis, and any axes before it.
+Which one is used where, and how often each covers the truth, is in docs/RESULTS.md ("Intervals"),
+written by `benchmarks/interval_coverage.py`. NumPy alone; arrays of scores have the recordings as
+their last axis, and any axes before it.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, special
 
-from bisnn.packed.philox import Purpose, keyed_generator
+from bisnn.bits.philox import Purpose, keyed_generator
 
 LEVEL = 0.95
 DRAWS = 500  # of the ECE, for each miscalibration that is tried
 HALVINGS = 9  # of the range in which an end of a calibration error's interval is searched
-TAIL = 0.8  # of (1 - level) / 2: the tests that are inverted use gaps that are themselves estimated, and reject too often
+# Of (1 - level) / 2: the tests that are inverted use gaps that are themselves estimated, and reject
+# too often
+TAIL = 0.8
 
 
 class Interval(NamedTuple):
@@ -27,11 +31,15 @@ class Interval(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """A debiased calibration error with its interval, and the plain ECE beside that of a calibrated model."""
+    """A debiased calibration error with its interval, and the plain ECE beside that of a calibrated
+    model.
+    """
 
     error: Interval
     ece: float
-    calibrated_mean: float  # the ECE of a perfectly calibrated model with these confidences: on average,
+    calibrated_mean: (
+        float  # the ECE of a perfectly calibrated model with these confidences: on average,
+    )
     calibrated_high: float  # and in 95 of 100 cases at most
 
 
@@ -46,8 +54,8 @@ class Bins(NamedTuple):
 def of_share(hits: float, n: float, level: float = LEVEL) -> tuple[float, float]:
     """The hull of Wilson's interval and of the mid-P interval, for `hits` of n.
 
-    Each of the two falls below 92 % for some shares near 0 or 1, but not for the same ones. A share of weighted recordings
-    has the n of as many equal ones, which need not be whole.
+    Each of the two falls below 92 % for some shares near 0 or 1, but not for the same ones. A share
+    of weighted recordings has the n of as many equal ones, which need not be whole.
     """
     z = special.ndtri((1 + level) / 2)
     share, shrink = hits / n, 1 / (1 + z * z / n)
@@ -55,7 +63,10 @@ def of_share(hits: float, n: float, level: float = LEVEL) -> tuple[float, float]
     half = z * shrink * np.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
 
     def mid_p(p: float) -> float:  # P(X > hits) + P(X = hits) / 2, which grows with p
-        at_least, more = (special.betainc(k, n - k + 1, p) if 0 < k <= n else float(k <= 0) for k in (hits, hits + 1))
+        at_least, more = (
+            special.betainc(k, n - k + 1, p) if 0 < k <= n else float(k <= 0)
+            for k in (hits, hits + 1)
+        )
         return (at_least + more) / 2
 
     def end(tail: float) -> float:
@@ -69,10 +80,11 @@ def of_share(hits: float, n: float, level: float = LEVEL) -> tuple[float, float]
 
 
 def of_mean(scores: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
-    """Hall's (1992) interval: Student's t of the mean, its statistic transformed so that skewness drops out.
+    """Hall's (1992) interval: Student's t of the mean, its statistic transformed so that skewness
+    drops out.
 
-    With W = (mean - mu) / s and skewness g: W + g W^2 / 3 + g^2 W^3 / 27 + g / (6 n) is normal up to O(1/n).
-    It covers as the studentised bootstrap does, without draws.
+    With W = (mean - mu) / s and skewness g: W + g W^2 / 3 + g^2 W^3 / 27 + g / (6 n) is normal up
+    to O(1/n). It covers as the studentised bootstrap does, without draws.
     """
     scores = np.asarray(scores, dtype=np.float64)
     n = scores.shape[-1]
@@ -85,17 +97,22 @@ def of_mean(scores: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.nd
     skewness = (centred**3).mean(-1) / scale**3
     a = np.where(np.abs(skewness) < 1e-6, 1e-6, skewness) / 3  # the limit of a symmetric sample
     t = special.stdtrit(n - 1, (1 + level) / 2) / np.sqrt(n)
-    low, high = (mean - deviation * (np.cbrt(1 + 3 * a * (side * t - skewness / (6 * n))) - 1) / a for side in (1, -1))
+    low, high = (
+        mean - deviation * (np.cbrt(1 + 3 * a * (side * t - skewness / (6 * n))) - 1) / a
+        for side in (1, -1)
+    )
     return low, high
 
 
 def of_crossed_mean(scores: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
-    """Interval of the mean of scores (..., S, n) over seeds and recordings, both of which are samples.
+    """Interval of the mean of scores (..., S, n) over seeds and recordings, both of which are
+    samples.
 
-    y_si = mu + seed_s + recording_i + rest_si. The variance of the seeds' means over S holds what seeds and rest do to the
-    grand mean, and gets Student's t with S - 1 degrees of freedom; what is left is that all seeds share their recordings,
-    with the quantiles of `of_mean`. Those of the two are averaged, weighted with the variances (Cochran 1964). One seed:
-    recordings alone. The most extreme recording counts twice, because a hundred hardly show how heavy a tail is.
+    y_si = mu + seed_s + recording_i + rest_si. The variance of the seeds' means over S holds what
+    seeds and rest do to the grand mean, and gets Student's t with S - 1 degrees of freedom; what is
+    left is that all seeds share their recordings, with the quantiles of `of_mean`. Those of the two
+    are averaged, weighted with the variances (Cochran 1964). One seed: recordings alone. The most
+    extreme recording counts twice, because a hundred hardly show how heavy a tail is.
     """
     scores = np.asarray(scores, dtype=np.float64)
     seeds, n = scores.shape[-2:]
@@ -111,11 +128,20 @@ def of_crossed_mean(scores: np.ndarray, level: float = LEVEL) -> tuple[np.ndarra
     between = np.zeros_like(mean)
     if seeds > 1:
         between = scores.mean(-1).var(-1, ddof=1) / seeds
-        rest = scores - scores.mean(-1, keepdims=True) - scores.mean(-2, keepdims=True) + mean[..., None, None]
-        recordings = np.maximum(recordings - (rest**2).sum((-2, -1)) / ((seeds - 1) * (n - 1)) / (seeds * n), 0)
+        rest = (
+            scores
+            - scores.mean(-1, keepdims=True)
+            - scores.mean(-2, keepdims=True)
+            + mean[..., None, None]
+        )
+        recordings = np.maximum(
+            recordings - (rest**2).sum((-2, -1)) / ((seeds - 1) * (n - 1)) / (seeds * n), 0
+        )
     total = between + recordings
     t = special.stdtrit(max(seeds - 1, 1), (1 + level) / 2)
-    below, above = ((t * between + q * recordings) / np.sqrt(np.where(total > 0, total, 1)) for q in quantiles)
+    below, above = (
+        (t * between + q * recordings) / np.sqrt(np.where(total > 0, total, 1)) for q in quantiles
+    )
     return mean - below, mean + above
 
 
@@ -127,30 +153,38 @@ def plain_ece(bins: Bins) -> float:
 
 
 def debiased_ece(bins: Bins) -> float:
-    """The miscalibration at which the plain ECE would on average be what it is; 0 where chance alone gives as much."""
+    """The miscalibration at which the plain ECE would on average be what it is; 0 where chance
+    alone gives as much.
+    """
     ece, path = plain_ece(bins), _Path(bins)
     return _bisect(lambda error: _expected_ece(bins, path.shares(error)) < ece, ece, 40)
 
 
 def corrected_ece(bins: Bins) -> float:
-    """The plain ECE less the bias it would have at the gaps observed (one step of the bootstrap's correction).
+    """The plain ECE less the bias it would have at the gaps observed (one step of the bootstrap's
+    correction).
 
-    Kumar et al. (2019) do so with draws. It keeps more bias near 0 than `debiased_ece`, but is never cut off there and
-    varies less, so it serves differences, in which most of the bias cancels.
+    Kumar et al. (2019) do so with draws. It keeps more bias near 0 than `debiased_ece`, but is
+    never cut off there and varies less, so it serves differences, in which most of the bias
+    cancels.
     """
     return 2 * plain_ece(bins) - _expected_ece(bins, bins.right / bins.size)
 
 
 def calibration(bins: Bins, level: float = LEVEL, seed: int = 0, draws: int = DRAWS) -> Calibration:
-    """The debiased ECE, and an interval by inversion of a test (a parametric bootstrap at each miscalibration tried).
+    """The debiased ECE, and an interval by inversion of a test (a parametric bootstrap at each
+    miscalibration tried).
 
-    The estimand is the binned calibration error of the population, sum_b P(b) |E[confidence - right | b]|. An error is
-    in the interval unless the plain ECE lies in a tail of the ECEs that right answers drawn with that error show.
+    The estimand is the binned calibration error of the population, sum_b P(b) |E[confidence - right
+    | b]|. An error is in the interval unless the plain ECE lies in a tail of the ECEs that right
+    answers drawn with that error show.
     """
     ece, path, tail = plain_ece(bins), _Path(bins), TAIL * (1 - level) / 2
 
     def drawn(error: float) -> np.ndarray:
-        right = keyed_generator(seed, Purpose.BOOTSTRAP).binomial(bins.size, path.shares(error), (draws, len(bins.size)))
+        right = keyed_generator(seed, Purpose.BOOTSTRAP).binomial(
+            bins.size, path.shares(error), (draws, len(bins.size))
+        )
         return np.abs(right - bins.size * bins.confidence).sum(1) / bins.size.sum()
 
     calibrated = drawn(0)
@@ -162,15 +196,19 @@ def calibration(bins: Bins, level: float = LEVEL, seed: int = 0, draws: int = DR
     farthest = min(path.most, reached + 4 / np.sqrt(n) + 8 / n)
     high = _bisect(lambda error: (drawn(error) <= reached).mean() > tail, farthest, HALVINGS)
     interval = Interval(value, float(min(low, value)), float(max(high, value)))
-    return Calibration(interval, ece, _expected_ece(bins, bins.confidence), float(np.quantile(calibrated, 0.95)))
+    return Calibration(
+        interval, ece, _expected_ece(bins, bins.confidence), float(np.quantile(calibrated, 0.95))
+    )
 
 
 class _Path:
-    """Shares of right answers in the bins for every total error sum_b p_b |d_b|, near those observed.
+    """Shares of right answers in the bins for every total error sum_b p_b |d_b|, near those
+    observed.
 
-    All observed gaps d_b = confidence - share shrink or grow by the same number of standard errors, so that gaps that are
-    noise vanish first. (Maximum likelihood for a given total moves each by its variance; that keeps the noise of small bins
-    at the cost of what a large bin has shown, and covers 88 %.)
+    All observed gaps d_b = confidence - share shrink or grow by the same number of standard errors,
+    so that gaps that are noise vanish first. (Maximum likelihood for a given total moves each by
+    its variance; that keeps the noise of small bins at the cost of what a large bin has shown, and
+    covers 88 %.)
     """
 
     def __init__(self, bins: Bins) -> None:
@@ -180,7 +218,9 @@ class _Path:
         self.gap = np.abs(bins.confidence - bins.right / bins.size)
         self.room = np.maximum(bins.confidence, 1 - bins.confidence)
         turns = np.concatenate([-self.gap, self.room - self.gap]) / np.tile(self.error, 2)
-        self.turns = np.sort(turns)  # where a gap leaves 0 or meets its limit: the total is linear between these
+        self.turns = np.sort(
+            turns
+        )  # where a gap leaves 0 or meets its limit: the total is linear between these
         self.totals = self._gaps(self.turns[:, None]) @ self.weight
         self.most = float(self.totals[-1])
 
@@ -188,11 +228,16 @@ class _Path:
         return np.clip(self.gap + move * self.error, 0, self.room)
 
     def shares(self, error: float) -> np.ndarray:
-        """Of the two sides of its confidence, each bin is on the one that makes its right answers more likely."""
+        """Of the two sides of its confidence, each bin is on the one that makes its right answers
+        more likely.
+        """
         gap = self._gaps(np.interp(error, self.totals, self.turns))
         size, confidence, right = self.bins
         below, above = confidence - gap, confidence + gap
-        chance = [special.xlogy(right, p) + special.xlog1py(size - right, -p) for p in (below.clip(0, 1), above.clip(0, 1))]
+        chance = [
+            special.xlogy(right, p) + special.xlog1py(size - right, -p)
+            for p in (below.clip(0, 1), above.clip(0, 1))
+        ]
         over = (above > 1) | ((below >= 0) & (chance[0] >= chance[1]))
         return np.where(over, below, above).clip(0, 1)
 
@@ -201,8 +246,12 @@ def _expected_ece(bins: Bins, shares: np.ndarray) -> float:
     """Mean ECE where the right answers of each bin are binomial: E|K - x| in closed form."""
     size, stated = bins.size, bins.size * bins.confidence
     k = np.floor(stated)
-    one_less = np.where(size > 1, special.bdtr(np.maximum(k - 1, 0), np.maximum(size - 1, 1), shares), 1)  # of size - 1
-    partial = stated * special.bdtr(k, size, shares) - size * shares * np.where(k >= 1, one_less, 0)  # E max(x - K, 0)
+    one_less = np.where(
+        size > 1, special.bdtr(np.maximum(k - 1, 0), np.maximum(size - 1, 1), shares), 1
+    )  # of size - 1
+    partial = stated * special.bdtr(k, size, shares) - size * shares * np.where(
+        k >= 1, one_less, 0
+    )  # E max(x - K, 0)
     return float((size * shares - stated + 2 * partial).sum() / size.sum())
 
 

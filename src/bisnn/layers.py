@@ -1,7 +1,9 @@
-"""Layers of SRM neurons: Linear, Conv2d (with optional max-pooling), Recurrent (any directed graph, by a mask).
+"""Layers of SRM neurons: Linear, Conv2d (with optional max-pooling), Recurrent (any directed graph,
+by a mask).
 
-A layer first computes the currents of all time steps, I = W s, as one product with time folded into the batch, and then
-runs one scan over time. A layer is a description until a `Network` builds it: only then has it weights and constants.
+A layer first computes the currents of all time steps, I = W s, as one product with time folded into
+the batch, and then runs one scan over time. A layer is a description until a `Network` builds it:
+only then has it weights and constants.
 
 Axes: T time, B batch, N neurons, C channels, H W image. No layer has a bias.
 """
@@ -13,27 +15,32 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bisnn.bits import philox
+from bisnn.bits.philox import Purpose
 from bisnn.checks import positive_int
-from bisnn.fused import srm_layer
 from bisnn.kernels import reference
+from bisnn.kernels.layer import srm_layer
 from bisnn.kernels.reference import advance, potential
-from bisnn.neuron import SRM, spike, srm_scan
-from bisnn.packed import philox
-from bisnn.packed.philox import Purpose
+from bisnn.kernels.scan import spike, srm_scan
+from bisnn.neuron import SRM
 from bisnn.weights import is_hard, is_realised, pinned, sign
 
 
 class LayerState(NamedTuple):
-    """What a layer carries from one chunk of time to the next: all of it holds for the coming time step."""
+    """What a layer carries from one chunk of time to the next: all of it holds for the coming time
+    step.
+    """
 
     P: Tensor  # slow trace of the current, (B, ...)
     Q: Tensor  # fast trace of the current, (B, ...)
     R: Tensor  # trace of the neuron's own spikes, (B, ...)
-    X_m: Tensor  # slow trace of the layer's input, (B, ...): keeps the local gradient of the next chunk exact
+    # Slow trace of the layer's input, (B, ...): keeps the local gradient of the next chunk exact
+    X_m: Tensor
     X_s: Tensor  # fast trace of the layer's input
 
     def detach(self) -> LayerState:
@@ -49,16 +56,22 @@ class LayerOutput(NamedTuple):
 
 
 class Readout(nn.Module):
-    """y = gain/sqrt(n) V s with fixed random V in {-1, +1}: from spikes to class logits or real outputs."""
+    """y = gain/sqrt(n) V s with fixed random V in {-1, +1}: from spikes to class logits or real
+    outputs.
+    """
 
     V: Tensor  # (outputs, n)
     scale: Tensor  # gain/sqrt(n), ()
 
-    def __init__(self, n: int, outputs: int, gain: float, seed: int, number: int, dtype: torch.dtype):
+    def __init__(
+        self, n: int, outputs: int, gain: float, seed: int, number: int, dtype: torch.dtype
+    ):
         super().__init__()
         V = sign(_normal((outputs, n), seed, Purpose.READOUTS, number))
         self.register_buffer("V", V.to(dtype))
-        self.register_buffer("scale", torch.tensor(gain / math.sqrt(n), dtype=torch.float64).to(dtype))
+        self.register_buffer(
+            "scale", torch.tensor(gain / math.sqrt(n), dtype=torch.float64).to(dtype)
+        )
 
     def forward(self, s: Tensor) -> Tensor:
         """(T, B, ...) -> (T, B, outputs): an exact integer where s is 0 or 1, times `scale`."""
@@ -80,9 +93,11 @@ def _with_gradient_of(value: Tensor, proxy: Tensor) -> Tensor:
 
 
 class Layer(nn.Module):
-    """Common part of all layers: the latent weights, the neuron's constants, the way from input to spikes.
+    """Common part of all layers: the latent weights, the neuron's constants, the way from input to
+    spikes.
 
-    Subclasses say how many parents a neuron has (`kappa`), which shapes go in and out, and what the product W s is.
+    Subclasses say how many parents a neuron has (`kappa`), which shapes go in and out, and what the
+    product W s is.
     """
 
     weight: nn.Parameter  # w^r if the layer is binary; inside a realisation, w
@@ -95,7 +110,9 @@ class Layer(nn.Module):
         self.own_neuron = neuron
         self.binary = False
         self.input_shape: tuple[int, ...] = ()
-        self.current_shape: tuple[int, ...] = ()  # of the neurons: the axes after (T, B) of currents and potentials
+        self.current_shape: tuple[
+            int, ...
+        ] = ()  # of the neurons: the axes after (T, B) of currents and potentials
         self.output_shape: tuple[int, ...] = ()  # of what leaves the layer
 
     # What a subclass provides
@@ -118,14 +135,23 @@ class Layer(nn.Module):
     # Construction
 
     def build(
-        self, input_shape: tuple[int, ...], neuron: SRM, binary: bool, init: float, seed: int, number: int, dtype: torch.dtype
+        self,
+        input_shape: tuple[int, ...],
+        neuron: SRM,
+        binary: bool,
+        init: float,
+        seed: int,
+        number: int,
+        dtype: torch.dtype,
     ) -> None:
         """Make weights and constants; called once, by the network, of which this is layer `number`.
 
         Latents are +-init, real weights N(0, 1).
         """
         if self.input_shape:
-            raise ValueError(f"layers: each layer object belongs to one network, once; got {self} a second time")
+            raise ValueError(
+                f"layers: each layer object belongs to one network, once; got {self} a second time"
+            )
         self.current_shape, self.output_shape = self.shapes(input_shape)
         self.input_shape, self.binary = input_shape, binary
         self.neuron = self.own_neuron or neuron
@@ -133,7 +159,9 @@ class Layer(nn.Module):
         self.weight = nn.Parameter((init * sign(w) if binary else w).to(dtype))
         self.weight._bisnn_synapses = True  # type: ignore[attr-defined]  # see weights.is_synapses
         self.register_buffer("kappa", self._parents().rsqrt().to(dtype))
-        self.register_buffer("constants", self.neuron.constants(dtype))
+        self.register_buffer(
+            "constants", torch.from_numpy(self.neuron.constants(np.float64)).to(dtype)
+        )
 
     def state_shapes(self, batch_size: int) -> list[tuple[int, ...]]:
         """Shapes of a state's P, Q, R, X_m, X_s."""
@@ -158,9 +186,10 @@ class Layer(nn.Module):
     ) -> LayerOutput:
         """Spikes and potentials of all time steps of x, (T, B, *input_shape).
 
-        With `bptt` gradients travel to the layer below, through the refractory feedback and through the state; without
-        (local learning), they reach this layer's weights only, through eq. (der-general). `weight` stands in for the parameter.
-        `spikes` promises that x is 0 or 1 everywhere. `readout` reads what leaves the layer.
+        With `bptt` gradients travel to the layer below, through the refractory feedback and through
+        the state; without (local learning), they reach this layer's weights only, through eq.
+        (der-general). `weight` stands in for the parameter. `spikes` promises that x is 0 or 1
+        everywhere. `readout` reads what leaves the layer.
         """
         if weight is None:
             weight = self._realisation()
@@ -169,14 +198,22 @@ class Layer(nn.Module):
         return self._run(x, weight, state, bptt, spikes, readout)
 
     def _run(
-        self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool, spikes: bool, readout: Readout | None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        state: LayerState | None,
+        bptt: bool,
+        spikes: bool,
+        readout: Readout | None,
     ) -> LayerOutput:
         """The whole layer as one operation; `Recurrent` has its own way."""
         raise NotImplementedError
 
     def _realisation(self) -> Tensor:
         if not self.input_shape:
-            raise RuntimeError("a layer has weights only as part of a network: bisnn.Network(layer, ...) builds it")
+            raise RuntimeError(
+                "a layer has weights only as part of a network: bisnn.Network(layer, ...) builds it"
+            )
         if self.binary and not is_realised(self.weight):
             raise RuntimeError(
                 "a network of binary weights was called while its parameters hold the latents w^r: to train, call it inside "
@@ -185,14 +222,17 @@ class Layer(nn.Module):
             )
         return self.weight
 
-    def _before(self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _before(
+        self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """P, Q, R before the first time step."""
         if state is None:
             zero = self.kappa.new_zeros(x.shape[1], *self.current_shape)
             return zero, zero, zero
         P, Q, R = state[:3]
         if not bptt and weight.requires_grad and torch.is_grad_enabled():
-            # P is W X_m: its value is carried (same bits), its gradient is taken at the carried input trace.
+            # P is W X_m: its value is carried (same bits), its gradient is taken at the carried
+            # input trace.
             P = _with_gradient_of(P, self.product(state.X_m, weight))
             Q = _with_gradient_of(Q, self.product(state.X_s, weight))
         return P, Q, R
@@ -206,7 +246,8 @@ class Layer(nn.Module):
             return LayerState(*after, state.X_m, state.X_s)
         steps = torch.arange(len(x), 0, -1, device=x.device, dtype=x.dtype)
         traces = (
-            a ** len(x) * trace + torch.tensordot(a**steps, x, dims=1)  # X' = a^T X + sum_t a^(T-t) x_t
+            a ** len(x) * trace
+            + torch.tensordot(a**steps, x, dims=1)  # X' = a^T X + sum_t a^(T-t) x_t
             for a, trace in zip(self.constants[:2], (state.X_m, state.X_s), strict=True)
         )
         return LayerState(*(x.detach() for x in (*after, *traces)))
@@ -222,7 +263,9 @@ class Layer(nn.Module):
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
         if is_realised(self.weight):
-            raise RuntimeError("load_state_dict() inside a realisation would be undone on leaving it; call it outside the block")
+            raise RuntimeError(
+                "load_state_dict() inside a realisation would be undone on leaving it; call it outside the block"
+            )
         for name in ("constants", "kappa"):
             own, other = getattr(self, name), state_dict.get(prefix + name)
             if other is None or own.is_meta or own.shape != other.shape:
@@ -237,7 +280,8 @@ class Layer(nn.Module):
 
 
 class Linear(Layer):
-    """`n_out` neurons, each with all `n_in` inputs as parents. Inputs with more axes, (T, B, C, H, W), are flattened.
+    """`n_out` neurons, each with all `n_in` inputs as parents. Inputs with more axes, (T, B, C, H,
+    W), are flattened.
 
     Args:
         n_in, n_out: number of inputs and of neurons.
@@ -262,13 +306,32 @@ class Linear(Layer):
         return F.linear(x.flatten(x.ndim - len(self.input_shape)), weight)
 
     def _run(
-        self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool, spikes: bool, readout: Readout | None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        state: LayerState | None,
+        bptt: bool,
+        spikes: bool,
+        readout: Readout | None,
     ) -> LayerOutput:
-        before, neuron = self._before(x, weight, state, bptt), (self.neuron.surrogate, self.neuron.slope, bptt)
+        before, neuron = (
+            self._before(x, weight, state, bptt),
+            (self.neuron.surrogate, self.neuron.slope, bptt),
+        )
         reading = (None, None) if readout is None else (readout.V, readout.scale)
-        settings: tuple[list[int], list[int], int, bool, bool] = ([], [], 1, is_hard(weight), spikes)
-        y, s, u, P, Q, R, _ = srm_layer(x.flatten(2), weight, *before, self.kappa, self.constants, *reading, *settings, *neuron)
-        return LayerOutput(s, u, y if readout else None, self._next_state(x, state, (P, Q, R), bptt))
+        settings: tuple[list[int], list[int], int, bool, bool] = (
+            [],
+            [],
+            1,
+            is_hard(weight),
+            spikes,
+        )
+        y, s, u, P, Q, R, _ = srm_layer(
+            x.flatten(2), weight, *before, self.kappa, self.constants, *reading, *settings, *neuron
+        )
+        return LayerOutput(
+            s, u, y if readout else None, self._next_state(x, state, (P, Q, R), bptt)
+        )
 
     def extra_repr(self) -> str:
         return f"{self.n_in}, {self.n_out}"
@@ -277,9 +340,10 @@ class Linear(Layer):
 class Conv2d(Layer):
     """`channels_out` maps of neurons that share a kernel.
 
-    kappa = 1/sqrt(channels_in k0 k1), also at the borders. With `pool`, the refractory feedback and its spikes live at
-    full resolution; what leaves the layer is 1 where the maximum potential of a window exceeds theta, which is the OR of the
-    window's spikes; the gradient goes to the first maximum.
+    kappa = 1/sqrt(channels_in k0 k1), also at the borders. With `pool`, the refractory feedback and
+    its spikes live at full resolution; what leaves the layer is 1 where the maximum potential of a
+    window exceeds theta, which is the OR of the window's spikes; the gradient goes to the first
+    maximum.
 
     Args:
         channels_in, channels_out: channels before and after.
@@ -321,7 +385,9 @@ class Conv2d(Layer):
             )
         H, W = (
             (n + 2 * p - k) // d + 1
-            for n, k, d, p in zip(input_shape[1:], self.kernel_size, self.stride, self.padding, strict=True)
+            for n, k, d, p in zip(
+                input_shape[1:], self.kernel_size, self.stride, self.padding, strict=True
+            )
         )
         if min(H, W) < self.pool:
             raise ValueError(
@@ -338,19 +404,40 @@ class Conv2d(Layer):
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         images = x.reshape(-1, *self.input_shape)
-        return F.conv2d(images, weight, None, self.stride, self.padding).reshape(*x.shape[:-3], *self.current_shape)
+        return F.conv2d(images, weight, None, self.stride, self.padding).reshape(
+            *x.shape[:-3], *self.current_shape
+        )
 
     def _run(
-        self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool, spikes: bool, readout: Readout | None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        state: LayerState | None,
+        bptt: bool,
+        spikes: bool,
+        readout: Readout | None,
     ) -> LayerOutput:
-        # Channels come last in memory: then a pixel's neighbours are whole vectors, for the kernels and for the scan.
+        # Channels come last in memory: then a pixel's neighbours are whole vectors, for the kernels
+        # and for the scan.
         before = (z.movedim(1, -1) for z in self._before(x, weight, state, bptt))
         settings = (list(self.stride), list(self.padding), self.pool, is_hard(weight), spikes)
         neuron = (self.neuron.surrogate, self.neuron.slope, bptt)
         reading: tuple[Tensor | None, Tensor | None] = (None, None)
         if readout is not None:
-            reading = (readout.V.unflatten(1, self.output_shape).movedim(1, -1).flatten(1), readout.scale)
-        y, s, u, *after, _ = srm_layer(x.movedim(2, -1), weight, *before, self.kappa, self.constants, *reading, *settings, *neuron)
+            reading = (
+                readout.V.unflatten(1, self.output_shape).movedim(1, -1).flatten(1),
+                readout.scale,
+            )
+        y, s, u, *after, _ = srm_layer(
+            x.movedim(2, -1),
+            weight,
+            *before,
+            self.kappa,
+            self.constants,
+            *reading,
+            *settings,
+            *neuron,
+        )
         P, Q, R = (z.movedim(-1, 1) for z in after)
         after = self._next_state(x, state, (P, Q, R), bptt)
         return LayerOutput(s.movedim(-1, 2), u.movedim(-1, 2), y if readout else None, after)
@@ -363,20 +450,25 @@ class Conv2d(Layer):
 
 
 class Recurrent(Layer):
-    """`n` neurons connected among themselves and to `n_in` inputs: with a mask, any directed graph, cycles included.
+    """`n` neurons connected among themselves and to `n_in` inputs: with a mask, any directed graph,
+    cycles included.
 
-    The spikes of time t act on the potentials from t + 1 on. Time cannot be done in parallel here; the layer steps.
-    kappa_i = 1/sqrt(|P_i|) counts the neuron's own parents, exogenous and recurrent.
+    The spikes of time t act on the potentials from t + 1 on. Time cannot be done in parallel here;
+    the layer steps. kappa_i = 1/sqrt(|P_i|) counts the neuron's own parents, exogenous and
+    recurrent.
 
     Args:
         n_in, n: number of exogenous inputs and of neurons.
-        mask: (n, n_in + n), True where the synapse exists: first the columns of the inputs, then those of the neurons.
-            Every neuron needs a parent. Without a mask all synapses exist, each neuron's onto itself too.
-        outputs: indices of the read-out neurons, whose spikes leave the layer; by default all. In local mode the others get no
-            error signal and learn nothing, a reservoir (Bayes-BiSNN's prior alone pulls them); gradient="bptt" trains them.
+        mask: (n, n_in + n), True where the synapse exists: first the columns of the inputs, then
+            those of the neurons. Every neuron needs a parent. Without a mask all synapses exist,
+            each neuron's onto itself too.
+        outputs: indices of the read-out neurons, whose spikes leave the layer; by default all. In
+            local mode the others get no error signal and learn nothing, a reservoir (Bayes-BiSNN's
+            prior alone pulls them); gradient="bptt" trains them.
         neuron: this layer's own SRM; by default the network's.
 
-    The parameter holds the synapses that exist and no others: (n, n_in + n) without a mask, a vector in row order with one.
+    The parameter holds the synapses that exist and no others: (n, n_in + n) without a mask, a
+        vector in row order with one.
 
     >>> import bisnn
     >>> mask = torch.tensor([[1, 0, 0, 1], [0, 1, 1, 0]], dtype=torch.bool)  # two neurons: an input and each other as parents
@@ -413,7 +505,13 @@ class Recurrent(Layer):
         self.register_buffer("mask", mask)
         if outputs is not None:
             whole = all(isinstance(i, Integral) for i in outputs)
-            if not whole or len(outputs) == 0 or min(outputs) < 0 or max(outputs) >= n or len(set(outputs)) < len(outputs):
+            if (
+                not whole
+                or len(outputs) == 0
+                or min(outputs) < 0
+                or max(outputs) >= n
+                or len(set(outputs)) < len(outputs)
+            ):
                 raise ValueError(
                     f"outputs: must be distinct neuron indices from 0 to {n - 1}, at least one; got {outputs}; leave it out for all"
                 )
@@ -430,7 +528,11 @@ class Recurrent(Layer):
         return (self.n, self.n_in + self.n) if self.mask is None else (int(self.mask.sum()),)
 
     def _parents(self) -> Tensor:
-        return torch.tensor(self.n_in + self.n, dtype=torch.float64) if self.mask is None else self.mask.sum(1).double()
+        return (
+            torch.tensor(self.n_in + self.n, dtype=torch.float64)
+            if self.mask is None
+            else self.mask.sum(1).double()
+        )
 
     def matrix(self, weight: Tensor) -> Tensor:
         """The synapses as a matrix (n, n_in + n), zero where there is none."""
@@ -443,7 +545,13 @@ class Recurrent(Layer):
         return F.linear(x, self.matrix(weight))
 
     def _run(
-        self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool, spikes: bool, readout: Readout | None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        state: LayerState | None,
+        bptt: bool,
+        spikes: bool,
+        readout: Readout | None,
     ) -> LayerOutput:
         x = x.flatten(2)
         if bptt:
@@ -452,22 +560,34 @@ class Recurrent(Layer):
         else:
             with torch.no_grad():
                 I, s, u, after = self._steps(x, weight, state)
-            inputs = torch.cat([x, s], dim=-1)  # the layer's own past spikes are constants for the gradient
+            inputs = torch.cat(
+                [x, s], dim=-1
+            )  # the layer's own past spikes are constants for the gradient
             if weight.requires_grad and torch.is_grad_enabled():
                 I = _with_gradient_of(I, self.product(inputs, weight))
-                before, neuron = self._before(x, weight, state, bptt), (self.neuron.surrogate, self.neuron.slope, bptt)
-                s, u, *after = srm_scan(I, *before, self.kappa, self.constants, *neuron)  # the same bits, now with a gradient
+                before, neuron = (
+                    self._before(x, weight, state, bptt),
+                    (self.neuron.surrogate, self.neuron.slope, bptt),
+                )
+                s, u, *after = srm_scan(
+                    I, *before, self.kappa, self.constants, *neuron
+                )  # the same bits, now with a gradient
         if self.outputs is not None:
             s = s[..., self.outputs]
-        return LayerOutput(s, u, readout(s) if readout else None, self._next_state(inputs, state, after, bptt))
+        return LayerOutput(
+            s, u, readout(s) if readout else None, self._next_state(inputs, state, after, bptt)
+        )
 
     def _steps(
         self, x: Tensor, weight: Tensor, state: LayerState | None
     ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """The equations of the scan, one step at a time: currents, spikes, potentials (T, B, n), state."""
+        """The equations of the scan, one step at a time: currents, spikes, potentials (T, B, n),
+        state.
+        """
         W_in, W_rec = self.matrix(weight).split([self.n_in, self.n], dim=-1)
         I_in = F.linear(x, W_in)
-        # Zero, but part of the graph: a first time step has a gradient, which is zero, as in the other layers.
+        # Zero, but part of the graph: a first time step has a gradient, which is zero, as in the
+        # other layers.
         P, Q, R = (I_in[0] - I_in[0],) * 3 if state is None else state[:3]
         steps = []
         for I_t in I_in:
@@ -486,12 +606,18 @@ class Recurrent(Layer):
 
 def _pair(name: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:
     pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-    if len(pair) != 2 or any(isinstance(v, bool) or not isinstance(v, int) or v < least for v in pair):
-        raise ValueError(f"{name}: must be a whole number >= {least} or a pair of them; got {value!r}; give e.g. {max(least, 1)}")
+    if len(pair) != 2 or any(
+        isinstance(v, bool) or not isinstance(v, int) or v < least for v in pair
+    ):
+        raise ValueError(
+            f"{name}: must be a whole number >= {least} or a pair of them; got {value!r}; give e.g. {max(least, 1)}"
+        )
     return pair
 
 
 def _check_size(n_in: int, input_shape: tuple[int, ...]) -> None:
     size = math.prod(input_shape)
     if size != n_in:
-        raise ValueError(f"n_in: must equal the size of what comes in, {size} (shape {input_shape}); got {n_in}; use {size}")
+        raise ValueError(
+            f"n_in: must equal the size of what comes in, {size} (shape {input_shape}); got {n_in}; use {size}"
+        )

@@ -1,4 +1,6 @@
-"""Public names that load when first used (PEP 562): importing a package stays quick, and parts without PyTorch do not load it."""
+"""Public names that load when first used (PEP 562): importing a package stays quick, and parts
+without PyTorch do not load it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,18 @@ from typing import Any
 
 
 def names(
-    package: str, home: Mapping[str, Sequence[str]], modules: Sequence[str], own: Sequence[str] = ()
+    package: str,
+    home: Mapping[str, Sequence[str]],
+    modules: Mapping[str, str],
+    own: Sequence[str] = (),
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """The names, `__getattr__` and `__dir__` of a package, whose modules have these names (`home`), or are names themselves.
+    """The names, `__getattr__` and `__dir__` of a package.
 
-    `own` are those that the package has at once.
+    Args:
+        package: its own name.
+        home: the names of each module.
+        modules: names that are modules themselves, and where these lie.
+        own: names that the package has at once.
     """
     homes = {name: module for module, some in home.items() for name in some}
     every = [*own, *homes, *modules]
@@ -21,7 +30,7 @@ def names(
         if name in homes:
             return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
         if name in modules:
-            return importlib.import_module(f"{package}.{name}")
+            return importlib.import_module(f"{package}.{modules[name]}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return every, get, lambda: sorted(every)

@@ -1,8 +1,9 @@
 """Losses per time step, eq. (loss-real): l(f_w(x), r) = sum_t l_t(w), averaged over the mini-batch.
 
-`local_loss` adds the losses of all readouts (DECOLLE: each layer's own error signal); `global_loss` takes the last readout
-only (with gradient="bptt" the error reaches all layers from there); `spike_loss` compares the read-out neurons' own spikes
-with target spike trains. `activity_loss` is a regulariser to add to any of them.
+`local_loss` adds the losses of all readouts (DECOLLE: each layer's own error signal); `global_loss`
+takes the last readout only (with gradient="bptt" the error reaches all layers from there);
+`spike_loss` compares the read-out neurons' own spikes with target spike trains. `activity_loss` is
+a regulariser to add to any of them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bisnn.checks import choice, number, positive_int, tensor
+from bisnn.kernels.scan import spike
 from bisnn.network import Network, Output
-from bisnn.neuron import spike
 
 LOSSES = ("logistic", "squared", "smooth_l1")
 
@@ -23,9 +24,10 @@ LOSSES = ("logistic", "squared", "smooth_l1")
 def step_losses(y: Tensor, target: Tensor, loss: str, count: Tensor | None = None) -> Tensor:
     """l_t of every time step and recording, (T, B), for readouts y (T, B, C).
 
-    logistic: -log softmax(y)[r]; squared: sum_c (y_c - r_c)^2; smooth_l1: sum_c of Huber's loss with corner 1. The target is
-    one for the whole recording, (B,) or (B, C), or one a time step, (T, B) or (T, B, C). Where `count` (T, B) is 0, labels may
-    be anything.
+    logistic: -log softmax(y)[r]; squared: sum_c (y_c - r_c)^2; smooth_l1: sum_c of Huber's loss
+        with corner 1. The target is
+    one for the whole recording, (B,) or (B, C), or one a time step, (T, B) or (T, B, C). Where
+    `count` (T, B) is 0, labels may be anything.
     """
     choice("loss", loss, LOSSES)
     T, B, C = y.shape
@@ -53,9 +55,12 @@ def local_loss(
         output: what the network returned.
         target: labels (B,) or (T, B), or real targets (B, C) or (T, B, C).
         loss: "logistic", "squared" or "smooth_l1".
-        over_time: "sum" as in eq. (loss-real), or "mean" over each recording's time steps that count.
-        burn_in: number of first time steps that do not count (of this output: for a recording in chunks use the mask).
-        mask: (T, B), True where a time step counts; for recordings of different length, see `bisnn.pad`.
+        over_time: "sum" as in eq. (loss-real), or "mean" over each recording's time steps that
+            count.
+        burn_in: number of first time steps that do not count (of this output: for a recording in
+            chunks use the mask).
+        mask: (T, B), True where a time step counts; for recordings of different length, see
+            `bisnn.pad`.
 
     >>> y = torch.zeros(100, 8, 2)  # a readout that has no opinion on two classes
     >>> output = Output((), (), (y,), None)
@@ -79,7 +84,12 @@ def global_loss(
 
 
 def _readout_loss(
-    readouts: Sequence[Tensor | None], target: Tensor, loss: str, over_time: str, burn_in: int, mask: Tensor | None
+    readouts: Sequence[Tensor | None],
+    target: Tensor,
+    loss: str,
+    over_time: str,
+    burn_in: int,
+    mask: Tensor | None,
 ) -> Tensor:
     given = _given(readouts)
     choice("loss", loss, LOSSES)
@@ -94,27 +104,39 @@ def _readout_loss(
 def _given(readouts: Sequence[Tensor | None]) -> list[Tensor]:
     given = [y for y in readouts if y is not None]
     if not given:
-        raise ValueError("output: the network has no readout; got readout=None; give it one, or use spike_loss")
+        raise ValueError(
+            "output: the network has no readout; got readout=None; give it one, or use spike_loss"
+        )
     return given
 
 
-def _per_recording(readouts: Sequence[Tensor], target: Tensor, loss: str, burn_in: int, mask: Tensor | None) -> Tensor:
+def _per_recording(
+    readouts: Sequence[Tensor], target: Tensor, loss: str, burn_in: int, mask: Tensor | None
+) -> Tensor:
     """The losses of n readouts, summed over the time steps that count: (n, B)."""
     y, n = torch.cat(list(readouts), dim=1), len(readouts)  # (T, n B, C): all readouts in one go
     T, B = readouts[0].shape[:2]
     per_step = target.ndim == (2 if loss == "logistic" else 3)
-    target = target.repeat(1, n, *(1,) * (target.ndim - 2)) if per_step else target.repeat(n, *(1,) * (target.ndim - 1))
+    target = (
+        target.repeat(1, n, *(1,) * (target.ndim - 2))
+        if per_step
+        else target.repeat(n, *(1,) * (target.ndim - 1))
+    )
     if mask is None:
         burn_in = _checked_burn_in(burn_in, T)
         losses = step_losses(y[burn_in:], target[burn_in:] if per_step else target, loss)
     else:
         count = time_weights(T, B, burn_in, mask, y).repeat(1, n)
-        losses = torch.where(count > 0, step_losses(y, target, loss, count), 0)  # NaN where nothing counts stays out
+        losses = torch.where(
+            count > 0, step_losses(y, target, loss, count), 0
+        )  # NaN where nothing counts stays out
     return losses.sum(0).reshape(n, B)
 
 
 def _steps(T: int, burn_in: int, mask: Tensor | None) -> int | Tensor:
-    """How many time steps of each recording count; 1 for one that ends within the burn-in, whose loss is zero."""
+    """How many time steps of each recording count; 1 for one that ends within the burn-in, whose
+    loss is zero.
+    """
     return T - burn_in if mask is None else mask[burn_in:].sum(0).clamp(min=1)
 
 
@@ -132,11 +154,12 @@ def chunked_backward(
     seen: Sequence[Tensor] | None = None,
     each: Callable[[Output], object] | None = None,
 ) -> Tensor:
-    """`local_loss(net(x), target, ...).backward()` in chunks of `chunk` time steps: memory depends on the chunk, not on T.
+    """`local_loss(net(x), target, ...).backward()` in chunks of `chunk` time steps: memory depends
+    on the chunk, not on T.
 
-    The gradient is that of the whole recording, because layers carry traces of their input from chunk to chunk. With
-    gradient="bptt" it is not: errors end at the borders, which is truncated BPTT. Call it inside `rule.sampled()`; several chunks
-    belong into one block.
+    The gradient is that of the whole recording, because layers carry traces of their input from
+    chunk to chunk. With gradient="bptt" it is not: errors end at the borders, which is truncated
+    BPTT. Call it inside `rule.sampled()`; several chunks belong into one block.
 
     Args:
         net: the network, or a DistributedDataParallel of it.
@@ -162,24 +185,33 @@ def chunked_backward(
     choice("over_time", over_time, ("sum", "mean"))
     module = getattr(net, "module", net)
     if not isinstance(module, Network):
-        raise ValueError(f"net: must be a bisnn.Network, or one in DistributedDataParallel; got {type(net).__name__}")
+        raise ValueError(
+            f"net: must be a bisnn.Network, or one in DistributedDataParallel; got {type(net).__name__}"
+        )
     module.checked(x[:1])
     T, B = x.shape[:2]
     _checked_burn_in(burn_in, T)
     per_step = target.ndim == (2 if loss == "logistic" else 3)
     norm = _steps(T, burn_in, mask) if over_time == "mean" else 1
-    state, total = module.initial_state(B), torch.zeros((), dtype=module.dtype, device=module.layers[0].kappa.device)
+    state, total = (
+        module.initial_state(B),
+        torch.zeros((), dtype=module.dtype, device=module.layers[0].kappa.device),
+    )
     for start in range(0, T, chunk):
         part = slice(start, min(start + chunk, T))
         skip = min(max(burn_in - start, 0), part.stop - start)
-        with torch.set_grad_enabled(skip < part.stop - start):  # a chunk within the burn-in only moves the state
+        with torch.set_grad_enabled(
+            skip < part.stop - start
+        ):  # a chunk within the burn-in only moves the state
             output = net(x[part], state, seen=seen)
             state = tuple(layer.detach() for layer in output.state)
             if skip < part.stop - start:
                 given = _given(output.readouts)
                 piece = target[part] if per_step else target
                 _check_shape(piece, loss, *given[0].shape)
-                sums = _per_recording(given, piece, loss, skip, None if mask is None else mask[part])
+                sums = _per_recording(
+                    given, piece, loss, skip, None if mask is None else mask[part]
+                )
                 value = (sums / norm).mean(1).sum()
                 (value * factor).backward()
                 total += value.detach()
@@ -200,7 +232,8 @@ def spike_loss(
 ) -> Tensor:
     """Reference signals r_t for the read-out neurons themselves: l_t = sum_i (s_{i,t} - r_{i,t})^2.
 
-    For spike trains that counts the spikes that are missing or too many. In local mode it teaches the last layer only.
+    For spike trains that counts the spikes that are missing or too many. In local mode it teaches
+    the last layer only.
 
     Args:
         output: what the network returned; the read-out neurons are its last layer's.
@@ -218,40 +251,62 @@ def spike_loss(
     return _reduce(per_step, over_time, time_weights(T, B, burn_in, mask, s))
 
 
-def activity_loss(net: Network, output: Output, low: float = 0.01, high: float = 0.5, *, mask: Tensor | None = None) -> Tensor:
-    """Keeps neurons neither silent nor saturated: 0 while every firing rate lies in [low, high], in spikes per time step.
+def activity_loss(
+    net: Network,
+    output: Output,
+    low: float = 0.01,
+    high: float = 0.5,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Keeps neurons neither silent nor saturated: 0 while every firing rate lies in [low, high], in
+    spikes per time step.
 
-    Sum over layers of the mean over neurons of max(low - rate, 0)^2 + max(rate - high, 0)^2. All neurons count, also those behind
-    a pooling or that are no outputs; a neuron's rate is taken over all time steps and recordings that count. Add it to a loss
-    with a factor of your own.
+    Sum over layers of the mean over neurons of max(low - rate, 0)^2 + max(rate - high, 0)^2. All
+    neurons count, also those behind a pooling or that are no outputs; a neuron's rate is taken over
+    all time steps and recordings that count. Add it to a loss with a factor of your own.
     """
     number("low", low, least=0)
     if not low < number("high", high) <= 1:
-        raise ValueError(f"high: must lie above low={low!r} and be at most 1; got {high!r}; give e.g. 0.5")
+        raise ValueError(
+            f"high: must lie above low={low!r} and be at most 1; got {high!r}; give e.g. 0.5"
+        )
     total = output.potentials[0].new_zeros(())
     for layer, u in zip(net.layers, output.potentials, strict=True):
         s = spike(u, layer.constants[3], layer.neuron.surrogate, layer.neuron.slope).flatten(2)
         count = time_weights(s.shape[0], s.shape[1], 0, mask, s)
         if mask is not None and not torch.compiler.is_compiling() and not count.any():
-            raise ValueError("mask: must be True somewhere; got all False; check the recordings' lengths")
+            raise ValueError(
+                "mask: must be True somewhere; got all False; check the recordings' lengths"
+            )
         rate = torch.einsum("tb,tbn->n", count, s) / count.sum()
         total = total + (F.relu(low - rate).square() + F.relu(rate - high).square()).mean()
     return total
 
 
 def _check_shape(target: Tensor, loss: str, T: int, B: int, C: int) -> None:
-    """A target's type and shape; sizes are compared one by one, because they may be symbols of a compiler."""
+    """A target's type and shape; sizes are compared one by one, because they may be symbols of a
+    compiler.
+    """
     tensor("target", target)
     if loss == "logistic":
         if target.dtype not in (torch.int64, torch.int32, torch.uint8):
-            raise ValueError(f"target: the logistic loss takes class labels as int64; got {target.dtype}; use target.long()")
-        if target.ndim not in (1, 2) or target.shape[-1] != B or (target.ndim == 2 and target.shape[0] != T):
+            raise ValueError(
+                f"target: the logistic loss takes class labels as int64; got {target.dtype}; use target.long()"
+            )
+        if (
+            target.ndim not in (1, 2)
+            or target.shape[-1] != B
+            or (target.ndim == 2 and target.shape[0] != T)
+        ):
             raise ValueError(
                 f"target: labels must have shape (B,) = ({B},) or (T, B) = ({T}, {B}); got {tuple(target.shape)}; reshape them"
             )
         return
     if not target.is_floating_point():
-        raise ValueError(f"target: the {loss} loss takes real values; got {target.dtype}; use target.float()")
+        raise ValueError(
+            f"target: the {loss} loss takes real values; got {target.dtype}; use target.float()"
+        )
     wrong = target.ndim not in (2, 3) or target.shape[-1] != C or target.shape[-2] != B
     if wrong or (target.ndim == 3 and target.shape[0] != T):
         raise ValueError(
@@ -300,7 +355,11 @@ def time_weights(T: int, B: int, burn_in: int, mask: Tensor | None, like: Tensor
 def _reduce(per_step: Tensor, over_time: str, count: Tensor) -> Tensor:
     """Sum or mean over the time steps that count, then the mean over the batch."""
     choice("over_time", over_time, ("sum", "mean"))
-    total = torch.where(count > 0, per_step, 0).sum(0)  # (B,); whatever stands where nothing counts, NaN too, stays out
+    total = torch.where(count > 0, per_step, 0).sum(
+        0
+    )  # (B,); whatever stands where nothing counts, NaN too, stays out
     if over_time == "mean":
-        total = total / count.sum(0).clamp(min=1)  # a recording that ends within the burn-in counts as zero
+        total = total / count.sum(0).clamp(
+            min=1
+        )  # a recording that ends within the burn-in counts as zero
     return total.mean()

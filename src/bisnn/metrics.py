@@ -1,6 +1,8 @@
-"""How good and how honest a predicted distribution is: accuracy, NLL, Brier score, calibration, with intervals.
+"""How good and how honest a predicted distribution is: accuracy, NLL, Brier score, calibration,
+with intervals.
 
-Each metric takes probabilities (N, C) and labels (N,) and returns a float; `interval` and `paired` say how sure that is.
+Each metric takes probabilities (N, C) and labels (N,) and returns a float; `interval` and `paired`
+say how sure that is.
 """
 
 from __future__ import annotations
@@ -31,13 +33,16 @@ class Reliability(NamedTuple):
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> float:
-    """Share of recordings whose most probable class is right (one line; torchmetrics would take a second to import for it)."""
+    """Share of recordings whose most probable class is right (one line; torchmetrics would take a
+    second to import for it).
+    """
     _check(probs, labels)
     return float((probs.argmax(-1) == labels).double().mean())
 
 
 def balanced_accuracy(probs: Tensor, labels: Tensor) -> float:
-    """Mean over the classes that occur of the share of each that is right: a rare class counts as much as a frequent one.
+    """Mean over the classes that occur of the share of each that is right: a rare class counts as
+    much as a frequent one.
 
     >>> balanced_accuracy(torch.eye(2)[[0, 0, 0, 0]], torch.tensor([0, 0, 0, 1]))
     0.5
@@ -49,25 +54,32 @@ def balanced_accuracy(probs: Tensor, labels: Tensor) -> float:
 
 
 def nll(probs: Tensor, labels: Tensor) -> float:
-    """Mean negative log-likelihood in nats; a probability of 0 counts as the smallest positive number of its dtype."""
+    """Mean negative log-likelihood in nats; a probability of 0 counts as the smallest positive
+    number of its dtype.
+    """
     _check(probs, labels)
     return float(F.nll_loss(probs.clamp(min=torch.finfo(probs.dtype).tiny).log(), labels))
 
 
 def brier(probs: Tensor, labels: Tensor) -> float:
-    """Mean over recordings of sum_c (p_c - 1[c = label])^2, in [0, 2]; torchmetrics has none for several classes."""
+    """Mean over recordings of sum_c (p_c - 1[c = label])^2, in [0, 2]; torchmetrics has none for
+    several classes.
+    """
     _check(probs, labels)
     return float((probs - F.one_hot(labels, probs.shape[-1])).square().sum(-1).mean())
 
 
 def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
-    """Expected calibration error of the most probable class, equal-width bins. Not zero for a perfectly calibrated model.
+    """Expected calibration error of the most probable class, equal-width bins. Not zero for a
+    perfectly calibrated model.
 
     >>> ece(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1]))  # doctest: +ELLIPSIS
     0.3...
     """
     _, size, confidence, share = reliability(probs, labels, bins)
-    return float(((share - confidence).abs().nan_to_num() * size).sum() / size.sum())  # an empty bin is 0/0
+    return float(
+        ((share - confidence).abs().nan_to_num() * size).sum() / size.sum()
+    )  # an empty bin is 0/0
 
 
 def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
@@ -81,7 +93,9 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
     which = _bin_of(top, edges)
     size = torch.bincount(which, minlength=bins)
     right = (predicted == labels.cpu()).to(top.dtype)
-    confidence, share = (torch.bincount(which, weights=v, minlength=bins) / size for v in (top, right))
+    confidence, share = (
+        torch.bincount(which, weights=v, minlength=bins) / size for v in (top, right)
+    )
     return Reliability(edges, size, confidence, share)
 
 
@@ -111,12 +125,17 @@ CALIBRATION = "calibration_error"  # the debiased ECE, of `calibration`
 JUDGED = ("accuracy", "balanced_accuracy", "nll", "brier", CALIBRATION)  # what has an interval
 
 
-def interval(name: str, predicted: Tensor, truth: Tensor, *, level: float = intervals.LEVEL, seed: int = 0) -> Interval:
-    """A metric with its interval: where its value on all recordings of this kind lies, for these very weights.
+def interval(
+    name: str, predicted: Tensor, truth: Tensor, *, level: float = intervals.LEVEL, seed: int = 0
+) -> Interval:
+    """A metric with its interval: where its value on all recordings of this kind lies, for these
+    very weights.
 
     Args:
-        name: of `JUDGED`, with probabilities (N, C) and labels (N,), or of `REGRESSION_METRICS`, with (N, outputs) twice.
-        level: how often such intervals hold the truth; see docs/RESULTS.md for what they were found to do.
+        name: of `JUDGED`, with probabilities (N, C) and labels (N,), or of `REGRESSION_METRICS`,
+            with (N, outputs) twice.
+        level: how often such intervals hold the truth; see docs/RESULTS.md for what they were found
+            to do.
         seed: of the draws that the interval of the calibration error takes.
 
     >>> y = torch.tensor([0] * 95 + [1] * 5)
@@ -129,14 +148,20 @@ def interval(name: str, predicted: Tensor, truth: Tensor, *, level: float = inte
         return calibration(predicted, truth, level=level, seed=seed).error
     scores = _scores(name, predicted, truth)
     if name in ("accuracy", "balanced_accuracy"):
-        weights = _weights(truth) if name == "balanced_accuracy" else np.full(len(scores), 1 / len(scores))
+        weights = (
+            _weights(truth)
+            if name == "balanced_accuracy"
+            else np.full(len(scores), 1 / len(scores))
+        )
         value, n = float(weights @ scores), 1 / (weights**2).sum()
         return Interval(value, *intervals.of_share(min(value * n, n), n, level))
     if name == "rmse":
         return Interval(*(math.sqrt(max(0.0, end)) for end in mean_interval(scores, level)))
     found = mean_interval(scores, level)
     if name in ("nll", "brier"):
-        found = found._replace(high=max(found.high, _with_unseen_mistakes(name, predicted, truth, level)))
+        found = found._replace(
+            high=max(found.high, _with_unseen_mistakes(name, predicted, truth, level))
+        )
     return found._replace(low=max(0.0, found.low))
 
 
@@ -147,9 +172,15 @@ def mean_interval(scores: np.ndarray, level: float = intervals.LEVEL) -> Interva
 
 
 def calibration(
-    probs: Tensor, labels: Tensor, *, level: float = intervals.LEVEL, seed: int = 0, bins: int = BINS
+    probs: Tensor,
+    labels: Tensor,
+    *,
+    level: float = intervals.LEVEL,
+    seed: int = 0,
+    bins: int = BINS,
 ) -> intervals.Calibration:
-    """The debiased ECE with its interval, the plain ECE, and the ECE that a calibrated model of these confidences would show.
+    """The debiased ECE with its interval, the plain ECE, and the ECE that a calibrated model of
+    these confidences would show.
 
     >>> sure, y = torch.tensor([[0.9, 0.1]]).expand(100, 2), torch.tensor([0] * 88 + [1] * 12)
     >>> found = calibration(sure, y)
@@ -168,12 +199,14 @@ def paired(
     *,
     level: float = intervals.LEVEL,
 ) -> Interval:
-    """A metric's difference, a minus b, over the same recordings, with an interval over recordings and seeds.
+    """A metric's difference, a minus b, over the same recordings, with an interval over recordings
+    and seeds.
 
     Args:
         name: as for `interval`.
-        a, b: predictions (N, C) of one method and of the other, one tensor per run; runs of the same seed in the same place.
-            Means over the runs are compared. With one run each, the interval is about these two runs alone.
+        a, b: predictions (N, C) of one method and of the other, one tensor per run; runs of the
+            same seed in the same place. Means over the runs are compared. With one run each, the
+            interval is about these two runs alone.
 
     >>> sure, unsure, y = torch.eye(2).repeat(50, 1), torch.full((100, 2), 0.5), torch.tensor([0, 1]).repeat(50)
     >>> paired("nll", [sure], [unsure], y).high < -0.69
@@ -187,17 +220,23 @@ def paired(
             f"a, b: must be predictions of the same recordings and classes by as many runs, one or more; got shapes {shapes}; "
             "leave runs out that only one has"
         )
-    scores = np.stack([_linear(name, p, truth) - _linear(name, q, truth) for p, q in zip(a, b, strict=True)])  # (S, N)
+    scores = np.stack(
+        [_linear(name, p, truth) - _linear(name, q, truth) for p, q in zip(a, b, strict=True)]
+    )  # (S, N)
     low, high = intervals.of_crossed_mean(scores, level)
     slack = 0.0
     if name == CALIBRATION:  # two corrections of the ECE's bias differ by about what is left of it
         bins = [_bins(p, truth) for p in (*a, *b)]
-        slack = float(np.mean([abs(intervals.debiased_ece(of) - intervals.corrected_ece(of)) for of in bins]))
+        slack = float(
+            np.mean([abs(intervals.debiased_ece(of) - intervals.corrected_ece(of)) for of in bins])
+        )
     return Interval(float(scores.mean()), float(low) - slack, float(high) + slack)
 
 
 def _scores(name: str, predicted: Tensor, truth: Tensor) -> np.ndarray:
-    """One number per recording; their mean is the metric (its square, for the RMSE; weighted, for balanced accuracy)."""
+    """One number per recording; their mean is the metric (its square, for the RMSE; weighted, for
+    balanced accuracy).
+    """
     if name in REGRESSION_METRICS:
         errors = _errors(predicted, truth)
         return (errors.square() if name == "rmse" else errors.abs()).mean(-1).cpu().numpy()
@@ -209,7 +248,9 @@ def _scores(name: str, predicted: Tensor, truth: Tensor) -> np.ndarray:
 
 
 def _weights(labels: Tensor) -> np.ndarray:
-    """Of the recordings in balanced accuracy: each class that occurs has the same, and the sum is 1."""
+    """Of the recordings in balanced accuracy: each class that occurs has the same, and the sum is
+    1.
+    """
     size = torch.bincount(labels.cpu())
     return (1 / (size[labels.cpu()] * (size > 0).sum()).double()).numpy()
 
@@ -225,8 +266,8 @@ def _costs(name: str, probs: Tensor) -> Tensor:
 def _with_unseen_mistakes(name: str, probs: Tensor, labels: Tensor, level: float) -> float:
     """The mean cost if mistakes were as frequent as the accuracy's interval allows.
 
-    With hardly a mistake in the sample, its costs say nothing of what one costs. So one more is added to them, at the price
-    that the model itself expects.
+    With hardly a mistake in the sample, its costs say nothing of what one costs. So one more is
+    added to them, at the price that the model itself expects.
     """
     costs, right = _scores(name, probs, labels), _scores("accuracy", probs, labels) > 0
     wrong_labels = probs.double().cpu().scatter(-1, probs.cpu().argmax(-1, keepdim=True), 0)
@@ -239,12 +280,16 @@ def _with_unseen_mistakes(name: str, probs: Tensor, labels: Tensor, level: float
 
 
 def _linear(name: str, predicted: Tensor, truth: Tensor) -> np.ndarray:
-    """One number per recording, whose mean is the metric and whose spread is that of its influence function."""
+    """One number per recording, whose mean is the metric and whose spread is that of its influence
+    function.
+    """
     if name == CALIBRATION:
         table = reliability(predicted, truth)
         top = predicted.clamp(0, 1).cpu().max(-1).values
         sign = torch.sign(table.confidence - table.accuracy)[_bin_of(top, table.edges)]
-        gaps = sign.numpy() * (top.double().numpy() - _scores("accuracy", predicted, truth))  # their mean is the plain ECE
+        gaps = sign.numpy() * (
+            top.double().numpy() - _scores("accuracy", predicted, truth)
+        )  # their mean is the plain ECE
         return gaps - gaps.mean() + intervals.corrected_ece(_bins(predicted, truth))
     scores = _scores(name, predicted, truth)
     if name == "balanced_accuracy":
@@ -265,7 +310,9 @@ def _bins(probs: Tensor, labels: Tensor, bins: int = BINS) -> intervals.Bins:
     """The bins of `reliability` that hold recordings."""
     table = reliability(probs, labels, bins)
     used = table.size > 0
-    size, confidence, share = (t[used].double().numpy() for t in (table.size, table.confidence, table.accuracy))
+    size, confidence, share = (
+        t[used].double().numpy() for t in (table.size, table.confidence, table.accuracy)
+    )
     return intervals.Bins(size.astype(np.int64), confidence.clip(0, 1), (share * size).round())
 
 
@@ -296,8 +343,14 @@ def _check(probs: Tensor, labels: Tensor) -> None:
             f"probs, labels: must be floating point and int64; got {probs.dtype} and {labels.dtype}; use .float(), .long()"
         )
     sums = probs.sum(-1)
-    if not (torch.isfinite(probs).all() and (probs >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)):
-        raise ValueError("probs: rows must be probabilities, >= 0 and summing to 1; got others; apply softmax to logits first")
+    if not (
+        torch.isfinite(probs).all()
+        and (probs >= 0).all()
+        and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
+    ):
+        raise ValueError(
+            "probs: rows must be probabilities, >= 0 and summing to 1; got others; apply softmax to logits first"
+        )
     if labels.min() < 0 or labels.max() >= probs.shape[-1]:
         raise ValueError(
             f"labels: must lie in 0..{probs.shape[-1] - 1}; got {int(labels.min())}..{int(labels.max())}; check the classes"

@@ -1,4 +1,6 @@
-"""A network: layers in a row, and fixed random +-1 readouts after every layer (DECOLLE) or after the last only."""
+"""A network: layers in a row, and fixed random +-1 readouts after every layer (DECOLLE) or after
+the last only.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,21 @@ class Output(NamedTuple):
 
     spikes: tuple[Tensor, ...]  # what leaves each layer, (T, B, ...)
     potentials: tuple[Tensor, ...]  # u of each layer's neurons, before pooling, (T, B, ...)
-    readouts: tuple[Tensor | None, ...]  # linear readouts, (T, B, outputs); None where a layer has none
+    readouts: tuple[
+        Tensor | None, ...
+    ]  # linear readouts, (T, B, outputs); None where a layer has none
     state: NetworkState | None  # for the next chunk of time, if one was passed in
 
     def logits(self, readouts: int = 1) -> Tensor:
-        """The mean of the last so many readouts, (T, B, outputs): their sum, from the lowest layer on, times 1 / readouts."""
+        """The mean of the last so many readouts, (T, B, outputs): their sum, from the lowest layer
+        on, times 1 / readouts.
+        """
         said = [y for y in self.readouts[-readouts:] if y is not None]
         if readouts < 1 or len(said) != readouts:
             there = sum(y is not None for y in self.readouts)
-            raise ValueError(f"readouts: must be 1 to {there}, which there are; got {readouts}; give another number")
+            raise ValueError(
+                f"readouts: must be 1 to {there}, which there are; got {readouts}; give another number"
+            )
         total = functools.reduce(torch.add, said)
         return total if readouts == 1 else total * (1 / readouts)
 
@@ -41,17 +49,20 @@ class Network(nn.Module):
 
     Args:
         *layers: `Linear`, `Conv2d`, `Recurrent`.
-        readout: outputs of each readout (classes, or regression targets); None for a network without readouts, whose last
-            layer's spikes are the output.
+        readout: outputs of each readout (classes, or regression targets); None for a network
+            without readouts, whose last layer's spikes are the output.
         neuron: the SRM of every layer that names none of its own.
-        weights: "binary" (parameters are the latents w^r; call it inside a realisation) or "real" (full precision).
-        gradient: "local" (each layer learns from its own readout, nothing passes between layers or through time) or "bptt".
+        weights: "binary" (parameters are the latents w^r; call it inside a realisation) or "real"
+            (full precision).
+        gradient: "local" (each layer learns from its own readout, nothing passes between layers or
+            through time) or "bptt".
         readout_after: "every" layer (DECOLLE) or the "last" only.
         readout_gain: factor on the readouts' scale 1/sqrt(n).
         input_shape: axes of the input after (T, B); needed if the first layer is a Conv2d.
         init: latents start at +-init.
         seed: of initial weights and readouts, 0 to 2^32 - 1.
-        dtype: float32, or float64 for checks. Constants are computed in float64 and rounded once to it.
+        dtype: float32, or float64 for checks. Constants are computed in float64 and rounded once to
+            it.
 
     >>> import bisnn
     >>> net = bisnn.Network(bisnn.Linear(20, 256), bisnn.Linear(256, 256), readout=2)
@@ -80,12 +91,21 @@ class Network(nn.Module):
         choice("gradient", gradient, ("local", "bptt"))
         choice("readout_after", readout_after, ("every", "last"))
         if dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"dtype: must be torch.float32 or torch.float64; got {dtype}; leave it out for float32")
+            raise ValueError(
+                f"dtype: must be torch.float32 or torch.float64; got {dtype}; leave it out for float32"
+            )
         if neuron is not None and not isinstance(neuron, SRM):
-            raise ValueError(f"neuron: must be a bisnn.SRM; got {neuron!r}; leave it out for the usual one")
+            raise ValueError(
+                f"neuron: must be a bisnn.SRM; got {neuron!r}; leave it out for the usual one"
+            )
         number("init", init, least=0)
         number("readout_gain", readout_gain, above=0)
-        if gradient == "local" and len(layers) > 1 and readout is not None and readout_after == "last":
+        if (
+            gradient == "local"
+            and len(layers) > 1
+            and readout is not None
+            and readout_after == "last"
+        ):
             raise ValueError(
                 "readout_after: local learning needs a readout after every layer, or the layers below the last never learn; "
                 'got "last"; use "every", or gradient="bptt"'
@@ -101,7 +121,16 @@ class Network(nn.Module):
             if readout is None or (readout_after == "last" and i < len(layers) - 1):
                 self.readouts.append(nn.Identity())  # stands for none
             else:
-                self.readouts.append(Readout(math.prod(shape), positive_int("readout", readout), readout_gain, seed, i, dtype))
+                self.readouts.append(
+                    Readout(
+                        math.prod(shape),
+                        positive_int("readout", readout),
+                        readout_gain,
+                        seed,
+                        i,
+                        dtype,
+                    )
+                )
 
     def forward(
         self,
@@ -113,15 +142,18 @@ class Network(nn.Module):
     ) -> Output:
         """Run the network over x, (T, B, *input_shape), floating or 0/1 as bool or uint8.
 
-        With a state (from `initial_state`, then from the previous output) a recording can come in chunks, down to single time
-        steps: with hard weights and spikes the same bits forward as in one piece (else the same to rounding), and in local mode
-        the same gradient. With `weights`, one tensor a layer, these stand in for the parameters. With `seen`, one tensor (B, n) a
-        layer, its readout sees the spikes times these factors: dropout. Runs in the network's own precision, also under autocast:
-        currents must stay exact.
+        With a state (from `initial_state`, then from the previous output) a recording can come in
+        chunks, down to single time steps: with hard weights and spikes the same bits forward as in
+        one piece (else the same to rounding), and in local mode the same gradient. With `weights`,
+        one tensor a layer, these stand in for the parameters. With `seen`, one tensor (B, n) a
+        layer, its readout sees the spikes times these factors: dropout. Runs in the network's own
+        precision, also under autocast: currents must stay exact.
         """
         spikes = is_spikes(x)
         x = self.checked(x, state)
-        if weights is not None and [w.shape for w in weights] != [layer.weight.shape for layer in self.layers]:
+        if weights is not None and [w.shape for w in weights] != [
+            layer.weight.shape for layer in self.layers
+        ]:
             raise ValueError(
                 f"weights: must have the layers' shapes {[tuple(layer.weight.shape) for layer in self.layers]}; got "
                 f"{[tuple(w.shape) for w in weights]}; give one tensor a layer"
@@ -139,20 +171,37 @@ class Network(nn.Module):
     ) -> Output:
         spikes, potentials, readouts, states = [], [], [], []
         for i, (layer, readout) in enumerate(zip(self.layers, self.readouts, strict=True)):
-            before, weight = None if state is None else state[i], None if weights is None else weights[i]
+            before, weight = (
+                None if state is None else state[i],
+                None if weights is None else weights[i],
+            )
             reading = readout if isinstance(readout, Readout) else None
-            x, u, y, after = layer(x, before, self.gradient == "bptt", weight, binary or i > 0, reading if seen is None else None)
+            x, u, y, after = layer(
+                x,
+                before,
+                self.gradient == "bptt",
+                weight,
+                binary or i > 0,
+                reading if seen is None else None,
+            )
             if seen is not None and reading is not None:
                 y = reading(x.flatten(2) * seen[i])
             spikes.append(x)
             potentials.append(u)
             readouts.append(y)
             states.append(after)
-        return Output(tuple(spikes), tuple(potentials), tuple(readouts), None if state is None else tuple(states))
+        return Output(
+            tuple(spikes),
+            tuple(potentials),
+            tuple(readouts),
+            None if state is None else tuple(states),
+        )
 
     def initial_state(self, batch_size: int) -> NetworkState:
         """The state before the first time step: all zero."""
-        return tuple(layer.initial_state(positive_int("batch_size", batch_size)) for layer in self.layers)
+        return tuple(
+            layer.initial_state(positive_int("batch_size", batch_size)) for layer in self.layers
+        )
 
     def extra_repr(self) -> str:
         return f"weights={self.weights}, gradient={self.gradient}, neuron={self.layers[0].neuron}"
@@ -166,18 +215,26 @@ class Network(nn.Module):
         positive_int("readouts", readouts)
         there = sum(isinstance(readout, Readout) for readout in self.readouts)
         if readouts > max(1, there):
-            raise ValueError(f"readouts: must be at most {max(1, there)}, the readouts there are; got {readouts}; lower it")
+            raise ValueError(
+                f"readouts: must be at most {max(1, there)}, the readouts there are; got {readouts}; lower it"
+            )
 
     def checked(self, x: Tensor, state: NetworkState | None = None) -> Tensor:
         """The input in the network's dtype, or a ValueError that says what is wrong with it."""
         if self.dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"net: must be float32 or float64, or its currents are not exact; got {self.dtype}; use net.float()")
+            raise ValueError(
+                f"net: must be float32 or float64, or its currents are not exact; got {self.dtype}; use net.float()"
+            )
         axes = "(T, B, " + ", ".join(map(str, self.input_shape)) + ")"
         if not isinstance(x, Tensor) or tuple(x.shape[2:]) != self.input_shape or x.ndim < 2:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"x: must be a tensor {axes}; got {got}; time comes first, then the batch")
+            raise ValueError(
+                f"x: must be a tensor {axes}; got {got}; time comes first, then the batch"
+            )
         if x.shape[0] == 0 or x.shape[1] == 0:
-            raise ValueError(f"x: needs at least one time step and one recording, T >= 1 and B >= 1; got shape {tuple(x.shape)}")
+            raise ValueError(
+                f"x: needs at least one time step and one recording, T >= 1 and B >= 1; got shape {tuple(x.shape)}"
+            )
         if x.dtype in (torch.bool, torch.uint8):
             x = x.to(self.dtype)
         if x.dtype != self.dtype:
@@ -186,7 +243,10 @@ class Network(nn.Module):
             )
         if state is not None:
             wanted = [shape for layer in self.layers for shape in layer.state_shapes(x.shape[1])]
-            if not all(isinstance(z, LayerState) for z in state) or [tuple(z.shape) for layer in state for z in layer] != wanted:
+            if (
+                not all(isinstance(z, LayerState) for z in state)
+                or [tuple(z.shape) for layer in state for z in layer] != wanted
+            ):
                 raise ValueError(
                     f"state: must come from this network and this batch of {x.shape[1]} recordings; got another; start from "
                     "net.initial_state(B)"
@@ -204,10 +264,11 @@ def check_network(net: object) -> None:
 
 
 def pad(recordings: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """A batch from recordings of different length: x (T, B, ...), zero-padded, and the mask (T, B), True where it is real.
+    """A batch from recordings of different length: x (T, B, ...), zero-padded, and the mask (T, B),
+    True where it is real.
 
-    Pass the mask on to the loss and to `predict`: the network is causal, so padding behind a recording's end changes nothing
-    before it.
+    Pass the mask on to the loss and to `predict`: the network is causal, so padding behind a
+    recording's end changes nothing before it.
 
     >>> x, mask = pad([torch.ones(3, 5), torch.ones(2, 5)])
     >>> x.shape, mask.int().tolist()
@@ -219,7 +280,9 @@ def pad(recordings: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         )
     shapes = {tuple(r.shape[1:]) for r in recordings}
     if len(shapes) > 1:
-        raise ValueError(f"recordings: must agree in all axes but the first, time; got {sorted(shapes)}; crop or reshape them")
+        raise ValueError(
+            f"recordings: must agree in all axes but the first, time; got {sorted(shapes)}; crop or reshape them"
+        )
     lengths = torch.tensor([len(r) for r in recordings], device=recordings[0].device)
     mask = torch.arange(int(lengths.max()), device=lengths.device)[:, None] < lengths
     return nn.utils.rnn.pad_sequence(list(recordings)), mask
@@ -227,13 +290,19 @@ def pad(recordings: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 def _input_shape(layers: Sequence[Layer], input_shape: Sequence[int] | None) -> tuple[int, ...]:
     if not layers or not all(isinstance(layer, Layer) for layer in layers):
-        raise ValueError(f"layers: must be one or more of Linear, Conv2d, Recurrent; got {[type(x).__name__ for x in layers]}")
+        raise ValueError(
+            f"layers: must be one or more of Linear, Conv2d, Recurrent; got {[type(x).__name__ for x in layers]}"
+        )
     if input_shape is not None:
         if not isinstance(input_shape, Sequence):
-            raise ValueError(f"input_shape: must be the sizes of the axes after (T, B); got {input_shape!r}; give e.g. (2, 26, 26)")
+            raise ValueError(
+                f"input_shape: must be the sizes of the axes after (T, B); got {input_shape!r}; give e.g. (2, 26, 26)"
+            )
         return tuple(positive_int("input_shape", n) for n in input_shape)
     first = layers[0]
     if isinstance(first, (Linear, Recurrent)):
         return (first.n_in,)
     assert isinstance(first, Conv2d)
-    raise ValueError(f"input_shape: needed because the first layer is a Conv2d, as ({first.channels_in}, H, W); got None")
+    raise ValueError(
+        f"input_shape: needed because the first layer is a Conv2d, as ({first.channels_in}, H, W); got None"
+    )

@@ -1,14 +1,17 @@
-r"""The spiking neuron: a discrete-time Spike Response Model, eqs. (ind-threshold) and (ind-membrane) of the paper.
+r"""The spiking neuron: a discrete-time Spike Response Model, eqs. (ind-threshold) and
+(ind-membrane) of the paper.
 
     s_{i,t} = Theta(u_{i,t} - theta)
-    u_{i,t} = kappa sum_j w_{ij} (alpha * s_j)_t - (beta * s_i)_t,      (f * g)_t = sum_{d >= 1} f_d g_{t-d}
-    alpha_t = exp(-t / tau_mem) - exp(-t / tau_syn),   beta_t = exp(-t / tau_ref),   t >= 1
+    u_{i,t} = kappa sum_j w_{ij} (alpha * s_j)_t - (beta * s_i)_t,      (f * g)_t = sum_{d >= 1} f_d
+    g_{t-d} alpha_t = exp(-t / tau_mem) - exp(-t / tau_syn),   beta_t = exp(-t / tau_ref),   t >= 1
 
-All synapses of a layer share alpha, so filter and weights commute and alpha is applied once to the current
-I_t = sum_j w_{ij} s_{j,t}, as a recursion (a_m = exp(-1/tau_mem), a_s = exp(-1/tau_syn), a_r = exp(-1/tau_ref)):
+All synapses of a layer share alpha, so filter and weights commute and alpha is applied once to the
+current I_t = sum_j w_{ij} s_{j,t}, as a recursion (a_m = exp(-1/tau_mem), a_s = exp(-1/tau_syn),
+a_r = exp(-1/tau_ref)):
 
     u_t = kappa (P_t - Q_t) - R_t,   s_t = 1 where u_t > theta
-    P_{t+1} = a_m (P_t + I_t),   Q_{t+1} = a_s (Q_t + I_t),   R_{t+1} = a_r (R_t + s_t),   P_1 = Q_1 = R_1 = 0
+    P_{t+1} = a_m (P_t + I_t),   Q_{t+1} = a_s (Q_t + I_t),   R_{t+1} = a_r (R_t + s_t),   P_1 = Q_1
+    = R_1 = 0
 
 u_t depends on the state alone, never on I_t: the neuron is strictly causal.
 """
@@ -17,16 +20,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import DTypeLike
 
-from bisnn import kernels
 from bisnn.checks import choice, number
-from bisnn.kernels.reference import pseudo_derivative
 
 SURROGATES = ("sigmoid", "box")
+
+# A trace of a neuron at or below this is 0. Without it the recursion ends in denormal numbers,
+# which never decay (0.85 of the smallest rounds back up to it) and which some CPUs process many
+# times slower. See "Deviations" in docs/EQUATIONS.md.
+FLUSH = 2.0**-64
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,8 @@ class SRM:
 
     Args:
         tau_mem: membrane time constant, in time steps; the slow part of alpha.
-        tau_syn: synaptic time constant, in time steps; below `tau_mem`, or alpha would vanish or turn negative.
+        tau_syn: synaptic time constant, in time steps; below `tau_mem`, or alpha would vanish or
+            turn negative.
         tau_ref: time constant of the refractory feedback beta, in time steps.
         threshold: theta > 0. The neuron fires where u > theta; equality does not fire.
         surrogate: what stands in for the derivative of the step: "sigmoid" (the paper's) or "box".
@@ -55,7 +61,7 @@ class SRM:
     def __post_init__(self) -> None:
         for name in ("tau_mem", "tau_syn", "tau_ref", "threshold", "slope"):
             number(name, getattr(self, name), above=0)
-        a_m, a_s, *_ = self.constants(torch.float32)
+        a_m, a_s, *_ = self.constants()
         if a_s >= a_m:
             raise ValueError(
                 "tau_syn: must be below tau_mem, or the synaptic kernel exp(-t/tau_mem) - exp(-t/tau_syn) vanishes or "
@@ -63,129 +69,7 @@ class SRM:
             )
         choice("surrogate", self.surrogate, SURROGATES)
 
-    def constants(self, dtype: torch.dtype = torch.float32) -> Tensor:
+    def constants(self, dtype: DTypeLike = np.float32) -> np.ndarray:
         """(a_m, a_s, a_r, theta), computed in float64 and rounded once to `dtype`."""
         decays = [math.exp(-1.0 / tau) for tau in (self.tau_mem, self.tau_syn, self.tau_ref)]
-        return torch.tensor([*decays, self.threshold], dtype=torch.float64).to(dtype)
-
-
-@torch.library.custom_op("bisnn::srm_scan", mutates_args=())
-def srm_scan(
-    I: Tensor,
-    P: Tensor,
-    Q: Tensor,
-    R: Tensor,
-    kappa: Tensor,
-    constants: Tensor,
-    surrogate: str,
-    slope: float,
-    refractory: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The neuron over all time steps at once: one differentiable operation.
-
-    Args:
-        I: currents, (T, B, ...).
-        P, Q, R: state before the first step, (B, ...).
-        kappa: scale of the current, broadcast against the state.
-        constants: (a_m, a_s, a_r, theta) from `SRM.constants`, in the dtype of I.
-        surrogate, slope: the pseudo-derivative of the step, see `SRM`.
-        refractory: whether gradients travel through the feedback R (BPTT) or not (local learning).
-
-    Returns:
-        spikes s (T, B, ...), potentials u (T, B, ...), and the state P, Q, R (B, ...) for the step after the last.
-    """
-    return kernels.choose(I).scan(I, P, Q, R, kappa, constants)
-
-
-@torch.library.custom_op("bisnn::srm_adjoint", mutates_args=())
-def srm_adjoint(
-    g_s: Tensor | None,
-    g_u: Tensor | None,
-    g_P: Tensor | None,
-    g_Q: Tensor | None,
-    g_R: Tensor | None,
-    u: Tensor,
-    kappa: Tensor,
-    constants: Tensor,
-    surrogate: str,
-    slope: float,
-    refractory: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of I, P, Q, R from those of the outputs of `srm_scan`: the same filter, backwards in time."""
-    g_state = (g_P, g_Q, g_R)
-    return kernels.choose(u).adjoint(g_s, g_u, g_state, u, kappa, constants, surrogate, slope, refractory)
-
-
-@srm_scan.register_fake
-def _(I, P, Q, R, kappa, constants, surrogate, slope, refractory):
-    one = torch.empty_like(I[0], memory_format=torch.contiguous_format)
-    whole = torch.empty_like(I, memory_format=torch.contiguous_format)
-    return whole, torch.empty_like(whole), one, torch.empty_like(one), torch.empty_like(one)
-
-
-@srm_adjoint.register_fake
-def _(g_s, g_u, g_P, g_Q, g_R, u, kappa, constants, surrogate, slope, refractory):
-    one = torch.empty_like(u[0], memory_format=torch.contiguous_format)
-    return torch.empty_like(u), one, torch.empty_like(one), torch.empty_like(one)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, _, _, kappa, constants, *ctx.settings = inputs
-    ctx.set_materialize_grads(False)  # an unused output costs no zeros of its size
-    ctx.save_for_backward(output[1], kappa, constants)
-
-
-def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    u, kappa, constants = ctx.saved_tensors
-    if all(g is None for g in grads):
-        return (None,) * 9
-    g_s, g_u, g_P, g_Q, g_R = grads
-    g_I, g_P, g_Q, g_R = srm_adjoint(g_s, g_u, g_P, g_Q, g_R, u, kappa, constants, *ctx.settings)
-    return g_I, g_P, g_Q, g_R, None, None, None, None, None
-
-
-srm_scan.register_autograd(_backward, setup_context=_save)
-
-
-@srm_scan.register_vmap
-def _(info, in_dims, I, P, Q, R, kappa, constants, *settings):
-    """Members of an ensemble become part of the batch: the scan is elementwise in B."""
-    K = info.batch_size
-
-    def members_first(x: Tensor, dim: int | None) -> Tensor:
-        return x.expand(K, *x.shape) if dim is None else x.movedim(dim, 0)
-
-    if in_dims[4] is not None or in_dims[5] is not None:
-        raise ValueError("kappa, constants: are shared by all members of a vmap; got a batched one")
-    I = members_first(I, in_dims[0]).movedim(0, 1).flatten(1, 2)  # (T, K B, ...)
-    state = [members_first(x, d).flatten(0, 1) for x, d in zip((P, Q, R), in_dims[1:4], strict=True)]
-    s, u, *state = srm_scan(I, *state, kappa, constants, *settings)
-    return (s.unflatten(1, (K, -1)), u.unflatten(1, (K, -1)), *(x.unflatten(0, (K, -1)) for x in state)), (1, 1, 0, 0, 0)
-
-
-class _Spike(torch.autograd.Function):
-    """Theta(v) forward, the surrogate's derivative backward."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(v: Tensor, surrogate: str, slope: float) -> Tensor:
-        return (v > 0).to(v.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        v, *ctx.settings = inputs
-        ctx.save_for_backward(v)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-        (v,) = ctx.saved_tensors
-        return g * pseudo_derivative(v, *ctx.settings), None, None
-
-
-def spike(u: Tensor, theta: Tensor, surrogate: str, slope: float) -> Tensor:
-    """s = Theta(u - theta), eq. (ind-threshold), with a surrogate gradient.
-
-    u - theta > 0 and u > theta are the same in IEEE arithmetic with gradual underflow, so this agrees with the scan.
-    """
-    return _Spike.apply(u - theta, surrogate, slope)
+        return np.array([*decays, self.threshold], np.float64).astype(dtype)

@@ -1,7 +1,8 @@
-"""Predictors: the MAP weights, or an ensemble of members drawn from the posterior, and how sure they are.
+"""Predictors: the MAP weights, or an ensemble of members drawn from the posterior, and how sure
+they are.
 
-The predicted distribution is the mean, over time after the burn-in and over the members, of the softmax of the last readout,
-or of the mean of the last ones.
+The predicted distribution is the mean, over time after the burn-in and over the members, of the
+softmax of the last readout, or of the mean of the last ones.
 """
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ from bisnn.checks import choice, finite, positive_int
 from bisnn.losses import time_weights
 from bisnn.network import Network, Readout, check_network
 
-Members = Sequence[Sequence[Tensor]]  # for each member one bool tensor a layer, True where the weight is +1
+Members = Sequence[
+    Sequence[Tensor]
+]  # for each member one bool tensor a layer, True where the weight is +1
 
 
 @dataclass(frozen=True)
 class Classification:
-    """Class probabilities. Leading axes "...": (B,), or (T, B) if asked for every time step. Entropies in nats."""
+    """Class probabilities. Leading axes "...": (B,), or (T, B) if asked for every time step.
+    Entropies in nats.
+    """
 
     mean: Tensor  # (..., C) the ensemble's distribution
     members: Tensor  # (K, ..., C) each member's
     entropy: Tensor  # (...) of the mean: the whole uncertainty
     expected_entropy: Tensor  # (...) mean entropy of the members: what more data would not remove
-    mutual_information: Tensor  # (...) the difference, >= 0: disagreement of the members, what more data would remove
+    # (...) the difference, >= 0: disagreement of the members, what more data would remove
+    mutual_information: Tensor
 
     @classmethod
     def of(cls, members: Tensor) -> Classification:
@@ -44,7 +50,8 @@ class Regression:
 
     mean: Tensor  # (..., C)
     members: Tensor  # (K, ..., C)
-    std: Tensor  # (..., C) standard deviation over the members (divided by K), on the same input spikes
+    # (..., C) standard deviation over the members (divided by K), on the same input spikes
+    std: Tensor
 
     @classmethod
     def of(cls, members: Tensor) -> Regression:
@@ -70,12 +77,16 @@ def predict(
     Args:
         net: a network with a readout after its last layer. Its parameters are left as they are.
         x: input, finite.
-        samples: None for one prediction with the MAP weights sign(w^r) (or a full-precision network's own), K for so many members
-            drawn from Bern(sigma(2 w^r)), or the members, as `weights.draw_members` gives them: to draw once for many calls.
+        samples: None for one prediction with the MAP weights sign(w^r) (or a full-precision
+            network's own), K for so many members drawn from Bern(sigma(2 w^r)), or the members, as
+            `weights.draw_members` gives them: to draw once for many calls.
         task: "classification" (softmax of the readout) or "regression" (the readout itself).
-        over_time: "mean" over the time steps that count; "running", that mean up to each time step; "step", each by itself.
-        burn_in: number of first time steps that do not count ("running" and "step" then return the T - burn_in others).
-        readouts: how many of the last layers speak: predictions come from the mean of their readouts. The paper's is 1.
+        over_time: "mean" over the time steps that count; "running", that mean up to each time step;
+            "step", each by itself.
+        burn_in: number of first time steps that do not count ("running" and "step" then return the
+            T - burn_in others).
+        readouts: how many of the last layers speak: predictions come from the mean of their
+            readouts. The paper's is 1.
         mask: (T, B), True where a recording is real; see `bisnn.pad`.
         seed: of the members, 0 to 2^32 - 1; the same members on every device.
 
@@ -90,28 +101,42 @@ def predict(
     choice("over_time", over_time, ("mean", "running", "step"))
     check_network(net)
     if not isinstance(net.readouts[-1], Readout):
-        raise ValueError("net: predict needs a readout after the last layer; got readout=None; give the network one")
+        raise ValueError(
+            "net: predict needs a readout after the last layer; got readout=None; give the network one"
+        )
     net.check_readouts(readouts)
     if samples is not None:
         count = len(samples) if isinstance(samples, Sequence) else positive_int("samples", samples)
         if net.weights == "real":
-            raise ValueError(f"samples: a full-precision network has no posterior to draw from; got {count} of them; leave it out")
+            raise ValueError(
+                f"samples: a full-precision network has no posterior to draw from; got {count} of them; leave it out"
+            )
         if isinstance(samples, Sequence):
             _check_members(net, samples)
     if any(weights.is_realised(p) for p in net.parameters()):
-        raise RuntimeError("predict(): the parameters hold a realisation w and not the latents w^r; call it outside the block")
+        raise RuntimeError(
+            "predict(): the parameters hold a realisation w and not the latents w^r; call it outside the block"
+        )
     x = net.checked(x)
     finite("x", x)
     latents = [layer.weight.detach() for layer in net.layers]
     if net.weights == "real":
         y = net(x, weights=latents).logits(readouts)[None]
     elif samples is None:
-        y = _readouts(net, x, [[w_r >= 0 for w_r in latents]], readouts)  # where the most probable weights are +1
+        y = _readouts(
+            net, x, [[w_r >= 0 for w_r in latents]], readouts
+        )  # where the most probable weights are +1
     else:
-        members = samples if isinstance(samples, Sequence) else weights.draw_members(latents, samples, seed)
+        members = (
+            samples
+            if isinstance(samples, Sequence)
+            else weights.draw_members(latents, samples, seed)
+        )
         y = _readouts(net, x, members, readouts)  # (K, T, B, C)
     if task == "classification":
-        y = y.movedim(-1, 0).contiguous().softmax(0).movedim(0, -1)  # several times faster so, for few classes
+        y = (
+            y.movedim(-1, 0).contiguous().softmax(0).movedim(0, -1)
+        )  # several times faster so, for few classes
     each = _over_time(y, over_time, burn_in, mask)
     return Regression.of(each) if task == "regression" else Classification.of(each)
 
@@ -136,12 +161,16 @@ def _readouts(net: Network, x: Tensor, members: Members, readouts: int) -> Tenso
 
 
 def _packed_readouts(net: Network, x: Tensor, members: Members, readouts: int) -> Tensor:
-    """All members on packed bits: the network's own bits, without its potentials. Members share what is done with the input."""
+    """All members on packed bits: the network's own bits, without its potentials. Members share
+    what is done with the input.
+    """
     from bisnn import packing  # numba takes a while to load
     from bisnn.packed.engine import Engine
 
     described = packing.describe(net, members, readouts=readouts)
-    engine = Engine(described, torch.get_num_threads(), sparse=False)  # for one run a table does not pay
+    engine = Engine(
+        described, torch.get_num_threads(), sparse=False
+    )  # for one run a table does not pay
     logits = engine.run(x.numpy()).logits
     assert logits is not None
     return torch.from_numpy(logits)
@@ -161,7 +190,9 @@ def _over_time(y: Tensor, over_time: str, burn_in: int, mask: Tensor | None) -> 
     if over_time == "step":
         return y
     if over_time == "running":
-        return (y * count).cumsum(1) / count.cumsum(0)  # NaN before a recording's first time step that counts
+        return (y * count).cumsum(1) / count.cumsum(
+            0
+        )  # NaN before a recording's first time step that counts
     return (y * count).sum(1) / count.sum(0)
 
 

@@ -14,86 +14,144 @@ from rich.table import Table
 from bisnn.display import console, visible
 
 if TYPE_CHECKING:
-    from bisnn.model import Model
+    from bisnn.runs.model import Model
 
-SHORT = {"nll": "NLL", "ece": "ECE", "rmse": "RMSE", "mae": "MAE"}  # names of metrics that are read as letters
+SHORT = {
+    "nll": "NLL",
+    "ece": "ECE",
+    "rmse": "RMSE",
+    "mae": "MAE",
+}  # names of metrics that are read as letters
 
 
 def print_verdict(folder: Path, found: dict[str, Any]) -> None:
     """Print what `evaluate` found: every metric of every predictor with its interval."""
     title = f"{folder}: {found['points']} test points; value and 95 % interval"
     table = Table(title=title, box=box.SIMPLE)
-    table.collapse_padding, table.pad_edge = True, False  # six columns of intervals fit into 80 characters
+    table.collapse_padding, table.pad_edge = (
+        True,
+        False,
+    )  # six columns of intervals fit into 80 characters
     table.add_column("predictor")
     names = list(next(iter(found["metrics"].values())))
     for name in names:
         table.add_column(SHORT.get(name, name.replace("_", " ")))
     for predictor, values in (found["metrics"] | found["baseline"]).items():
-        table.add_row(predictor, *(_interval(values[name]) if name in values else "" for name in names))
+        table.add_row(
+            predictor, *(_interval(values[name]) if name in values else "" for name in names)
+        )
     out = console()
     out.print(table)
     told = "ECE {ece:.4f}; if its confidences were calibrated: {calibrated_mean:.4f}, in 95 of 100 up to {calibrated_high:.4f}"
     for predictor, ece in found["calibration"].items():
         out.print(f"{predictor}: {told.format(**ece)}")
     out.print(
-        "{weights:,} weights: {bytes_1_bit:,} bytes at 1 bit, {bytes_32_bit:,} at 32".format(**found["memory"]),
+        "{weights:,} weights: {bytes_1_bit:,} bytes at 1 bit, {bytes_32_bit:,} at 32".format(
+            **found["memory"]
+        ),
     )
 
 
 def _interval(found: dict[str, float]) -> str:
-    """A value over its interval; large ones, of targets in their own units, with fewer digits behind the point."""
+    """A value over its interval; large ones, of targets in their own units, with fewer digits
+    behind the point.
+    """
     digits = max(0, 3 - max(0, math.floor(math.log10(max(abs(found["high"]), 1)))))
     return f"{found['value']:.{digits + 1}f}\n{found['low']:.{digits}f}-{found['high']:.{digits}f}"
 
 
 def print_ledger(found: dict[str, Any]) -> None:
     """Print what an inference takes, by predictor and layer."""
-    from bisnn.energy import ANN, HYPOTHETICAL, si  # loads PyTorch, which other tables do without
+    from bisnn.shipping.energy import (
+        ANN,
+        HYPOTHETICAL,
+        si,
+    )  # loads PyTorch, which other tables do without
 
-    title = f"One inference of {found['steps']} time steps, mean over {found['recordings']} test points"
+    title = (
+        f"One inference of {found['steps']} time steps, mean over {found['recordings']} test points"
+    )
     table = Table(title=title, box=box.SIMPLE)
     table.add_column("predictor")
-    for name in ("weights\nin bits", "synaptic\noperations", "neuron\nupdates", "memory\ntraffic", "energy", "ratio\nto ANN"):
+    for name in (
+        "weights\nin bits",
+        "synaptic\noperations",
+        "neuron\nupdates",
+        "memory\ntraffic",
+        "energy",
+        "ratio\nto ANN",
+    ):
         table.add_column(name, justify="right")
     for name, row in found["rows"].items():
         for layer in (row, *row["layers"]):
-            counts = (f"{layer[key]:,.0f}" for key in ("weight_bits", "synaptic_operations", "neuron_updates"))
+            counts = (
+                f"{layer[key]:,.0f}"
+                for key in ("weight_bits", "synaptic_operations", "neuron_updates")
+            )
             share = f"{row['ratio']:.2f}" if layer is row else ""
             cells = (*counts, si(layer["bytes"], "B"), si(layer["joules"], "J"), share)
-            table.add_row(name if layer is row else f"  {layer['layer']}", *cells, style="" if layer is row else "dim")
+            table.add_row(
+                name if layer is row else f"  {layer['layer']}",
+                *cells,
+                style="" if layer is row else "dim",
+            )
     out = console()
     out.print(table)
     costs = ", ".join(f"{name} {value:g}" for name, value in found["costs"].items())
-    out.print(f"Picojoules an operation, or an access of 64 bits: {costs}. Usual: {found['source']}.")
+    out.print(
+        f"Picojoules an operation, or an access of 64 bits: {costs}. Usual: {found['source']}."
+    )
     where = ", ".join(f"{name} in {row['memory']}" for name, row in found["rows"].items())
     out.print(f"The smallest memory that holds weights and state: {where}.")
-    out.print("Every synaptic operation is one accumulate; readouts that speak are included, pooling and softmax are not.")
+    out.print(
+        "Every synaptic operation is one accumulate; readouts that speak are included, pooling and softmax are not."
+    )
     if HYPOTHETICAL in found["rows"]:
         out.print(f"{HYPOTHETICAL}: 32-bit weights at the same spikes.")
-    out.print(f"{ANN}: the same layers in one pass of 32-bit multiply-accumulates, not one for every time step.")
+    out.print(
+        f"{ANN}: the same layers in one pass of 32-bit multiply-accumulates, not one for every time step."
+    )
 
 
 def prediction_rows(model: Model, result: Any) -> tuple[list[str], list[list[Any]]]:
     """Header and one row for each prediction."""
     if not model.classes:
-        return ["mean", "deviation"], [[m, s] for m, s in zip(result.mean[:, 0].tolist(), result.std[:, 0].tolist(), strict=True)]
-    header = ["class", "confidence", *(f"p({name})" for name in model.classes), "entropy", "mutual_information"]
+        return ["mean", "deviation"], [
+            [m, s]
+            for m, s in zip(result.mean[:, 0].tolist(), result.std[:, 0].tolist(), strict=True)
+        ]
+    header = [
+        "class",
+        "confidence",
+        *(f"p({name})" for name in model.classes),
+        "entropy",
+        "mutual_information",
+    ]
     confidence, best = result.mean.max(-1)
     columns = zip(best.tolist(), confidence.tolist(), result.mean.tolist(), strict=True)
     unsure = zip(result.entropy.tolist(), result.mutual_information.tolist(), strict=True)
-    return header, [[model.classes[i], c, *p, *u] for (i, c, p), u in zip(columns, unsure, strict=True)]
+    return header, [
+        [model.classes[i], c, *p, *u] for (i, c, p), u in zip(columns, unsure, strict=True)
+    ]
 
 
 def csv_text(header: list[str], rows: list[list[Any]]) -> str:
     """A CSV file in which no cell is a formula to a spreadsheet, or a command to a terminal."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([_no_formula(visible(cell)) if isinstance(cell, str) else cell for cell in row] for row in (header, *rows))
-    return text.getvalue().encode(errors="backslashreplace").decode()  # bytes of file names that are no UTF-8
+    writer.writerows(
+        [_no_formula(visible(cell)) if isinstance(cell, str) else cell for cell in row]
+        for row in (header, *rows)
+    )
+    return (
+        text.getvalue().encode(errors="backslashreplace").decode()
+    )  # bytes of file names that are no UTF-8
 
 
 def _no_formula(cell: str) -> str:
-    """A name that a spreadsheet would run, such as "=cmd|...", behind a single quote, which makes it text; "-1" is a number."""
+    """A name that a spreadsheet would run, such as "=cmd|...", behind a single quote, which makes
+    it text; "-1" is a number.
+    """
     if not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
         return cell
     try:
@@ -107,7 +165,9 @@ def print_rows(header: list[str], found: list[list[Any]], most: int = 20) -> Non
     """Print the first rows of predictions as a table."""
     table = Table()
     for name in header:
-        table.add_column(name, overflow="fold" if name == "file" else "ellipsis")  # a path is known by its end
+        table.add_column(
+            name, overflow="fold" if name == "file" else "ellipsis"
+        )  # a path is known by its end
     for row in found[:most]:
         table.add_row(*(f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row))
     out = console()

@@ -9,11 +9,14 @@ import platform
 import torch
 
 import bisnn
-from bisnn import config, kernels
+from bisnn import kernels
+from bisnn.runs import config
 
 
 def info() -> dict[str, str]:
-    """Versions, devices, the kernel in use for each device and dtype, the configs that come with the package."""
+    """Versions, devices, the kernel in use for each device and dtype, the configs that come with
+    the package.
+    """
     facts = {"bisnn": bisnn.__version__, "python": platform.python_version()}
     for name in ("torch", "numpy", "numba", "safetensors", "tensorboard"):
         try:

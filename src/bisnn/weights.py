@@ -1,7 +1,9 @@
-r"""From latent w^r to weight w: sign, Bernoulli, relaxed Bernoulli; mean parameters, KL divergence, free energy.
+r"""From latent w^r to weight w: sign, Bernoulli, relaxed Bernoulli; mean parameters, KL divergence,
+free energy.
 
-The posterior over a binary weight is q(w = +1) = p = sigma(2 w^r), eq. (bernoulli-param): w^r is half the log-odds, mu =
-tanh(w^r) the mean. A binary layer's parameter *is* w^r; a *realisation* writes weights into it for a while (`held`).
+The posterior over a binary weight is q(w = +1) = p = sigma(2 w^r), eq. (bernoulli-param): w^r is
+half the log-odds, mu = tanh(w^r) the mean. A binary layer's parameter *is* w^r; a *realisation*
+writes weights into it for a while (`held`).
 """
 
 from __future__ import annotations
@@ -15,16 +17,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bisnn import draws
+from bisnn.bits.philox import Purpose
 from bisnn.checks import number, seed_number
-from bisnn.packed.philox import Purpose
+from bisnn.kernels import draws
 
-EPS_MIN = 2.0**-24  # epsilon of the Gumbel-softmax draw is kept in [2^-24, 1 - 2^-24]: the logistic noise stays finite
-MAX_EXPONENT = 20.0  # bound on 2 (logcosh w^r - logcosh z); 2 logcosh 10 = 18.6, so it never acts for |w^r| <= 10
+EPS_MIN = (
+    2.0**-24
+    # Epsilon of the Gumbel-softmax draw is kept in [2^-24, 1 - 2^-24]: the logistic noise stays finite
+)
+# Bound on 2 (logcosh w^r - logcosh z); 2 logcosh 10 = 18.6, so it never acts for |w^r| <= 10
+MAX_EXPONENT = 20.0
 
 
 def sign(w_r: Tensor) -> Tensor:
-    """sign(w^r) with sign(0) = +1, eq. (st-binarize); also the MAP weight of the Bernoulli posterior.
+    """sign(w^r) with sign(0) = +1, eq. (st-binarize); also the MAP weight of the Bernoulli
+    posterior.
 
     >>> sign(torch.tensor([-0.3, 0.0, 2.0])).tolist()
     [-1.0, 1.0, 1.0]
@@ -42,16 +49,25 @@ def mean(w_r: Tensor) -> Tensor:
     return torch.tanh(w_r)
 
 
-def draw_members(latents: Sequence[Tensor], count: int, seed: int, first: int = 0) -> list[list[Tensor]]:
-    """Members of an ensemble, w ~ Bern(w | sigma(2 w^r)): for each one bool tensor per layer, True where the weight is +1.
+def draw_members(
+    latents: Sequence[Tensor], count: int, seed: int, first: int = 0
+) -> list[list[Tensor]]:
+    """Members of an ensemble, w ~ Bern(w | sigma(2 w^r)): for each one bool tensor per layer, True
+    where the weight is +1.
 
-    They are the members of a seed from the `first` on. Member k does not depend on how many there are, nor on the device: limits
-    of the draws are made on the CPU, in float64.
+    They are the members of a seed from the `first` on. Member k does not depend on how many there
+    are, nor on the device: limits of the draws are made on the CPU, in float64.
     """
     seed_number(seed)
-    limits = [(torch.ceil(probability(w_r.cpu().double()) * 2**24) * 2.0**-24).float().to(w_r.device) for w_r in latents]
+    limits = [
+        (torch.ceil(probability(w_r.cpu().double()) * 2**24) * 2.0**-24).float().to(w_r.device)
+        for w_r in latents
+    ]
     return [
-        [draws.uniform_like(limit, i, seed, Purpose.MEMBERS, k) < limit for i, limit in enumerate(limits)]
+        [
+            draws.uniform_like(limit, i, seed, Purpose.MEMBERS, k) < limit
+            for i, limit in enumerate(limits)
+        ]
         for k in range(first, first + count)
     ]
 
@@ -75,10 +91,12 @@ def logcosh(x: Tensor) -> Tensor:
 
 
 def mean_gradient_factor(w_r: Tensor, delta: Tensor, tau: float) -> Tensor:
-    """dw/dmu = (1 - w^2) / (tau (1 - tanh^2 w^r)) of eq. (bayes-RP-grad), for w = relax(w_r, delta, tau).
+    """dw/dmu = (1 - w^2) / (tau (1 - tanh^2 w^r)) of eq. (bayes-RP-grad), for w = relax(w_r, delta,
+    tau).
 
-    Since 1 - tanh^2 x = cosh^-2 x, it is exp(2 (logcosh w^r - logcosh z)) / tau with z = (w^r + delta) / tau: exact where
-    the quotient would be 0/0. It is heavy-tailed; the exponent is bounded at MAX_EXPONENT, which never acts for
+    Since 1 - tanh^2 x = cosh^-2 x, it is exp(2 (logcosh w^r - logcosh z)) / tau with z = (w^r +
+    delta) / tau: exact where the quotient would be 0/0. It is heavy-tailed; the exponent is bounded
+    at MAX_EXPONENT, which never acts for
     |w^r| <= 10, nor for any w^r at tau = 1.
     """
     exponent = 2 * (logcosh(w_r) - logcosh((w_r + delta) / tau))
@@ -86,7 +104,8 @@ def mean_gradient_factor(w_r: Tensor, delta: Tensor, tau: float) -> Tensor:
 
 
 def kl_divergence(w_r: Tensor | Iterable[Tensor], prior: float | Tensor = 0.0) -> Tensor:
-    """KL(q || p) in nats, summed over all weights; `prior` holds the prior's logits w^r_0 (0: both signs equally likely).
+    """KL(q || p) in nats, summed over all weights; `prior` holds the prior's logits w^r_0 (0: both
+    signs equally likely).
 
     >>> float(kl_divergence(torch.zeros(5)))
     0.0
@@ -96,20 +115,29 @@ def kl_divergence(w_r: Tensor | Iterable[Tensor], prior: float | Tensor = 0.0) -
     if not isinstance(w_r, Tensor):
         parts = [kl_divergence(w, prior) for w in w_r]
         if not parts:
-            raise ValueError("w_r: needs at least one tensor of latents; got none; pass net.parameters()")
+            raise ValueError(
+                "w_r: needs at least one tensor of latents; got none; pass net.parameters()"
+            )
         return torch.stack(parts).sum()
     l, l_0 = 2 * w_r, 2 * torch.as_tensor(prior, dtype=w_r.dtype, device=w_r.device)
     if l_0.ndim and l_0.shape != l.shape:
-        raise ValueError(f"prior: must be a number or have the latents' shape {tuple(l.shape)}; got {tuple(l_0.shape)}; reshape it")
+        raise ValueError(
+            f"prior: must be a number or have the latents' shape {tuple(l.shape)}; got {tuple(l_0.shape)}; reshape it"
+        )
     up = torch.sigmoid(l) * (F.softplus(-l_0) - F.softplus(-l))
     down = torch.sigmoid(-l) * (F.softplus(l_0) - F.softplus(l))
     return (up + down).sum()
 
 
 def free_energy(
-    expected_loss: Tensor | float, w_r: Tensor | Iterable[Tensor], temperature: float, prior: float | Tensor = 0.0
+    expected_loss: Tensor | float,
+    w_r: Tensor | Iterable[Tensor],
+    temperature: float,
+    prior: float | Tensor = 0.0,
 ) -> Tensor:
-    """E_q[L_D(w)] + rho KL(q || p), eq. (bayes-opt). `expected_loss` is the first term, usually a mean over samples."""
+    """E_q[L_D(w)] + rho KL(q || p), eq. (bayes-opt). `expected_loss` is the first term, usually a
+    mean over samples.
+    """
     return expected_loss + number("temperature", temperature, least=0) * kl_divergence(w_r, prior)
 
 
@@ -161,7 +189,9 @@ def is_realised(parameter: nn.Parameter) -> bool:
 
 
 def is_hard(w: Tensor) -> bool:
-    """Whether all weights are known to be -1 or +1: by their values where looking is cheap, else by what wrote them."""
+    """Whether all weights are known to be -1 or +1: by their values where looking is cheap, else by
+    what wrote them.
+    """
     if not _readable(w) or w.device.type != "cpu":
         return getattr(w, "_bisnn_hard", False)
     if w.numel() == 0:
@@ -177,21 +207,32 @@ def hard(w: Tensor) -> Tensor:
 
 
 def is_spikes(x: Tensor) -> bool:
-    """Whether all inputs are known to be 0 or 1: by type, or by their values where they can be read."""
+    """Whether all inputs are known to be 0 or 1: by type, or by their values where they can be
+    read.
+    """
     if not isinstance(x, Tensor):
         return False
     if x.dtype == torch.bool:
         return True
-    return _readable(x) and not bool(torch.addcmul(x, x, x, value=-1).any())  # x - x^2 = 0 only for 0 and 1; infinity gives NaN
+    return _readable(x) and not bool(
+        torch.addcmul(x, x, x, value=-1).any()
+    )  # x - x^2 = 0 only for 0 and 1; infinity gives NaN
 
 
 def _readable(x: Tensor) -> bool:
-    return not (torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x) or x.is_meta)
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._functorch.is_functorch_wrapped_tensor(x)
+        or x.is_meta
+    )
 
 
 @contextmanager
-def held(parameters: Sequence[nn.Parameter], values: Sequence[Tensor], hard: bool) -> Iterator[None]:
-    """Let `parameters` hold `values` inside the block; the latents come back on leaving, whatever happened inside.
+def held(
+    parameters: Sequence[nn.Parameter], values: Sequence[Tensor], hard: bool
+) -> Iterator[None]:
+    """Let `parameters` hold `values` inside the block; the latents come back on leaving, whatever
+    happened inside.
 
     `hard` says whether the values are -1 and +1.
 
@@ -208,14 +249,18 @@ def held(parameters: Sequence[nn.Parameter], values: Sequence[Tensor], hard: boo
 
 
 @torch.no_grad()
-def _write(parameters: Sequence[nn.Parameter], values: Sequence[Tensor], realised: bool, hard: bool) -> None:
+def _write(
+    parameters: Sequence[nn.Parameter], values: Sequence[Tensor], realised: bool, hard: bool
+) -> None:
     for p, value in zip(parameters, values, strict=True):
         p.copy_(value)
         p._bisnn_realised, p._bisnn_hard = realised, hard  # type: ignore[attr-defined]
 
 
 def binary_parameters(of: nn.Module | Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """The latents of a network's binary layers, and of a module those that a rule trains; an iterable is taken as it is."""
+    """The latents of a network's binary layers, and of a module those that a rule trains; an
+    iterable is taken as it is.
+    """
     if not isinstance(of, nn.Module):
         return list(of)
     layers = [m for m in of.modules() if hasattr(m, "binary")]
@@ -238,9 +283,17 @@ def map_weights(of: nn.Module | Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 @contextmanager
-def sample_weights(of: nn.Module | Iterable[nn.Parameter], seed: int, member: int = 0) -> Iterator[None]:
-    """Inside the block the binary parameters hold a sample from the posterior Bern(sigma(2 w^r)): this member of the seed's."""
+def sample_weights(
+    of: nn.Module | Iterable[nn.Parameter], seed: int, member: int = 0
+) -> Iterator[None]:
+    """Inside the block the binary parameters hold a sample from the posterior Bern(sigma(2 w^r)):
+    this member of the seed's.
+    """
     parameters = binary_parameters(of)
     (drawn,) = draw_members([p.detach() for p in parameters], 1, seed, member)
-    with held(parameters, [2 * up.to(p.dtype) - 1 for up, p in zip(drawn, parameters, strict=True)], hard=True):
+    with held(
+        parameters,
+        [2 * up.to(p.dtype) - 1 for up, p in zip(drawn, parameters, strict=True)],
+        hard=True,
+    ):
         yield

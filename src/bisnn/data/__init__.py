@@ -20,7 +20,7 @@ _HOME = {
         "bin_events",
     ),
 }
-_MODULES = ("camera", "recordings", "simulation")
+_MODULES = {name: name for name in ("camera", "recordings", "simulation")}
 __all__, __getattr__, __dir__ = lazy.names(__name__, _HOME, _MODULES)
 
 if TYPE_CHECKING:

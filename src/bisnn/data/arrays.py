@@ -1,4 +1,6 @@
-"""Arrays from NPY and NPZ files of outside: only those that are asked for, and only once their headers' claims are affordable."""
+"""Arrays from NPY and NPZ files of outside: only those that are asked for, and only once their
+headers' claims are affordable.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +16,35 @@ from numpy.lib import format as npy
 
 from bisnn.files import afford, open_regular
 
-_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}  # 3.0 is for names of fields
+_HEADERS = {
+    (1, 0): npy.read_array_header_1_0,
+    (2, 0): npy.read_array_header_2_0,
+}  # 3.0 is for names of fields
 
 
 def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The arrays of these names of an NPZ, those that it has; of an NPY its one array, by the first name.
+    """The arrays of these names of an NPZ, those that it has; of an NPY its one array, by the first
+    name.
 
-    What else is in an NPZ is not read. Nothing is unpickled. Whatever a damaged file makes zipfile or numpy's parser of headers
-    raise (a TokenError, a RecursionError ...) becomes a ValueError.
+    What else is in an NPZ is not read. Nothing is unpickled. Whatever a damaged file makes zipfile
+    or numpy's parser of headers raise (a TokenError, a RecursionError ...) becomes a ValueError.
     """
     with open_regular(path) as file:
         packed = file.read(2) == b"PK"
         file.seek(0)
         try:
-            return _entries(path, file, names) if packed else {names[0]: _array(path, file, os.fstat(file.fileno()).st_size)}
+            return (
+                _entries(path, file, names)
+                if packed
+                else {names[0]: _array(path, file, os.fstat(file.fileno()).st_size)}
+            )
         except _Refused as error:
             raise ValueError(str(error)) from None
         except Exception as error:
             why = f"{type(error).__name__}: {error}"[:200]
-            raise ValueError(f"{path}: is damaged or no NumPy file ({why}); save it with numpy.save or numpy.savez") from None
+            raise ValueError(
+                f"{path}: is damaged or no NumPy file ({why}); save it with numpy.save or numpy.savez"
+            ) from None
 
 
 class _Refused(ValueError):
@@ -44,7 +56,9 @@ def _entries(path: Path, file: IO[bytes], names: Sequence[str]) -> dict[str, np.
         entries = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         if names[0] not in entries:
             there = ", ".join(entries)[:200] or "none"
-            raise _Refused(f"{path}: needs an array named {names[0]}, (N, features); got {there}; numpy.savez(x=...)")
+            raise _Refused(
+                f"{path}: needs an array named {names[0]}, (N, features); got {there}; numpy.savez(x=...)"
+            )
         arrays = {}
         for name in names:
             if name in entries:
@@ -58,10 +72,16 @@ def _array(path: Path, file: IO[bytes], size: int) -> np.ndarray:
     version = npy.read_magic(file)
     shape, _, dtype = _HEADERS[version](file)
     if dtype.hasobject:
-        raise _Refused(f"{path}: holds pickled Python objects, which could run code when read; save plain numbers")
+        raise _Refused(
+            f"{path}: holds pickled Python objects, which could run code when read; save plain numbers"
+        )
     count = math.prod(shape)
     if min(shape, default=0) < 0 or count * dtype.itemsize > size:
-        raise ValueError(f"its header claims an array {shape} of {dtype}, which {size:,} bytes cannot hold")
-    afford(path, count * (dtype.itemsize + 9), f"an array {shape} of {dtype}", _Refused)  # it, as float64, and a mask
+        raise ValueError(
+            f"its header claims an array {shape} of {dtype}, which {size:,} bytes cannot hold"
+        )
+    afford(
+        path, count * (dtype.itemsize + 9), f"an array {shape} of {dtype}", _Refused
+    )  # it, as float64, and a mask
     file.seek(0)
     return npy.read_array(file, allow_pickle=False)

@@ -1,10 +1,13 @@
-"""Recordings as bits on disk: one file of records of one size, each with its checksum, memory-mapped.
+"""Recordings as bits on disk: one file of records of one size, each with its checksum,
+memory-mapped.
 
-A file is made under another name and gets its own only when it is whole, so a half-written one is never read; building it again
-goes on where it stopped. Its name is a digest of everything it was made from, so it is never stale. Every record is checked
-whenever it is read. Only one process builds.
+A file is made under another name and gets its own only when it is whole, so a half-written one is
+never read; building it again goes on where it stopped. Its name is a digest of everything it was
+made from, so it is never stale. Every record is checked whenever it is read. Only one process
+builds.
 
-    magic | header: JSON, zeros up to LENGTH | a checksum (uint32) for each record | records, (steps, channels, height, width) bits
+    magic | header: JSON, zeros up to LENGTH | a checksum (uint32) for each record | records,
+    (steps, channels, height, width) bits
 """
 
 from __future__ import annotations
@@ -33,18 +36,24 @@ class BadCache(ValueError):
 
 
 def folder() -> Path:
-    """Where caches lie: the environment variable BISNN_CACHE, or a folder of the user's cache folder."""
+    """Where caches lie: the environment variable BISNN_CACHE, or a folder of the user's cache
+    folder.
+    """
     chosen = os.environ.get("BISNN_CACHE")
     if chosen:
         return Path(chosen)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bisnn"
     except RuntimeError:
-        raise ValueError("BISNN_CACHE: must name a folder for caches, as this user has no home; got none; set it") from None
+        raise ValueError(
+            "BISNN_CACHE: must name a folder for caches, as this user has no home; got none; set it"
+        ) from None
 
 
 def key(about: dict[str, Any], files: Iterable[Path], root: Path) -> str:
-    """A digest of settings, and of every file's name, size and time of change: another one for whatever might give other bits."""
+    """A digest of settings, and of every file's name, size and time of change: another one for
+    whatever might give other bits.
+    """
     digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
     for file in files:
         status = file.stat()
@@ -73,7 +82,9 @@ class Bits:
             self.shape = _sizes(header["shape"])
             (self.count,) = _sizes([header["count"]])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise BadCache(f"{path}: is no file of recordings ({error}); delete it, and it will be made again") from None
+            raise BadCache(
+                f"{path}: is no file of recordings ({error}); delete it, and it will be made again"
+            ) from None
         self.size = -(-math.prod(self.shape) // 8)
         if path.stat().st_size != LENGTH + self.count * (4 + self.size):
             raise BadCache(
@@ -86,7 +97,9 @@ class Bits:
 
     def read(self, index: Sequence[int] | np.ndarray) -> np.ndarray:
         """Records as uint8 0 and 1, (len(index), *shape)."""
-        bits = np.unpackbits(self.packed(index), axis=1, count=math.prod(self.shape), bitorder="little")
+        bits = np.unpackbits(
+            self.packed(index), axis=1, count=math.prod(self.shape), bitorder="little"
+        )
         return bits.reshape(len(index), *self.shape)
 
     def packed(self, index: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -95,17 +108,25 @@ class Bits:
         for row, i in zip(rows, index, strict=True):
             row[:] = self._records[i]
             if zlib.crc32(row.data) != self._sums[i]:
-                raise BadCache(f"{self.path}: recording {i} is damaged; delete the file, and it will be made again")
+                raise BadCache(
+                    f"{self.path}: recording {i} is damaged; delete the file, and it will be made again"
+                )
         return rows
 
     def digest(self, index: Sequence[int] | np.ndarray) -> bytes:
-        """A fingerprint of some records, of their check sums: the same for the same bits, on whatever machine they were made."""
-        return hashlib.blake2b(repr(self.shape).encode() + self._sums[index].tobytes(), digest_size=16).digest()
+        """A fingerprint of some records, of their check sums: the same for the same bits, on
+        whatever machine they were made.
+        """
+        return hashlib.blake2b(
+            repr(self.shape).encode() + self._sums[index].tobytes(), digest_size=16
+        ).digest()
 
 
 def _sizes(values: Any) -> tuple[int, ...]:
     """Sizes from a header, which may say anything."""
-    if not isinstance(values, list) or not all(type(value) is int and 0 < value < 1 << 40 for value in values):
+    if not isinstance(values, list) or not all(
+        type(value) is int and 0 < value < 1 << 40 for value in values
+    ):
         raise ValueError(f"{values!r:.50} are no sizes")
     return tuple(values)
 
@@ -139,19 +160,26 @@ def build(
         if not path.exists():  # else another process was quicker
             try:
                 _fill(partial, shape, count, record, advance)
-            except ValueError:  # of a file that is no recording: once it is mended, all this has another name
+            except (
+                ValueError
+            ):  # of a file that is no recording: once it is mended, all this has another name
                 partial.unlink(missing_ok=True)
                 raise
             os.replace(partial, path)
-    # Only now that the file is there. After a failure another process may hold this lock and build: were it removed, a third would
-    # make a lock of its own and build the same file at the same time.
+    # Only now that the file is there. After a failure another process may hold this lock and build:
+    # were it removed, a third would make a lock of its own and build the same file at the same
+    # time.
     with contextlib.suppress(OSError):
         lock.unlink()
     return Bits(path)
 
 
 def _fill(
-    partial: Path, shape: tuple[int, ...], count: int, record: Callable[[int], np.ndarray], advance: Callable[[int], Any]
+    partial: Path,
+    shape: tuple[int, ...],
+    count: int,
+    record: Callable[[int], np.ndarray],
+    advance: Callable[[int], Any],
 ) -> None:
     """Write the records that are not in the file yet."""
     size = -(-math.prod(shape) // 8)
@@ -159,7 +187,9 @@ def _fill(
     _begin(partial, header, LENGTH + count * (4 + size))
     sums, records = _mapped(partial, count, size, "r+")
     for i in range(count):
-        if not (sums[i] and zlib.crc32(records[i].data) == sums[i]):  # else done before an interruption
+        if not (
+            sums[i] and zlib.crc32(records[i].data) == sums[i]
+        ):  # else done before an interruption
             bits = np.packbits(record(i).reshape(-1), bitorder="little")
             records[i] = bits
             sums[i] = zlib.crc32(bits.data)
@@ -175,7 +205,9 @@ def _begin(partial: Path, header: bytes, size: int) -> None:
             return
     with open(partial, "wb") as file:
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error now, and no crash in a mapped page later
+            os.posix_fallocate(
+                file.fileno(), 0, size
+            )  # a full disk is an error now, and no crash in a mapped page later
         else:
             file.truncate(size)
         file.write(header)

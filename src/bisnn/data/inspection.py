@@ -19,7 +19,11 @@ SLICES, RATE_BINS, HOTTEST = 6, 100, 3
 def facts(recording: Recording) -> dict[str, str]:
     """What to know of a recording, in words."""
     events, (width, height) = recording.events, recording.size
-    rows = {"format": recording.format, "sensor": f"{width} x {height} pixels", "events": f"{len(events):,}"}
+    rows = {
+        "format": recording.format,
+        "sensor": f"{width} x {height} pixels",
+        "events": f"{len(events):,}",
+    }
     if len(events):
         seconds = recording.duration_us / 1e6
         rows["time"] = f"{seconds:.6f} s, from {recording.start_us / 1e6:.6f} s"
@@ -32,7 +36,9 @@ def facts(recording: Recording) -> dict[str, str]:
         counts = np.bincount(y.astype(np.intp) * width + x, minlength=width * height)
         rows["active pixels"] = f"{np.count_nonzero(counts):,} of {width * height:,}"
         hottest = np.argsort(-counts, kind="stable")[: min(HOTTEST, np.count_nonzero(counts))]
-        rows["hottest pixels"] = ", ".join(f"({i % width}, {i // width}): {counts[i]:,}" for i in hottest)
+        rows["hottest pixels"] = ", ".join(
+            f"({i % width}, {i // width}): {counts[i]:,}" for i in hottest
+        )
     rows["skipped"] = _counts(recording.skipped) or "nothing"
     rows["clock"] = _counts(recording.clock) or "in order"
     if recording.header:
@@ -41,15 +47,22 @@ def facts(recording: Recording) -> dict[str, str]:
 
 
 def draw(recording: Recording, path: Path) -> None:
-    """A PNG: the events of each sixth of the time on the sensor, p = 1 orange and p = 0 blue, and their rate over time."""
+    """A PNG: the events of each sixth of the time on the sensor, p = 1 orange and p = 0 blue, and
+    their rate over time.
+    """
     events, (width, height) = recording.events, recording.size
     since_us = events["t"] - recording.start_us
     end_us = recording.duration_us + 1
     figure = Figure(figsize=(2.2 * SLICES, 4.8), layout="constrained")
     grid = figure.add_gridspec(2, SLICES, height_ratios=(1.4, 1))
     edges_us = np.linspace(0, end_us, SLICES + 1)
-    images = [_image(events[(since_us >= low) & (since_us < high)], width, height) for low, high in pairwise(edges_us)]
-    most = max(1.0, *(float(np.quantile(image.max(-1), 0.995)) for image in images))  # a hot pixel must not darken the others
+    images = [
+        _image(events[(since_us >= low) & (since_us < high)], width, height)
+        for low, high in pairwise(edges_us)
+    ]
+    most = max(
+        1.0, *(float(np.quantile(image.max(-1), 0.995)) for image in images)
+    )  # a hot pixel must not darken the others
     for k, image in enumerate(images):
         axis = figure.add_subplot(grid[0, k])
         axis.imshow(_colours(image / most), origin="upper", interpolation="nearest")
@@ -62,7 +75,10 @@ def draw(recording: Recording, path: Path) -> None:
         axis.stairs(counts / (bins_us[1] / 1e6), bins_us / 1e3, color=colour, label=f"p = {int(p)}")
     axis.set(xlabel="time since the first event, ms", ylabel="events/s", xlim=(0, end_us / 1e3))
     axis.legend(fontsize=8)
-    figure.suptitle(f"{recording.format}: {len(events):,} events in {recording.duration_us / 1e6:.3f} s", fontsize=9)
+    figure.suptitle(
+        f"{recording.format}: {len(events):,} events in {recording.duration_us / 1e6:.3f} s",
+        fontsize=9,
+    )
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=150)
     write_atomic(path, png.getvalue())
@@ -81,5 +97,7 @@ def _image(events: np.ndarray, width: int, height: int) -> np.ndarray:
 def _colours(image: np.ndarray) -> np.ndarray:
     """White where nothing happened; p = 0 takes away all but blue, p = 1 all but orange."""
     off, on = np.clip(image, 0, 1)[..., 0, None], np.clip(image, 0, 1)[..., 1, None]
-    blue, orange = (np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]) for colour in (BLUE, ORANGE))
+    blue, orange = (
+        np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]) for colour in (BLUE, ORANGE)
+    )
     return (1 - off * (1 - blue)) * (1 - on * (1 - orange))

@@ -1,7 +1,9 @@
-"""Event-camera datasets, binned, one bit each, cached on disk: MNIST-DVS and N-MNIST as their archives unpack.
+"""Event-camera datasets, binned, one bit each, cached on disk: MNIST-DVS and N-MNIST as their
+archives unpack.
 
-A dataset is a sequence of (spikes, label): spikes uint8 (T, C, H, W), 0 or 1; channel p is polarity p. It works with torch's
-DataLoader as it is; its files are read once, when the cache is built (see `cache`).
+A dataset is a sequence of (spikes, label): spikes uint8 (T, C, H, W), 0 or 1; channel p is polarity
+p. It works with torch's DataLoader as it is; its files are read once, when the cache is built (see
+`cache`).
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bisnn import draws
+from bisnn.bits.philox import Purpose
 from bisnn.checks import choice, positive_int
-from bisnn.config import Augment
 from bisnn.data import cache, events
 from bisnn.display import bars, note
-from bisnn.gpu import to_device
-from bisnn.packed.philox import Purpose
+from bisnn.kernels import draws
+from bisnn.kernels.graphs import to_device
+from bisnn.runs.config import Augment
 
 FORMAT = 1  # of the bits: another number, and caches are built anew
 
@@ -37,8 +39,11 @@ class Window:
     steps: int  # T
     bin_us: int  # length of a time step
     start_us: int | None = 0  # where the first one begins; None: with the first event
-    crop: tuple[int, int, int, int] | None = None  # x0, y0, width, height of the part that is kept; None: all
-    pool: int = 1  # edge of the squares of pixels that become one; those at the edge of the sensor may be smaller
+    crop: tuple[int, int, int, int] | None = (
+        None  # x0, y0, width, height of the part that is kept; None: all
+    )
+    # Edge of the squares of pixels that become one; those at the edge of the sensor may be smaller
+    pool: int = 1
     channels: int = 2  # polarities; 1: whatever the polarity
 
     @property
@@ -51,7 +56,12 @@ class Window:
         """A recording's spikes, uint8 (T, C, H, W)."""
         start_us = seen.start_us if self.start_us is None else self.start_us
         width, height = (-(-side // self.pool) * self.pool for side in self.size)
-        looks: dict[str, Any] = {"size": (width, height), "start_us": start_us, "crop": self.crop, "shrink": self.pool}
+        looks: dict[str, Any] = {
+            "size": (width, height),
+            "start_us": start_us,
+            "crop": self.crop,
+            "shrink": self.pool,
+        }
         frames = events.bin_events(seen.events, self.steps, self.bin_us, **looks)
         return frames if self.channels == 2 else frames.max(1, keepdims=True)
 
@@ -72,8 +82,15 @@ class Found:
 
     def say(self, name: str) -> None:
         """One line to the user, if there is anything to say."""
-        parts = (("events left out of", self.with_skipped, self.skipped), ("times put right in", self.with_clock, self.clock))
-        said = [f"{what} {_recordings(n)} ({', '.join(f'{why}: {k:,}' for why, k in by.items())})" for what, n, by in parts if n]
+        parts = (
+            ("events left out of", self.with_skipped, self.skipped),
+            ("times put right in", self.with_clock, self.clock),
+        )
+        said = [
+            f"{what} {_recordings(n)} ({', '.join(f'{why}: {k:,}' for why, k in by.items())})"
+            for what, n, by in parts
+            if n
+        ]
         if said:
             note(f"{name}: {', '.join(said)}")
 
@@ -103,7 +120,9 @@ class Recordings:
         return self.bits.shape
 
     def batch(self, index: Tensor | Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-        """Spikes of several recordings, uint8 (T, B, C, H, W). To a GPU go bits, which are unpacked there."""
+        """Spikes of several recordings, uint8 (T, B, C, H, W). To a GPU go bits, which are unpacked
+        there.
+        """
         if torch.device(device).type == "cpu":
             return torch.from_numpy(self.bits.read(np.asarray(index))).movedim(0, 1)
         packed = to_device(torch.from_numpy(self.bits.packed(np.asarray(index))), device)
@@ -112,9 +131,13 @@ class Recordings:
 
 
 class Loose:
-    """Recordings of no dataset: files and arrays of events, each read when it is looked at, all by one window."""
+    """Recordings of no dataset: files and arrays of events, each read when it is looked at, all by
+    one window.
+    """
 
-    def __init__(self, sources: Sequence[str | Path | np.ndarray | events.Recording], window: Window):
+    def __init__(
+        self, sources: Sequence[str | Path | np.ndarray | events.Recording], window: Window
+    ):
         self.sources, self.window = list(sources), window
         self.found, self.silent = Found(), 0  # so far; `silent` have no event in the window
 
@@ -137,7 +160,9 @@ class Loose:
         if seen.size != size:
             name = f"recordings[{i}]" if source is seen else source
             got, wanted = (f"{width} x {height} pixels" for width, height in (seen.size, size))
-            raise events.BadEvents(f"{name}: must have the {wanted} that the model was trained on; got {got}; give another file")
+            raise events.BadEvents(
+                f"{name}: must have the {wanted} that the model was trained on; got {got}; give another file"
+            )
         return seen
 
     def say(self) -> None:
@@ -145,7 +170,9 @@ class Loose:
         self.found.say("recordings")
         if self.silent:
             until = f"{self.window.steps} time steps of {self.window.bin_us:,} us"
-            note(f"recordings: {_recordings(self.silent)} without an event in what the model looks at, the first {until}")
+            note(
+                f"recordings: {_recordings(self.silent)} without an event in what the model looks at, the first {until}"
+            )
 
 
 def files_of(paths: Iterable[str | Path]) -> list[Path]:
@@ -155,15 +182,23 @@ def files_of(paths: Iterable[str | Path]) -> list[Path]:
         if not path.is_dir():
             files.append(path)
             continue
-        inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in events.SUFFIXES and file.name[0] != ".")
+        inside = sorted(
+            file
+            for file in path.rglob("*")
+            if file.suffix.lower() in events.SUFFIXES and file.name[0] != "."
+        )
         if not inside:
-            raise ValueError(f"{path}: is a folder without recordings; it must hold {' or '.join(events.SUFFIXES)} files")
+            raise ValueError(
+                f"{path}: is a folder without recordings; it must hold {' or '.join(events.SUFFIXES)} files"
+            )
         files += inside
     return files
 
 
 class Clips:
-    """Some recordings of a dataset, in some order: what a split of points is to a table. Or some loose ones."""
+    """Some recordings of a dataset, in some order: what a split of points is to a table. Or some
+    loose ones.
+    """
 
     def __init__(self, recordings: Recordings | Loose, index: Tensor):
         self.recordings, self.index = recordings, index
@@ -184,13 +219,17 @@ class Clips:
 
 
 def augmented(x: Tensor, how: Augment, seed: int, epoch: int, samples: Tensor) -> Tensor:
-    """Recordings x, uint8 (T, B, C, H, W), each turned, resized, shifted, begun earlier or later, and thinned.
+    """Recordings x, uint8 (T, B, C, H, W), each turned, resized, shifted, begun earlier or later,
+    and thinned.
 
-    By draws of (seed, epoch, sample). What to look at is worked out on the CPU, so that every device sees the same bits.
+    By draws of (seed, epoch, sample). What to look at is worked out on the CPU, so that every
+    device sees the same bits.
     """
     if how == Augment():
         return x
-    drawn = draws.uniform(samples.cpu(), 5, seed, Purpose.AUGMENTATION, epoch)  # (B, 5): for t, rows, columns, angle, size
+    drawn = draws.uniform(
+        samples.cpu(), 5, seed, Purpose.AUGMENTATION, epoch
+    )  # (B, 5): for t, rows, columns, angle, size
     if how.rotate or how.zoom or how.shift:
         x = _moved(x, how, drawn)
     if how.jitter:
@@ -206,7 +245,8 @@ def _steps(u: Tensor, most: int) -> Tensor:
 
 
 def _moved(x: Tensor, how: Augment, drawn: Tensor) -> Tensor:
-    """Turned and resized about the middle of the pixels, then shifted: every pixel sees what the nearest to its source saw.
+    """Turned and resized about the middle of the pixels, then shifted: every pixel sees what the
+    nearest to its source saw.
 
     One row of sensors, as SHD's, is not turned, and does not move off itself.
     """
@@ -223,9 +263,13 @@ def _moved(x: Tensor, how: Augment, drawn: Tensor) -> Tensor:
     rows = (cos * h[:, :, None] + sin * w[:, None] + middle[0]).round().long()  # (B, H, W)
     columns = (cos * w[:, None] - sin * h[:, :, None] + middle[1]).round().long()
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    source = torch.where(inside, rows * width + columns, height * width).flatten(1)  # (B, H W); the last sees nothing
+    source = torch.where(inside, rows * width + columns, height * width).flatten(
+        1
+    )  # (B, H W); the last sees nothing
     seen = torch.nn.functional.pad(x.flatten(3), (0, 1))
-    return seen.gather(3, to_device(source, x.device)[None, :, None].expand(*x.shape[:3], -1)).reshape(x.shape)
+    return seen.gather(
+        3, to_device(source, x.device)[None, :, None].expand(*x.shape[:3], -1)
+    ).reshape(x.shape)
 
 
 def _thinned(x: Tensor, share: float, seed: int, epoch: int, samples: Tensor) -> Tensor:
@@ -233,26 +277,44 @@ def _thinned(x: Tensor, share: float, seed: int, epoch: int, samples: Tensor) ->
     t, b, c, h, w = spikes = x.nonzero(as_tuple=True)
     place = ((t * x.shape[2] + c) * x.shape[3] + h) * x.shape[4] + w
     out = torch.zeros_like(x)
-    out[spikes] = (draws.uniform_at(place, samples[b], seed, Purpose.LOST_SPIKES, epoch) >= share).to(x.dtype)
+    out[spikes] = (
+        draws.uniform_at(place, samples[b], seed, Purpose.LOST_SPIKES, epoch) >= share
+    ).to(x.dtype)
     return out
 
 
 def _files(root: Path, pattern: str, layout: str) -> list[Path]:
     if not root.is_dir():
-        raise ValueError(f"root: there is no folder {root}; unpack the archive and give the folder that holds {layout}")
+        raise ValueError(
+            f"root: there is no folder {root}; unpack the archive and give the folder that holds {layout}"
+        )
     found = sorted(path for path in root.glob(pattern) if path.is_file())
     if not found:
-        raise ValueError(f"root: {root} holds no files {pattern}; give the folder that holds {layout}")
+        raise ValueError(
+            f"root: {root} holds no files {pattern}; give the folder that holds {layout}"
+        )
     return found
 
 
 def path_of(name: str, settings: dict[str, Any], files: Sequence[Path], root: Path) -> Path:
     """The cache file of what these files give with these settings."""
-    return cache.folder() / f"{name}-{cache.key({'format': FORMAT, 'name': name, **settings}, files, root)}.bits"
+    return (
+        cache.folder()
+        / f"{name}-{cache.key({'format': FORMAT, 'name': name, **settings}, files, root)}.bits"
+    )
 
 
-def binned(path: Path, name: str, count: int, window: Window, read: Callable[[int], events.Recording], show: bool) -> cache.Bits:
-    """The bits of recordings, from the cache or made now, with a progress bar and a line on what was left out of them."""
+def binned(
+    path: Path,
+    name: str,
+    count: int,
+    window: Window,
+    read: Callable[[int], events.Recording],
+    show: bool,
+) -> cache.Bits:
+    """The bits of recordings, from the cache or made now, with a progress bar and a line on what
+    was left out of them.
+    """
     if path.exists():
         return cache.Bits(path)
     found = Found()
@@ -294,10 +356,18 @@ class NMNIST(Recordings):
         every = _files(root, f"{part}/[0-9]/*.bin", "Train/<digit>/<id>.bin")
         files = [path for path in every if int(path.parent.name) in classes]
         if not files:
-            raise ValueError(f"classes: {root / part} has no recording of {list(classes)}; give digits that it has")
+            raise ValueError(
+                f"classes: {root / part} has no recording of {list(classes)}; give digits that it has"
+            )
         path = path_of("nmnist", {"steps": steps, "bin_us": bin_us}, files, root)
-        bits = binned(path, "nmnist", len(files), window, lambda i: events.read_nmnist(files[i]), show)
-        super().__init__(bits, [list(classes).index(int(path.parent.name)) for path in files], [str(c) for c in classes])
+        bits = binned(
+            path, "nmnist", len(files), window, lambda i: events.read_nmnist(files[i]), show
+        )
+        super().__init__(
+            bits,
+            [list(classes).index(int(path.parent.name)) for path in files],
+            [str(c) for c in classes],
+        )
 
     @classmethod
     def window(cls, steps: int, bin_us: int) -> Window:
@@ -306,11 +376,13 @@ class NMNIST(Recordings):
 
 
 class MNISTDVS(Recordings):
-    """MNIST-DVS as the BiSNN authors' code has it: `scale04/mnist_<digit>_scale04_<id>.aedat`, ids 1 to 900 of each digit to
-    train and 901 to 1000 to test, a crop of the middle, 5 ms bins over 2 s.
+    """MNIST-DVS as the BiSNN authors' code has it: `scale04/mnist_<digit>_scale04_<id>.aedat`, ids
+    1 to 900 of each digit to train and 901 to 1000 to test, a crop of the middle, 5 ms bins over 2
+    s.
 
     Args:
-        root: the folder that holds scale04 (or scale08, scale16); folders between the two are looked into.
+        root: the folder that holds scale04 (or scale08, scale16); folders between the two are
+            looked into.
         train: ids up to 900, or those above.
         scale: 4, 8 or 16.
         crop: edge of the square in the middle of the 128 x 128 sensor that is kept.
@@ -344,32 +416,54 @@ class MNISTDVS(Recordings):
         folders = sorted({path.parent for path in found})
         if len(folders) > 1:
             some = f"{folders[0]} and {folders[1]}" + (", for instance" if len(folders) > 2 else "")
-            raise ValueError(f"root: {root} has {len(folders)} folders of such recordings, {some}; give the one that is meant")
-        digits = {path: int(match[1]) for path, match in found.items() if (int(match[2]) <= self.TRAINING_IDS) == train}
+            raise ValueError(
+                f"root: {root} has {len(folders)} folders of such recordings, {some}; give the one that is meant"
+            )
+        digits = {
+            path: int(match[1])
+            for path, match in found.items()
+            if (int(match[2]) <= self.TRAINING_IDS) == train
+        }
         files = sorted(path for path, digit in digits.items() if digit in classes)
         if not files:
             ids = "1 to 900" if train else "901 to 1000"
-            raise ValueError(f"root: {root} has no recording of {list(classes)} with an id of {ids}; give the whole archive")
+            raise ValueError(
+                f"root: {root} has no recording of {list(classes)} with an id of {ids}; give the whole archive"
+            )
         path = path_of("mnist_dvs", {"steps": steps, "bin_us": bin_us, "crop": crop}, files, root)
-        bits = binned(path, "mnist_dvs", len(files), window, lambda i: events.read_aedat(files[i]), show)
-        super().__init__(bits, [list(classes).index(digits[path]) for path in files], [str(c) for c in classes])
+        bits = binned(
+            path, "mnist_dvs", len(files), window, lambda i: events.read_aedat(files[i]), show
+        )
+        super().__init__(
+            bits, [list(classes).index(digits[path]) for path in files], [str(c) for c in classes]
+        )
 
     @classmethod
     def window(cls, crop: int, steps: int, bin_us: int) -> Window:
         """A square in the middle; time begins with the first event."""
         low = cls.corner(positive_int("crop", crop))
         square = (low, low, crop, crop)
-        return Window(cls.SIZE, positive_int("steps", steps), positive_int("bin_us", bin_us), None, square)
+        return Window(
+            cls.SIZE, positive_int("steps", steps), positive_int("bin_us", bin_us), None, square
+        )
 
     @classmethod
     def corner(cls, crop: int) -> int:
         """The first row and column of the sensor that a crop keeps."""
         if crop > cls.SIZE[0]:
-            raise ValueError(f"crop: must fit the sensor's {cls.SIZE[0]} pixels; got {crop}; give e.g. 26")
+            raise ValueError(
+                f"crop: must fit the sensor's {cls.SIZE[0]} pixels; got {crop}; give e.g. 26"
+            )
         return min(max(cls.CENTRE - crop // 2, 0), cls.SIZE[0] - crop)
 
 
 def _check_classes(classes: Sequence[int]) -> None:
-    good = len(classes) > 0 and all(isinstance(c, int) and 0 <= c <= 9 for c in classes) and len(set(classes)) == len(classes)
+    good = (
+        len(classes) > 0
+        and all(isinstance(c, int) and 0 <= c <= 9 for c in classes)
+        and len(set(classes)) == len(classes)
+    )
     if not good:
-        raise ValueError(f"classes: must be distinct digits from 0 to 9; got {list(classes)}; give e.g. [6, 7, 8, 9]")
+        raise ValueError(
+            f"classes: must be distinct digits from 0 to 9; got {list(classes)}; give e.g. [6, 7, 8, 9]"
+        )

@@ -1,4 +1,6 @@
-"""Datasets of tonic's, or like them, as recordings of ours: binned, one bit each, cached on disk. Needs the extra `tonic`."""
+"""Datasets of tonic's, or like them, as recordings of ours: binned, one bit each, cached on disk.
+Needs the extra `tonic`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from bisnn.data import cache, events, recordings
 from bisnn.data.recordings import Recordings, Window
 
 MOST_CLASSES = 2**16
-TONIC: dict[str, tuple[tuple[int, int, int], int | None]] = {  # sensor (W, H, P), and `Window.start_us`, by name of tonic's class
+TONIC: dict[
+    str, tuple[tuple[int, int, int], int | None]
+] = {  # sensor (W, H, P), and `Window.start_us`, by name of tonic's class
     "NMNIST": ((34, 34, 2), 0),
     "DVSGesture": ((128, 128, 2), None),
     "SHD": ((700, 1, 1), 0),
@@ -26,21 +30,25 @@ TONIC: dict[str, tuple[tuple[int, int, int], int | None]] = {  # sensor (W, H, P
 
 
 class FromTonic(Recordings):
-    """A dataset of tonic's, or one like it: `len`, `[i]` -> (events, label), `sensor_size` (W, H, P).
+    """A dataset of tonic's, or one like it: `len`, `[i]` -> (events, label), `sensor_size` (W, H,
+    P).
 
-    Spikes are (T, P, H, W); events without `y`, as SHD's, have H = 1. Classes have the names that the dataset has for them. Its
-    transforms are applied once, when the cache is built.
+    Spikes are (T, P, H, W); events without `y`, as SHD's, have H = 1. Classes have the names that
+    the dataset has for them. Its transforms are applied once, when the cache is built.
 
-    The cache is named by a digest of all that is known of the dataset: its class and the version of its package, its settings
-    (`train`, `first_saccade_only`, ..., a transform by its `repr`), its length, its labels where it lists them (`targets`), and its
-    files (`data`), by name, size and time of change. Where it lists no files, its first and last recording stand for them. A change
-    that shows in none of these, say in the code of a transform, cannot be known: give another `name` then, or delete the file.
+    The cache is named by a digest of all that is known of the dataset: its class and the version of
+        its package, its settings
+    (`train`, `first_saccade_only`, ..., a transform by its `repr`), its length, its labels where it
+    lists them (`targets`), and its files (`data`), by name, size and time of change. Where it lists
+    no files, its first and last recording stand for them. A change that shows in none of these, say
+    in the code of a transform, cannot be known: give another `name` then, or delete the file.
 
     Args:
         dataset: to read from; it may be anything with the attributes above.
         steps, bin_us: T, and the length of a time step.
         pool: edge of the squares of pixels that become one: pixel // pool.
-        start_us: where the first time step begins; None, as with tonic's frames, with each recording's first event.
+        start_us: where the first time step begins; None, as with tonic's frames, with each
+            recording's first event.
         name: of the cache file; by default the dataset's class.
         show: a progress bar while the cache is built.
     """
@@ -62,7 +70,9 @@ class FromTonic(Recordings):
                 f"name: must be letters, digits, '_', '.' and '-', as it begins a file's name; got {name!r}; change it"
             )
         if not count:
-            raise ValueError(f"dataset: must have recordings; got a {name} of none; check its folder")
+            raise ValueError(
+                f"dataset: must have recordings; got a {name} of none; check its folder"
+            )
         window = self.window(getattr(dataset, "sensor_size", None), steps, bin_us, pool, start_us)
         files, known = _files_behind(dataset), dict[int, int]()  # labels of those that were read
 
@@ -71,7 +81,9 @@ class FromTonic(Recordings):
             try:
                 found, label = dataset[i]
             except Exception as error:  # whatever a damaged file makes its reader say
-                raise events.BadEvents(f"{place}: cannot be read ({error}); copy or download it again") from error
+                raise events.BadEvents(
+                    f"{place}: cannot be read ({error}); copy or download it again"
+                ) from error
             known[i] = _class_number(place, label)
             return events.from_array(found, window.size, str(place))
 
@@ -84,42 +96,66 @@ class FromTonic(Recordings):
         root = Path(os.path.commonpath([file.parent for file in files])) if files else Path()
         path = recordings.path_of(name, settings, files, root)
         bits = recordings.binned(path, name, count, window, read, show)
-        labels = cache.build(path.with_suffix(".labels"), (32,), count, label_bits).packed(range(count)).view("<u4")[:, 0]
+        labels = (
+            cache.build(path.with_suffix(".labels"), (32,), count, label_bits)
+            .packed(range(count))
+            .view("<u4")[:, 0]
+        )
         super().__init__(bits, labels.tolist(), _class_names(dataset, int(labels.max())))
 
     @staticmethod
-    def window(sensor_size: Sequence[int] | None, steps: int, bin_us: int, pool: int = 1, start_us: int | None = None) -> Window:
+    def window(
+        sensor_size: Sequence[int] | None,
+        steps: int,
+        bin_us: int,
+        pool: int = 1,
+        start_us: int | None = None,
+    ) -> Window:
         """All of a sensor of tonic's size (W, H, P)."""
         sizes = tuple(sensor_size) if isinstance(sensor_size, Sequence) else ()
         if len(sizes) != 3 or not all(isinstance(n, int) and n > 0 for n in sizes) or sizes[2] > 2:
-            raise ValueError(f"dataset: its sensor_size must be (W, H, P) with P = 1 or 2; got {sensor_size}; set it to the size")
+            raise ValueError(
+                f"dataset: its sensor_size must be (W, H, P) with P = 1 or 2; got {sensor_size}; set it to the size"
+            )
         width, height, channels = sizes
         length = positive_int("steps", steps), positive_int("bin_us", bin_us)
-        return Window((width, height), *length, start_us, None, positive_int("pool", pool), channels)
+        return Window(
+            (width, height), *length, start_us, None, positive_int("pool", pool), channels
+        )
 
 
 def tonic_dataset(name: str, root: str | Path, train: bool) -> Any:
-    """One of tonic's datasets, from the folder `root`; never downloaded, but where it is not there, an error says how to get it.
+    """One of tonic's datasets, from the folder `root`; never downloaded, but where it is not there,
+    an error says how to get it.
 
-    tonic counts files and looks for the archive that it unpacked. Without that archive, what is there is taken as it is.
+    tonic counts files and looks for the archive that it unpacked. Without that archive, what is
+    there is taken as it is.
     """
     choice("dataset", name, tuple(TONIC))
     try:
         from tonic import datasets
     except ImportError:
-        raise ValueError(f"dataset: tonic must be installed to read {name}; got none; run `pip install 'bisnn[tonic]'`") from None
+        raise ValueError(
+            f"dataset: tonic must be installed to read {name}; got none; run `pip install 'bisnn[tonic]'`"
+        ) from None
     missing = []
 
-    def download(self: Any) -> None:  # instead of tonic's own, which it calls where it does not find all
+    def download(
+        self: Any,
+    ) -> None:  # instead of tonic's own, which it calls where it does not find all
         place = Path(self.location_on_system, getattr(self, "data_filename", self.folder_name))
-        there = place.is_file() or (place.is_dir() and any(file.is_file() for file in place.rglob("*")))
+        there = place.is_file() or (
+            place.is_dir() and any(file.is_file() for file in place.rglob("*"))
+        )
         if self._is_file_present() or not there:
             missing.append(place)
             raise FileNotFoundError(place)
 
     kind = getattr(datasets, name)
     try:
-        dataset = type(name, (kind,), {"download": download, "__module__": kind.__module__})(str(root), train=train)
+        dataset = type(name, (kind,), {"download": download, "__module__": kind.__module__})(
+            str(root), train=train
+        )
     except Exception as error:  # whatever a damaged file makes tonic say
         if missing:
             get = f"from tonic.datasets import {name} as D; [D({str(root)!r}, train=t) for t in (True, False)]"
@@ -127,14 +163,22 @@ def tonic_dataset(name: str, root: str | Path, train: bool) -> Any:
                 f"root: tonic looks for {name} in {missing[0]}, where it is not, or not whole; bisnn downloads nothing: get it "
                 f'with: python -c "{get}"'
             ) from None
-        raise ValueError(f"root: tonic cannot read {name} in {root} ({error}); download it again") from error
-    order = sorted(range(len(dataset.data)), key=dataset.data.__getitem__)  # by name: tonic may have them in the disk's own order
-    dataset.data, dataset.targets = ([some[i] for i in order] for some in (dataset.data, dataset.targets))
+        raise ValueError(
+            f"root: tonic cannot read {name} in {root} ({error}); download it again"
+        ) from error
+    order = sorted(
+        range(len(dataset.data)), key=dataset.data.__getitem__
+    )  # by name: tonic may have them in the disk's own order
+    dataset.data, dataset.targets = (
+        [some[i] for i in order] for some in (dataset.data, dataset.targets)
+    )
     return dataset
 
 
 def _files_behind(dataset: Any) -> list[Path]:
-    """The files that a dataset of tonic's reads: one a recording in `data`, or one for all of them; none where it does not say."""
+    """The files that a dataset of tonic's reads: one a recording in `data`, or one for all of them;
+    none where it does not say.
+    """
     data = getattr(dataset, "data", None)
     data = list(data) if isinstance(data, (list, tuple)) else []
     if not data and hasattr(dataset, "data_filename"):  # SHD, SSC
@@ -148,23 +192,39 @@ def _about(dataset: Any, files: Sequence[Path]) -> dict[str, Any]:
     """All that is known of a dataset, but for its files."""
     kind = type(dataset)
     about: dict[str, Any] = {"class": kind.__qualname__, "length": len(dataset)}
-    about["version"] = getattr(sys.modules.get(kind.__module__.partition(".")[0]), "__version__", "")
-    about["labels"] = hashlib.blake2b(repr(list(getattr(dataset, "targets", ()))).encode(), digest_size=16).hexdigest()
+    about["version"] = getattr(
+        sys.modules.get(kind.__module__.partition(".")[0]), "__version__", ""
+    )
+    about["labels"] = hashlib.blake2b(
+        repr(list(getattr(dataset, "targets", ()))).encode(), digest_size=16
+    ).hexdigest()
     for name, value in vars(dataset).items():
-        if isinstance(value, (bool, int, float, str)) and name != "location_on_system":  # a folder may move
+        if (
+            isinstance(value, (bool, int, float, str)) and name != "location_on_system"
+        ):  # a folder may move
             about[f".{name}"] = value
-        elif isinstance(value, (list, tuple, range, np.ndarray)) and name not in ("data", "targets"):  # e.g. a subset's indices
-            about[f".{name}"] = hashlib.blake2b(repr(np.asarray(value).tolist()).encode(), digest_size=16).hexdigest()
+        elif isinstance(value, (list, tuple, range, np.ndarray)) and name not in (
+            "data",
+            "targets",
+        ):  # e.g. a subset's indices
+            about[f".{name}"] = hashlib.blake2b(
+                repr(np.asarray(value).tolist()).encode(), digest_size=16
+            ).hexdigest()
         elif name == "dataset" and hasattr(value, "__len__"):  # that a subset is of
             behind = _files_behind(value)
             stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in behind]
-            about[".dataset"] = [_about(value, behind), hashlib.blake2b(repr(stamps).encode(), digest_size=16).hexdigest()]
+            about[".dataset"] = [
+                _about(value, behind),
+                hashlib.blake2b(repr(stamps).encode(), digest_size=16).hexdigest(),
+            ]
         elif "transform" in name and value is not None:
             about[f".{name}"] = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     if not files:
         digest = hashlib.blake2b(digest_size=16)
         for found, label in (dataset[0], dataset[len(dataset) - 1]):
-            digest.update(f"{label} {getattr(found, 'dtype', '')}".encode() + np.asarray(found).tobytes())
+            digest.update(
+                f"{label} {getattr(found, 'dtype', '')}".encode() + np.asarray(found).tobytes()
+            )
         about["recordings"] = digest.hexdigest()
     return about
 
@@ -187,5 +247,9 @@ def _class_names(dataset: Any, last: int) -> list[str]:
     if not isinstance(given, (list, tuple, np.ndarray)) or not len(given):
         return [str(i) for i in range(last + 1)]
     if len(given) <= last:
-        raise ValueError(f"dataset: must have a name in `classes` for each label; got {len(given)} and label {last}; correct it")
-    return [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in given]
+        raise ValueError(
+            f"dataset: must have a name in `classes` for each label; got {len(given)} and label {last}; correct it"
+        )
+    return [
+        name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in given
+    ]

@@ -24,20 +24,29 @@ class Split(NamedTuple):
     y: Tensor
 
 
-def two_moons(train: int = 200, test: int = 1000, *, noise: float = 0.1, seed: int = 0) -> tuple[Split, Split]:
+def two_moons(
+    train: int = 200, test: int = 1000, *, noise: float = 0.1, seed: int = 0
+) -> tuple[Split, Split]:
     """Two interleaved half circles: `train` and `test` points a class, Gaussian noise.
 
-    Each axis is rescaled to [0, 1] by the training set's range; the test set, drawn independently, by the same map, so it may
-    lie a little outside.
+    Each axis is rescaled to [0, 1] by the training set's range; the test set, drawn independently,
+    by the same map, so it may lie a little outside.
     """
     from sklearn.datasets import make_moons
 
     number("noise", noise, least=0)
     rng = np.random.RandomState(seed)  # what scikit-learn takes
-    raw = [make_moons(2 * positive_int("train, test", n), noise=noise, random_state=rng) for n in (train, test)]
+    raw = [
+        make_moons(2 * positive_int("train, test", n), noise=noise, random_state=rng)
+        for n in (train, test)
+    ]
     low, high = raw[0][0].min(0), raw[0][0].max(0)
     first, second = (
-        Split(torch.tensor((x - low) / (high - low), dtype=torch.float32), torch.tensor(y, dtype=torch.int64)) for x, y in raw
+        Split(
+            torch.tensor((x - low) / (high - low), dtype=torch.float32),
+            torch.tensor(y, dtype=torch.int64),
+        )
+        for x, y in raw
     )
     return first, second
 
@@ -47,17 +56,22 @@ def f_1d(x: Tensor) -> Tensor:
     return x - 0.1 * x.square() + torch.cos(torch.pi * x / 2)
 
 
-def one_d(per_unit: int = 20, test: int = 200, *, noise: float = 0.1, seed: int = 0) -> tuple[Split, Split]:
-    """1-D regression: training points evenly in three clusters, noisy; test points evenly on [-1, 5], noiseless.
+def one_d(
+    per_unit: int = 20, test: int = 200, *, noise: float = 0.1, seed: int = 0
+) -> tuple[Split, Split]:
+    """1-D regression: training points evenly in three clusters, noisy; test points evenly on [-1,
+    5], noiseless.
 
-    x is rescaled to [0, 1] from [-1, 5], y by the range of f on it (noisy targets may lie a little outside). `noise` is in
-    the units before rescaling.
+    x is rescaled to [0, 1] from [-1, 5], y by the range of f on it (noisy targets may lie a little
+    outside). `noise` is in the units before rescaling.
     """
     number("noise", noise, least=0)
     rng = np.random.default_rng(seed)
     grid = torch.linspace(*X_RANGE, positive_int("test", test), dtype=torch.float64)
     n = positive_int("per_unit", per_unit)
-    x = torch.cat([torch.linspace(a, b, round(n * (b - a)), dtype=torch.float64) for a, b in CLUSTERS])
+    x = torch.cat(
+        [torch.linspace(a, b, round(n * (b - a)), dtype=torch.float64) for a, b in CLUSTERS]
+    )
     y = f_1d(x) + noise * torch.from_numpy(rng.standard_normal(len(x)))
     fine = f_1d(torch.linspace(*X_RANGE, 6001, dtype=torch.float64))
 

@@ -1,7 +1,8 @@
 """The scan over time, in several implementations that give the same bits.
 
-`reference` (plain PyTorch, any device and float type) is the definition; in float32, `cpu` (numba) is what runs on a CPU and
-`cuda` (Triton) on an NVIDIA GPU. Which one runs is decided by device and dtype alone, or by `forced`.
+`reference` (plain PyTorch, any device and float type) is the definition; in float32, `cpu` (numba)
+is what runs on a CPU and `cuda` (Triton) on an NVIDIA GPU. Which one runs is decided by device and
+dtype alone, or by `forced`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _forced: str | None = None
 
 def choose(I: Tensor) -> ModuleType:
     """The kernel module that handles a current of this device and dtype."""
-    return import_module(f"bisnn.kernels.{name_for(I.device, I.dtype)}")  # when first used: numba and Triton take a while to load
+    return import_module(
+        f"bisnn.kernels.{name_for(I.device, I.dtype)}"
+    )  # when first used: numba and Triton take a while to load
 
 
 def name_for(device: torch.device, dtype: torch.dtype) -> str:
@@ -42,10 +45,11 @@ def _has_triton() -> bool:
 
 @contextmanager
 def precision(name: str) -> Iterator[None]:
-    """Inside the block, PyTorch's switches for products of real numbers: "full", or "mixed", where operands may be rounded.
+    """Inside the block, PyTorch's switches for products of real numbers: "full", or "mixed", where
+    operands may be rounded.
 
-    Rounded to half precision or TF32 on a GPU, to bfloat16 on a CPU that has it. Hard weights and spikes are exact in both. cuDNN
-    takes algorithms that give the same bits every time.
+    Rounded to half precision or TF32 on a GPU, to bfloat16 on a CPU that has it. Hard weights and
+    spikes are exact in both. cuDNN takes algorithms that give the same bits every time.
     """
     choice("precision", name, ("full", "mixed"))
     cudnn = torch.backends.cudnn

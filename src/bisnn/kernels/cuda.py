@@ -1,13 +1,17 @@
 """The scan, its adjoint and the products of a layer on a GPU, in Triton.
 
-One pass over memory each: the scan keeps its traces in registers while time runs, reads a current and writes a potential and a
+One pass over memory each: the scan keeps its traces in registers while time runs, reads a current
+    and writes a potential and a
 spike a step, the pooling included. Products are implicit: no matrix of windows is ever written.
 
-What is exact: hard weights and spikes are multiplied as 8-bit integers and summed as 32-bit ones: currents are exact at any size.
-What is rounded: where PyTorch is allowed TF32 (`torch.backends`), relaxed weights and the gradients of currents enter products in
-half precision, which has TF32's 10 bits of mantissa; sums are float32. Gradients are scaled by a power of two from a bound on their
-size, or from the largest of them, so that none overflows. Where it is not allowed those products are PyTorch's own, and so are the
-gradients of the inputs of a convolution with a stride.
+What is exact: hard weights and spikes are multiplied as 8-bit integers and summed as 32-bit ones:
+    currents are exact at any size.
+What is rounded: where PyTorch is allowed TF32 (`torch.backends`), relaxed weights and the gradients
+    of currents enter products in
+half precision, which has TF32's 10 bits of mantissa; sums are float32. Gradients are scaled by a
+power of two from a bound on their size, or from the largest of them, so that none overflows. Where
+it is not allowed those products are PyTorch's own, and so are the gradients of the inputs of a
+convolution with a stride.
 """
 
 from __future__ import annotations
@@ -27,15 +31,17 @@ from bisnn.kernels.reference import Errors, LayerConstants
 _FLUSH = tl.constexpr(reference.FLUSH)
 
 
-# The scan. A program has BLOCK windows of neurons, in memory order of what leaves the layer, and WINDOW >= pool^2 lanes for the
-# neurons of each window; without pooling a window is one neuron.
+# The scan. A program has BLOCK windows of neurons, in memory order of what leaves the layer, and
+# WINDOW >= pool^2 lanes for the neurons of each window; without pooling a window is one neuron.
 
 
 @triton.jit
 def _places(
     n, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """For a program's windows: places of their neurons (BLOCK, WINDOW) and mask, of what leaves the layer (BLOCK,) and mask."""
+    """For a program's windows: places of their neurons (BLOCK, WINDOW) and mask, of what leaves the
+    layer (BLOCK,) and mask.
+    """
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if POOL == 1:
         return o[:, None], (o < n)[:, None], o, o < n
@@ -48,7 +54,12 @@ def _places(
     h, w = y[:, None] * POOL + (j // POOL)[None, :], x[:, None] * POOL + (j % POOL)[None, :]
     inside = (o < n)[:, None] & (j < POOL * POOL)[None, :] & (h < H) & (w < W)
     out = ((b * (H // POOL) + y) * (W // POOL) + x) * C + c
-    return ((b[:, None] * H + h) * W + w) * C + c[:, None], inside, out, (o < n) & (y < H // POOL) & (x < W // POOL)
+    return (
+        ((b[:, None] * H + h) * W + w) * C + c[:, None],
+        inside,
+        out,
+        (o < n) & (y < H // POOL) & (x < W // POOL),
+    )
 
 
 @triton.jit
@@ -64,9 +75,18 @@ def _scan(
 ):  # fmt: skip
     """u may be I itself."""
     at, inside, out, whole = _places(n, H, W, C, POOL, WINDOW, BLOCK)
-    a_m, a_s, a_r, theta = tl.load(constants), tl.load(constants + 1), tl.load(constants + 2), tl.load(constants + 3)
+    a_m, a_s, a_r, theta = (
+        tl.load(constants),
+        tl.load(constants + 1),
+        tl.load(constants + 2),
+        tl.load(constants + 3),
+    )
     k = tl.load(kappa) if SCALAR else tl.load(kappa + at, inside, 0.0)
-    p, q, r = tl.load(P + at, inside, 0.0), tl.load(Q + at, inside, 0.0), tl.load(R + at, inside, 0.0)
+    p, q, r = (
+        tl.load(P + at, inside, 0.0),
+        tl.load(Q + at, inside, 0.0),
+        tl.load(R + at, inside, 0.0),
+    )
     I_t = tl.load(I + at, inside, 0)
     I += M
     I_1 = tl.load(I + at, inside & (T > 1), 0)
@@ -95,13 +115,19 @@ def _adjoint(
     HAS_S: tl.constexpr, HAS_U: tl.constexpr, HAS_STATE: tl.constexpr, SIGMOID: tl.constexpr, REFRACTORY: tl.constexpr,
     HALF: tl.constexpr, SCALAR: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """G_P, G_Q, G_R are the gradients of the first state. With HALF, g_I comes out times `scale`, which is written too.
+    """G_P, G_Q, G_R are the gradients of the first state. With HALF, g_I comes out times `scale`,
+    which is written too.
 
-    `scale` is the power of two that brings the bound |g_I| <= sum_t alpha_t kappa max|g|, with max|g_s| = `peak`, to 2^15: local
-    learning from spikes alone, all neurons with the same kappa.
+    `scale` is the power of two that brings the bound |g_I| <= sum_t alpha_t kappa max|g|, with
+    max|g_s| = `peak`, to 2^15: local learning from spikes alone, all neurons with the same kappa.
     """
     at, inside, out, whole = _places(n, H, W, C, POOL, WINDOW, BLOCK)
-    a_m, a_s, a_r, theta = tl.load(constants), tl.load(constants + 1), tl.load(constants + 2), tl.load(constants + 3)
+    a_m, a_s, a_r, theta = (
+        tl.load(constants),
+        tl.load(constants + 1),
+        tl.load(constants + 2),
+        tl.load(constants + 3),
+    )
     k = tl.load(kappa) if SCALAR else tl.load(kappa + at, inside, 0.0)
     factor = 1.0
     if HALF:
@@ -109,7 +135,11 @@ def _adjoint(
         factor = tl.exp2(tl.floor(tl.log2(32768 / tl.maximum(bound, 1e-30))))
         tl.store(scale, factor, tl.program_id(0) == 0)
     if HAS_STATE:
-        p, q, r = tl.load(g_P + at, inside, 0.0), tl.load(g_Q + at, inside, 0.0), tl.load(g_R + at, inside, 0.0)
+        p, q, r = (
+            tl.load(g_P + at, inside, 0.0),
+            tl.load(g_Q + at, inside, 0.0),
+            tl.load(g_R + at, inside, 0.0),
+        )
     else:
         p = tl.zeros((BLOCK, WINDOW), tl.float32)
         q, r = p, p
@@ -136,7 +166,9 @@ def _adjoint(
             e = e_t[:, None].to(tl.float32)
         else:
             j = tl.arange(0, WINDOW)[None, :]
-            first = tl.min(tl.where(u_t == tl.max(u_t, 1)[:, None], j, WINDOW), 1)  # of several equal ones
+            first = tl.min(
+                tl.where(u_t == tl.max(u_t, 1)[:, None], j, WINDOW), 1
+            )  # of several equal ones
             e = tl.where(j == first[:, None], e_t[:, None].to(tl.float32), 0.0)
         if REFRACTORY:
             e += r
@@ -166,26 +198,60 @@ def _launch(like: Tensor, pool: int) -> tuple[Any, tuple[int, ...], dict[str, An
         n, sizes = M, (M, M, 1, 1, 1)
     else:
         B, H, W, C = like.shape
-        n, sizes = B * -(-H // pool) * -(-W // pool) * C, (M, B * (H // pool) * (W // pool) * C, H, W, C)
+        n, sizes = (
+            B * -(-H // pool) * -(-W // pool) * C,
+            (M, B * (H // pool) * (W // pool) * C, H, W, C),
+        )
     window = triton.next_power_of_2(pool * pool)
-    # A window's neurons must share a thread, or the pooling is a conversation among warps at each step: then one warp.
+    # A window's neurons must share a thread, or the pooling is a conversation among warps at each
+    # step: then one warp.
     block, warps = (512 if n >= 1 << 18 else 128, 4) if pool == 1 else (128, 1)
-    return (triton.cdiv(n, block),), (n, *sizes), {"POOL": pool, "WINDOW": window, "BLOCK": block, "num_warps": warps}
+    return (
+        (triton.cdiv(n, block),),
+        (n, *sizes),
+        {"POOL": pool, "WINDOW": window, "BLOCK": block, "num_warps": warps},
+    )
 
 
 def scan(
-    I: Tensor, P: Tensor, Q: Tensor, R: Tensor, kappa: Tensor, constants: Tensor, pool: int = 1, reuse: bool = False
+    I: Tensor,
+    P: Tensor,
+    Q: Tensor,
+    R: Tensor,
+    kappa: Tensor,
+    constants: Tensor,
+    pool: int = 1,
+    reuse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `reference.scan`, bit for bit; the currents may be integers."""
     I = I.contiguous()
     P, Q, R = (x.expand(I.shape[1:]).contiguous() for x in (P, Q, R))
     after = [torch.empty_like(P) for _ in range(3)]
     u = I if reuse and I.dtype == torch.float32 else torch.empty_like(I, dtype=torch.float32)
-    s = torch.empty_like(u) if pool == 1 else u.new_empty(*I.shape[:2], I.shape[2] // pool, I.shape[3] // pool, I.shape[4])
+    s = (
+        torch.empty_like(u)
+        if pool == 1
+        else u.new_empty(*I.shape[:2], I.shape[2] // pool, I.shape[3] // pool, I.shape[4])
+    )
     grid, sizes, options = _launch(P, pool)
     scalar, k = _kappa(kappa, P)
     with torch.cuda.device(I.device):
-        _scan[grid](I, u, s, P, Q, R, *after, k, constants, len(I), *sizes, SCALAR=scalar, **options, enable_fp_fusion=False)
+        _scan[grid](
+            I,
+            u,
+            s,
+            P,
+            Q,
+            R,
+            *after,
+            k,
+            constants,
+            len(I),
+            *sizes,
+            SCALAR=scalar,
+            **options,
+            enable_fp_fusion=False,
+        )
     return s, u, after[0], after[1], after[2]
 
 
@@ -208,8 +274,8 @@ def adjoint(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `reference.adjoint`, to float32 accuracy.
 
-    With `scale` (1,), which is written, the currents' gradient comes in half precision and times that: for g_s alone, where nothing
-    goes back through the reset.
+    With `scale` (1,), which is written, the currents' gradient comes in half precision and times
+    that: for g_s alone, where nothing goes back through the reset.
     """
     u = u.contiguous()
     before = [torch.empty_like(u[0]) for _ in range(3)]
@@ -222,20 +288,34 @@ def adjoint(
     peak = constants if scale is None or g_s is None else torch.linalg.vector_norm(g_s, torch.inf)
     grid, sizes, options = _launch(u[0], pool)
     scalar, k = _kappa(kappa, u[0])
-    given = {"HAS_S": g_s is not None, "HAS_U": g_u is not None, "HAS_STATE": state, "HALF": scale is not None}
-    flags = {"SIGMOID": surrogate == "sigmoid", "REFRACTORY": refractory, "SCALAR": scalar, **given, **options}
+    given = {
+        "HAS_S": g_s is not None,
+        "HAS_U": g_u is not None,
+        "HAS_STATE": state,
+        "HALF": scale is not None,
+    }
+    flags = {
+        "SIGMOID": surrogate == "sigmoid",
+        "REFRACTORY": refractory,
+        "SCALAR": scalar,
+        **given,
+        **options,
+    }
     scale = constants if scale is None else scale
     with torch.cuda.device(u.device):
-        _adjoint[grid](*e, u, k, constants, peak, scale, g_I, *before, slope, len(u), *sizes, **flags)
+        _adjoint[grid](
+            *e, u, k, constants, peak, scale, g_I, *before, slope, len(u), *sizes, **flags
+        )
     return g_I, before[0], before[1], before[2]
 
 
 readout = reference.readout
 
 
-# Products. A dense layer is a convolution of one pixel. Images x are padded, (N, H, W, C), weights (n_out, k0, k1, C). An output
-# pixel is a row m, an input under the kernel a column k, and since a row of the kernel covers a run of k1 C numbers in memory, the
-# input (m, k) lies at rows(m) + columns(k). Without GATHER a block of columns lies within one run, and is read as a whole.
+# Products. A dense layer is a convolution of one pixel. Images x are padded, (N, H, W, C), weights
+# (n_out, k0, k1, C). An output pixel is a row m, an input under the kernel a column k, and since a
+# row of the kernel covers a run of k1 C numbers in memory, the input (m, k) lies at rows(m) +
+# columns(k). Without GATHER a block of columns lies within one run, and is read as a whole.
 
 
 @triton.jit
@@ -265,10 +345,14 @@ def _convolution(
             a = tl.load(row + (k // RUN * (W * C) + k % RUN), k < K, 0)
             total = tl.dot(a, tl.trans(tl.load(w_row + k, k < K, 0)), total, out_dtype=SUM)
     else:
-        BLOCKS: tl.constexpr = RUN // BLOCK_K  # written with these, the compiler sees that reads are aligned
+        BLOCKS: tl.constexpr = (
+            RUN // BLOCK_K
+        )  # written with these, the compiler sees that reads are aligned
         for step in range(0, K // BLOCK_K):
             a = tl.load(row + (step // BLOCKS * (W * C) + step % BLOCKS * BLOCK_K + block))
-            total = tl.dot(a, tl.trans(tl.load(w_row + (step * BLOCK_K + block))), total, out_dtype=SUM)
+            total = tl.dot(
+                a, tl.trans(tl.load(w_row + (step * BLOCK_K + block))), total, out_dtype=SUM
+            )
     at = m[:, None].to(tl.int64) * n_out + i[None, :]
     tl.store(out + at, total.to(out.dtype.element_ty), (m < M)[:, None] & (i < n_out)[None, :])
 
@@ -280,7 +364,9 @@ def _convolution_gradient(
     K: tl.constexpr, RUN: tl.constexpr, GATHER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """out[part] (K, n_out) = the inputs transposed times g (M, n_out), over the part's `share` of the rows."""
+    """out[part] (K, n_out) = the inputs transposed times g (M, n_out), over the part's `share` of
+    the rows.
+    """
     i = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     part = tl.program_id(2)
     end = tl.minimum((part + 1) * share, M)
@@ -289,7 +375,11 @@ def _convolution_gradient(
         column = k // RUN * (W * C) + k % RUN
     else:
         BLOCKS: tl.constexpr = RUN // BLOCK_K
-        column = tl.program_id(0) // BLOCKS * (W * C) + tl.program_id(0) % BLOCKS * BLOCK_K + tl.arange(0, BLOCK_K)
+        column = (
+            tl.program_id(0) // BLOCKS * (W * C)
+            + tl.program_id(0) % BLOCKS * BLOCK_K
+            + tl.arange(0, BLOCK_K)
+        )
     total = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
     for start in range(part * share, end, BLOCK_M):
         m = start + tl.arange(0, BLOCK_M)
@@ -298,7 +388,11 @@ def _convolution_gradient(
             a = tl.load(x + row[:, None] + column[None, :], (k < K)[None, :], 0)
         else:
             a = tl.load(x + row[:, None] + column[None, :])
-        e = tl.load(g + m[:, None].to(tl.int64) * n_out + i[None, :], (m < end)[:, None] & (i < n_out)[None, :], 0.0)
+        e = tl.load(
+            g + m[:, None].to(tl.int64) * n_out + i[None, :],
+            (m < end)[:, None] & (i < n_out)[None, :],
+            0.0,
+        )
         total = tl.dot(tl.trans(a), e, total)
     at = (part.to(tl.int64) * K + k[:, None]) * n_out + i[None, :]
     tl.store(out + at, total, (k < K)[:, None] & (i < n_out)[None, :])
@@ -324,7 +418,9 @@ def keep(x: Tensor, padding: list[int]) -> Tensor:
     kept = torch.empty(shape, dtype=dtype, device=x.device)
     H, W = x.shape[2:4] if padding else (1, 1)
     with torch.cuda.device(x.device):
-        _keep[(triton.cdiv(kept.numel(), 1024),)](x, kept, kept.numel(), H, W, x.shape[-1], *(padding or (0, 0)), BLOCK=1024)
+        _keep[(triton.cdiv(kept.numel(), 1024),)](
+            x, kept, kept.numel(), H, W, x.shape[-1], *(padding or (0, 0)), BLOCK=1024
+        )
     return kept
 
 
@@ -344,28 +440,63 @@ def _as_half(kept: Tensor) -> Tensor:
 
 def kept_shape(shape: torch.Size, padding: list[int]) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape and dtype of what `keep` returns."""
-    return (*shape[:2], *(n + 2 * p for n, p in zip(shape[2:-1], padding, strict=True)), shape[-1]), torch.int8
+    return (
+        *shape[:2],
+        *(n + 2 * p for n, p in zip(shape[2:-1], padding, strict=True)),
+        shape[-1],
+    ), torch.int8
 
 
 def _rounds(weight: Tensor) -> bool:
-    """Whether PyTorch may round the operands of such products to TF32, so that we may round them to half precision."""
-    return torch.backends.cudnn.allow_tf32 if weight.ndim == 4 else torch.backends.cuda.matmul.allow_tf32
+    """Whether PyTorch may round the operands of such products to TF32, so that we may round them to
+    half precision.
+    """
+    return (
+        torch.backends.cudnn.allow_tf32
+        if weight.ndim == 4
+        else torch.backends.cuda.matmul.allow_tf32
+    )
 
 
 def _places_of(kept: Tensor, weight: Tensor, stride: list[int]) -> tuple[list[int], dict[str, int]]:
     """The shape of the currents, and what the kernels need to know of the places of inputs."""
     T, B, C = kept.shape[0], kept.shape[1], kept.shape[-1]
     if weight.ndim == 2:
-        return [T, B, len(weight)], {"H": 1, "W": 1, "C": C, "S0": 1, "S1": 1, "H_OUT": 1, "W_OUT": 1, "K": C, "RUN": C}
+        return [T, B, len(weight)], {
+            "H": 1,
+            "W": 1,
+            "C": C,
+            "S0": 1,
+            "S1": 1,
+            "H_OUT": 1,
+            "W_OUT": 1,
+            "K": C,
+            "RUN": C,
+        }
     (H, W), (k0, k1) = kept.shape[2:4], weight.shape[2:]
     h, w = (H - k0) // stride[0] + 1, (W - k1) // stride[1] + 1
-    places = {"H": H, "W": W, "C": C, "S0": stride[0], "S1": stride[1], "H_OUT": h, "W_OUT": w, "K": k0 * k1 * C, "RUN": k1 * C}
+    places = {
+        "H": H,
+        "W": W,
+        "C": C,
+        "S0": stride[0],
+        "S1": stride[1],
+        "H_OUT": h,
+        "W_OUT": w,
+        "K": k0 * k1 * C,
+        "RUN": k1 * C,
+    }
     return [T, B, h, w, len(weight)], places
 
 
 def _taps(weight: Tensor) -> Tensor:
     """Weights as (n_out, k0, k1, C), contiguous."""
-    return (weight[:, :, None, None] if weight.ndim == 2 else weight).detach().movedim(1, -1).contiguous()
+    return (
+        (weight[:, :, None, None] if weight.ndim == 2 else weight)
+        .detach()
+        .movedim(1, -1)
+        .contiguous()
+    )
 
 
 def _columns(places: dict[str, int]) -> dict[str, Any]:
@@ -376,16 +507,27 @@ def _columns(places: dict[str, int]) -> dict[str, Any]:
     return {"GATHER": False, "BLOCK_K": block}
 
 
-def product(x: Tensor, kept: Tensor | None, weight: Tensor, stride: list[int], padding: list[int], hard: bool) -> Tensor:
+def product(
+    x: Tensor,
+    kept: Tensor | None,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    hard: bool,
+) -> Tensor:
     """As `reference.product`: exact, as integers of 16 or 32 bits, for hard weights and spikes."""
     if kept is None or not (hard or _rounds(weight)):
         return reference.product(x, kept, weight, stride, padding, hard)
-    result = torch.float32 if not hard else torch.int16 if weight[0].numel() < 1 << 15 else torch.int32
+    result = (
+        torch.float32 if not hard else torch.int16 if weight[0].numel() < 1 << 15 else torch.int32
+    )
     return _convolved(kept if hard else _as_half(kept), weight, stride, result)
 
 
 def _convolved(x: Tensor, weight: Tensor, stride: list[int], result: torch.dtype) -> Tensor:
-    """Padded images x, as bytes or in half precision, convolved with the weights in the same precision."""
+    """Padded images x, as bytes or in half precision, convolved with the weights in the same
+    precision.
+    """
     shape, places = _places_of(x, weight, stride)
     out = torch.empty(shape, dtype=result, device=x.device)
     M, n = math.prod(shape[:-1]), min(128, max(16, triton.next_power_of_2(len(weight))))
@@ -397,33 +539,54 @@ def _convolved(x: Tensor, weight: Tensor, stride: list[int], result: torch.dtype
     return out
 
 
-def _weight_gradient(g: Tensor, scale: Tensor, kept: Tensor, weight: Tensor, stride: list[int]) -> Tensor:
-    """The weight gradient from g in half precision, times `scale`, and spikes as `keep` gave them; float32 sums, order fixed."""
+def _weight_gradient(
+    g: Tensor, scale: Tensor, kept: Tensor, weight: Tensor, stride: list[int]
+) -> Tensor:
+    """The weight gradient from g in half precision, times `scale`, and spikes as `keep` gave them;
+    float32 sums, order fixed.
+    """
     shape, places = _places_of(kept, weight, stride)
-    M, K, n = math.prod(shape[:-1]), places["K"], min(128, max(16, triton.next_power_of_2(len(weight))))
+    M, K, n = (
+        math.prod(shape[:-1]),
+        places["K"],
+        min(128, max(16, triton.next_power_of_2(len(weight)))),
+    )
     columns = _columns(places)
     blocks, tiles_n = triton.cdiv(K, columns["BLOCK_K"]), triton.cdiv(len(weight), n)
     processors = torch.cuda.get_device_properties(g.device).multi_processor_count
-    parts = max(1, min(triton.cdiv(M, 2048), triton.cdiv(4 * processors, blocks * tiles_n)))  # so that all have something to do
+    parts = max(
+        1, min(triton.cdiv(M, 2048), triton.cdiv(4 * processors, blocks * tiles_n))
+    )  # so that all have something to do
     share = triton.cdiv(triton.cdiv(M, parts), 64) * 64
     out = torch.empty(parts, K, len(weight), device=g.device)
-    options = {"BLOCK_M": 64, "BLOCK_N": n, "num_warps": 4, "num_stages": 4 if columns["BLOCK_K"] == 128 else 3}
+    options = {
+        "BLOCK_M": 64,
+        "BLOCK_N": n,
+        "num_warps": 4,
+        "num_stages": 4 if columns["BLOCK_K"] == 128 else 3,
+    }
     with torch.cuda.device(g.device):
         grid = (blocks, tiles_n, parts)
-        _convolution_gradient[grid](g, _as_half(kept), out, M, len(weight), share, **places, **columns, **options)
+        _convolution_gradient[grid](
+            g, _as_half(kept), out, M, len(weight), share, **places, **columns, **options
+        )
     taps = (out.sum(0) / scale).t().reshape(len(weight), *weight.shape[2:], kept.shape[-1])
     return taps if weight.ndim == 2 else taps.movedim(-1, 1).contiguous()
 
 
 def _halved(g: Tensor) -> tuple[Tensor, Tensor]:
-    """g in half precision, times a power of two that brings the largest to at most 2^15; and that number. g is used up."""
+    """g in half precision, times a power of two that brings the largest to at most 2^15; and that
+    number. g is used up.
+    """
     peak = torch.linalg.vector_norm(g, torch.inf).clamp(min=1e-30)
     scale = torch.exp2(torch.floor(15 - torch.log2(peak)))
     return g.mul_(scale).half(), scale
 
 
 def _input_gradient(g: Tensor, scale: Tensor, shape: list[int], layer: LayerConstants) -> Tensor:
-    """The gradient of the inputs, of this shape, from g in half precision, times `scale`; float32 sums."""
+    """The gradient of the inputs, of this shape, from g in half precision, times `scale`; float32
+    sums.
+    """
     weight, padding = layer.weight, layer.padding
     margin = [k - 1 - p for k, p in zip(weight.shape[2:], padding, strict=True)]
     if any(d > 1 for d in layer.stride) or any(m < 0 for m in margin):
@@ -448,9 +611,14 @@ def gradients(
     if not (spikes and _rounds(weight)):
         if spikes and weight.ndim == 4:  # it came with its padding
             x = x[:, :, padding[0] : x.shape[2] - padding[0], padding[1] : x.shape[3] - padding[1]]
-        return reference.gradients(errors, u, x, x_shape, spikes, layer, needs_x, needs_weight, adjoint=adjoint)
+        return reference.gradients(
+            errors, u, x, x_shape, spikes, layer, needs_x, needs_weight, adjoint=adjoint
+        )
     g_s = reference.spike_error(errors.s, errors.y, layer.V, u, layer.pool)
-    bounded = not (layer.refractory or any(g is not None for g in (errors.u, *errors.state))) and layer.kappa.numel() == 1
+    bounded = (
+        not (layer.refractory or any(g is not None for g in (errors.u, *errors.state)))
+        and layer.kappa.numel() == 1
+    )
     scale = torch.empty(1, device=u.device) if bounded else None
     g_I, *before = adjoint(g_s, errors.u, errors.state, u, *layer.neuron, layer.pool, scale)
     if scale is None:

@@ -7,14 +7,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bisnn.packed.philox import Purpose
+from bisnn.bits.philox import Purpose
 
 _BLOCK = 1024
 
 
 @triton.jit
 def _draw(places, streams, n, length, key, draw, out, DENSE: tl.constexpr, BLOCK: tl.constexpr):
-    """Number `places[i]` of stream `streams[i]`, or, if DENSE, number i % length of stream `streams[i // length]`."""
+    """Number `places[i]` of stream `streams[i]`, or, if DENSE, number i % length of stream
+    `streams[i // length]`.
+    """
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n
     if DENSE:
@@ -23,8 +25,12 @@ def _draw(places, streams, n, length, key, draw, out, DENSE: tl.constexpr, BLOCK
     else:
         place = tl.load(places + i, inside, 0)
         stream = tl.load(streams + i, inside, 0)
-    zero = tl.zeros([BLOCK], tl.uint32)  # counters of 32 bits: those of 64 would make it another Philox
-    w0, w1, w2, w3 = tl.philox(key, (place // 4).to(tl.uint32), stream.to(tl.uint32), (zero + draw).to(tl.uint32), zero)
+    zero = tl.zeros(
+        [BLOCK], tl.uint32
+    )  # counters of 32 bits: those of 64 would make it another Philox
+    w0, w1, w2, w3 = tl.philox(
+        key, (place // 4).to(tl.uint32), stream.to(tl.uint32), (zero + draw).to(tl.uint32), zero
+    )
     j = place % 4
     word = tl.where(j < 2, tl.where(j == 0, w0, w1), tl.where(j == 2, w2, w3))
     tl.store(out + i, (word >> 8).to(tl.float32) * 5.9604644775390625e-08, inside)  # 2^-24
@@ -43,11 +49,20 @@ def uniform_at(places: Tensor, streams: Tensor, seed: int, purpose: Purpose, dra
 
 
 def _launch(
-    places: Tensor, streams: Tensor, length: int, seed: int, purpose: Purpose, draw: int, out: Tensor, dense: bool
+    places: Tensor,
+    streams: Tensor,
+    length: int,
+    seed: int,
+    purpose: Purpose,
+    draw: int,
+    out: Tensor,
+    dense: bool,
 ) -> Tensor:
     key = int(purpose) << 32 | seed  # Triton's seed is both words of the key
     programs = (triton.cdiv(out.numel(), _BLOCK),)
     places, streams = places.long().contiguous(), streams.long().contiguous()
     if out.numel():
-        _draw[programs](places, streams, out.numel(), length, key, draw, out, DENSE=dense, BLOCK=_BLOCK)
+        _draw[programs](
+            places, streams, out.numel(), length, key, draw, out, DENSE=dense, BLOCK=_BLOCK
+        )
     return out

@@ -1,8 +1,10 @@
 """The definition of the scan and of its adjoint, as plain PyTorch loops over time.
 
-Axes: currents I, spikes s and potentials u are (T, B, ...); the state P, Q, R is (B, ...); kappa broadcasts against the
-state; constants holds (a_m, a_s, a_r, theta) in the dtype of the current. Every other kernel performs the operations of
-`step` in the order written here, each rounded once (no fused multiply-add), and therefore gives the same bits.
+Axes: currents I, spikes s and potentials u are (T, B, ...); the state P, Q, R is (B, ...); kappa
+    broadcasts against the
+state; constants holds (a_m, a_s, a_r, theta) in the dtype of the current. Every other kernel
+performs the operations of `step` in the order written here, each rounded once (no fused
+multiply-add), and therefore gives the same bits.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from bisnn.packed import FLUSH
+from bisnn.neuron import FLUSH
 
 
 def potential(P: Tensor, Q: Tensor, R: Tensor, kappa: Tensor) -> Tensor:
@@ -23,14 +25,18 @@ def potential(P: Tensor, Q: Tensor, R: Tensor, kappa: Tensor) -> Tensor:
     return kappa * (P - Q) - R
 
 
-def advance(I: Tensor, s: Tensor, P: Tensor, Q: Tensor, R: Tensor, constants: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def advance(
+    I: Tensor, s: Tensor, P: Tensor, Q: Tensor, R: Tensor, constants: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """The traces of the next time step: P' = a_m (P + I), Q' = a_s (Q + I), R' = a_r (R + s)."""
     a_m, a_s, a_r, _ = constants.unbind()
     return _flush(a_m * (P + I)), _flush(a_s * (Q + I)), _flush(a_r * (R + s))
 
 
 def _flush(x: Tensor) -> Tensor:
-    """x, or 0 where |x| <= FLUSH; for autograd the identity, because a trace at rest still passes gradients on."""
+    """x, or 0 where |x| <= FLUSH; for autograd the identity, because a trace at rest still passes
+    gradients on.
+    """
     flushed = F.hardshrink(x.detach(), FLUSH)
     return x + (flushed - x.detach()) if x.requires_grad else flushed
 
@@ -38,20 +44,31 @@ def _flush(x: Tensor) -> Tensor:
 def pseudo_derivative(v: Tensor, surrogate: str, slope: float) -> Tensor:
     """Derivative of the smooth stand-in for the Heaviside step at v = u - theta.
 
-    sigmoid: d/dv sigma(k v) = k sigma(k v) (1 - sigma(k v)); box: d/dv clip(k v + 1/2, 0, 1) = k where |k v| < 1/2.
+    sigmoid: d/dv sigma(k v) = k sigma(k v) (1 - sigma(k v)); box: d/dv clip(k v + 1/2, 0, 1) = k
+        where |k v| < 1/2.
     """
     if surrogate == "sigmoid":
-        return slope * torch.sigmoid(slope * v) * torch.sigmoid(-slope * v)  # 1 - sigma(x) = sigma(-x), without cancellation
+        return (
+            slope * torch.sigmoid(slope * v) * torch.sigmoid(-slope * v)
+        )  # 1 - sigma(x) = sigma(-x), without cancellation
     return slope * ((slope * v).abs() < 0.5).to(v.dtype)
 
 
 def scan(
-    I: Tensor, P: Tensor, Q: Tensor, R: Tensor, kappa: Tensor, constants: Tensor, pool: int = 1, reuse: bool = False
+    I: Tensor,
+    P: Tensor,
+    Q: Tensor,
+    R: Tensor,
+    kappa: Tensor,
+    constants: Tensor,
+    pool: int = 1,
+    reuse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Spikes s and potentials u of all time steps, and the state after the last: (s, u, P, Q, R).
 
-    With `pool`, currents are (T, B, H, W, C) and s is what leaves the layer: 1 where the highest potential of a window of
-    pool x pool pixels exceeds theta, which is the OR of the window's spikes. With `reuse` a kernel may overwrite I.
+    With `pool`, currents are (T, B, H, W, C) and s is what leaves the layer: 1 where the highest
+    potential of a window of pool x pool pixels exceeds theta, which is the OR of the window's
+    spikes. With `reuse` a kernel may overwrite I.
     """
     theta = constants[3]
     s, u = (torch.empty_like(I, memory_format=torch.contiguous_format) for _ in range(2))
@@ -86,22 +103,30 @@ def adjoint(
     refractory: bool,
     pool: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients (g_I, g_P, g_Q, g_R) of the current and the initial state, from those of the scan's outputs.
+    """Gradients (g_I, g_P, g_Q, g_R) of the current and the initial state, from those of the scan's
+    outputs.
 
-    With `refractory` the error also travels through the neuron's own feedback R (BPTT); without, that path is cut. With `pool`
-    the error of a window goes to its first maximum.
+    With `refractory` the error also travels through the neuron's own feedback R (BPTT); without,
+    that path is cut. With `pool` the error of a window goes to its first maximum.
     """
     a_m, a_s, a_r, theta = constants.unbind()
     if g_s is not None and pool > 1:
         images = channels_first(u)
         _, first = F.max_pool2d(images, pool, return_indices=True)
-        g_s = channels_last(F.max_unpool2d(channels_first(g_s), first, (pool, pool), output_size=images.shape[-2:]), u)
+        g_s = channels_last(
+            F.max_unpool2d(channels_first(g_s), first, (pool, pool), output_size=images.shape[-2:]),
+            u,
+        )
     G_P, G_Q, G_R = (torch.zeros_like(u[0]) if g is None else g for g in g_state)
     if not refractory:
         G_R = torch.zeros_like(u[0])
     g_I = torch.empty_like(u, memory_format=torch.contiguous_format)
     for t in range(u.shape[0] - 1, -1, -1):
-        G_P, G_Q, G_R = a_m * G_P, a_s * G_Q, a_r * G_R  # adjoints of P_{t+1}, ... carried through their decay
+        G_P, G_Q, G_R = (
+            a_m * G_P,
+            a_s * G_Q,
+            a_r * G_R,
+        )  # adjoints of P_{t+1}, ... carried through their decay
         g_I[t] = G_P + G_Q
         e = G_R if g_s is None else G_R + g_s[t]  # error on s_t
         g = e * pseudo_derivative(u[t] - theta, surrogate, slope)
@@ -113,12 +138,15 @@ def adjoint(
     return g_I, G_P.contiguous(), G_Q.contiguous(), G_R.contiguous()
 
 
-# The product of a layer, and its gradients. Inputs are (T, B, n_in) for weights (n_out, n_in), or images (T, B, H, W, C) for
-# kernels (C_out, C, k0, k1). `hard` promises weights of +-1 and `spikes` inputs of 0 and 1: a kernel may use it.
+# The product of a layer, and its gradients. Inputs are (T, B, n_in) for weights (n_out, n_in), or
+# images (T, B, H, W, C) for kernels (C_out, C, k0, k1). `hard` promises weights of +-1 and `spikes`
+# inputs of 0 and 1: a kernel may use it.
 
 
 def keep(x: Tensor, padding: list[int]) -> Tensor:
-    """Spikes in the form in which they are kept for the backward pass, here one byte each; a kernel may add the padding."""
+    """Spikes in the form in which they are kept for the backward pass, here one byte each; a kernel
+    may add the padding.
+    """
     return x.to(torch.uint8)
 
 
@@ -135,14 +163,23 @@ def current_shape(x: Tensor, weight: Tensor, stride: list[int], padding: list[in
     return [*x.shape[:2], *((n + 2 * p - k) // d + 1 for n, k, d, p in sizes), weight.shape[0]]
 
 
-def product(x: Tensor, kept: Tensor | None, weight: Tensor, stride: list[int], padding: list[int], hard: bool) -> Tensor:
+def product(
+    x: Tensor,
+    kept: Tensor | None,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    hard: bool,
+) -> Tensor:
     """Currents I = W s of all time steps; `kept` is None where the inputs are no spikes."""
     if weight.ndim == 2:
         return F.linear(x, weight)
     return channels_last(F.conv2d(channels_first(x), weight, None, stride, padding), x)
 
 
-def weight_gradient(g: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+def weight_gradient(
+    g: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int]
+) -> Tensor:
     """Gradient of the weights from that of the currents and the inputs."""
     if weight.ndim == 2:
         return g.flatten(0, 1).t() @ x.flatten(0, 1)
@@ -150,7 +187,9 @@ def weight_gradient(g: Tensor, x: Tensor, weight: Tensor, stride: list[int], pad
     return g_w.contiguous()
 
 
-def input_gradient(g: Tensor, shape: list[int], weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+def input_gradient(
+    g: Tensor, shape: list[int], weight: Tensor, stride: list[int], padding: list[int]
+) -> Tensor:
     """Gradient of the inputs, of this shape, from that of the currents."""
     if weight.ndim == 2:
         return g @ weight
@@ -159,15 +198,23 @@ def input_gradient(g: Tensor, shape: list[int], weight: Tensor, stride: list[int
 
 
 def readout(s: Tensor, V: Tensor, scale: Tensor) -> Tensor:
-    """y = scale V s, (T, B, outputs), of what leaves a layer; V (outputs, ...) counts images with channels last."""
+    """y = scale V s, (T, B, outputs), of what leaves a layer; V (outputs, ...) counts images with
+    channels last.
+    """
     return F.linear(s.flatten(2), V) * scale
 
 
-def spike_error(g_s: Tensor | None, g_y: Tensor | None, V: Tensor | None, u: Tensor, pool: int) -> Tensor | None:
-    """The error on what leaves a layer: g_s, and that of its readout, g_y (T, B, outputs) V; potentials u give the shape."""
+def spike_error(
+    g_s: Tensor | None, g_y: Tensor | None, V: Tensor | None, u: Tensor, pool: int
+) -> Tensor | None:
+    """The error on what leaves a layer: g_s, and that of its readout, g_y (T, B, outputs) V;
+    potentials u give the shape.
+    """
     if g_y is None or V is None:
         return g_s
-    shape = u.shape if pool == 1 else (*u.shape[:2], u.shape[2] // pool, u.shape[3] // pool, u.shape[4])
+    shape = (
+        u.shape if pool == 1 else (*u.shape[:2], u.shape[2] // pool, u.shape[3] // pool, u.shape[4])
+    )
     g = (g_y @ V).reshape(shape)
     return g if g_s is None else g_s + g
 

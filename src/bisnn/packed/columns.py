@@ -1,7 +1,9 @@
-"""The columns of a table as features: blanks filled in, categories as zeros and ones, as learned from the training rows.
+"""The columns of a table as features: blanks filled in, categories as zeros and ones, as learned
+from the training rows.
 
-scikit-learn has SimpleImputer and OneHotEncoder, but a model is to load without running code, and what ships has no scikit-learn:
-so the transform is written here, for numpy alone, and is the same for `Model.predict`, `bisnn predict` and the packed engine.
+scikit-learn has SimpleImputer and OneHotEncoder, but a model is to load without running code, and
+what ships has no scikit-learn: so the transform is written here, for numpy alone, and is the same
+for `Model.predict`, `bisnn predict` and the packed engine.
 """
 
 from __future__ import annotations
@@ -23,12 +25,17 @@ class BadSchema(ValueError):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of numbers is one feature, and a second one if cells were blank; one of categories is a feature per category."""
+    """A column of numbers is one feature, and a second one if cells were blank; one of categories
+    is a feature per category.
+    """
 
     name: str
     fill: float = 0.0  # numbers: the median of the training rows, in place of a blank
-    blanks: bool = False  # numbers: whether training rows had blanks; a second feature is then 1 where a cell is blank
-    categories: tuple[str, ...] = ()  # categories of the training rows; "", a blank, is one like the others
+    # Numbers: whether training rows had blanks; a second feature is then 1 where a cell is blank
+    blanks: bool = False
+    categories: tuple[
+        str, ...
+    ] = ()  # categories of the training rows; "", a blank, is one like the others
 
     @property
     def features(self) -> list[str]:
@@ -48,7 +55,9 @@ class Column:
         note = f"column {self.name!r}: {blank.sum()} blanks, where no training row had any, are taken as {self.fill:g}"
         return filled[:, None], [note] if blank.any() else []
 
-    def _encode_categories(self, values: Sequence[Any] | np.ndarray) -> tuple[np.ndarray, list[str]]:
+    def _encode_categories(
+        self, values: Sequence[Any] | np.ndarray
+    ) -> tuple[np.ndarray, list[str]]:
         places = {category: i for i, category in enumerate(self.categories)}
         x, unseen = np.zeros((len(values), len(places))), []
         for row, value in enumerate(values):
@@ -68,7 +77,9 @@ class Schema:
     """The table that a model was trained on: what its columns are called, and what becomes of them."""
 
     columns: tuple[Column, ...]  # those that are features, in the order of the training file
-    layout: tuple[str, ...]  # all columns of the training file; "1", "2", ... where it has no header
+    layout: tuple[
+        str, ...
+    ]  # all columns of the training file; "1", "2", ... where it has no header
     target: str | None = None  # the class, or the number to predict
 
     @classmethod
@@ -86,12 +97,13 @@ class Schema:
         return [name for column in self.columns for name in column.features]
 
     def encode(self, x: Any) -> tuple[np.ndarray, list[str]]:
-        """Features (N, d) float64 from points in the units of the training file, and notes on cells that no training row was like.
+        """Features (N, d) float64 from points in the units of the training file, and notes on cells
+        that no training row was like.
 
         Args:
-            x: an array (N, columns), in the order of the training file, without its target; NaN or an empty
-                text where a cell is blank. Or a mapping from the columns' names to a value each (a row of
-                csv.DictReader), or to one per point (a data frame).
+            x: an array (N, columns), in the order of the training file, without its target; NaN or
+                an empty text where a cell is blank. Or a mapping from the columns' names to a value
+                each (a row of csv.DictReader), or to one per point (a data frame).
 
         >>> schema = Schema((Column("age", 30.0, True), Column("job", categories=("cook", "smith"))), ("age", "job"))
         >>> schema.encode({"age": "", "job": "cook"})[0]
@@ -109,17 +121,23 @@ class Schema:
         self.check_names(x.keys(), "x")
         single = (str, bytes, int, float, np.generic)
         values = {
-            column.name: [x[column.name]] if isinstance(x[column.name], single) or x[column.name] is None else list(x[column.name])
+            column.name: [x[column.name]]
+            if isinstance(x[column.name], single) or x[column.name] is None
+            else list(x[column.name])
             for column in self.columns
         }
         sizes = sorted({len(cells) for cells in values.values()})
         if len(sizes) != 1 or sizes == [0]:
-            raise ValueError(f"x: every column must have as many values, one or more; got {sizes}; give one per point")
+            raise ValueError(
+                f"x: every column must have as many values, one or more; got {sizes}; give one per point"
+            )
         return values
 
     def _by_position(self, x: np.ndarray) -> dict[str, Any]:
         if x.ndim != 2 or x.shape[1] != len(self.columns) or len(x) == 0:
-            names = ", ".join(column.name for column in self.columns[:10]) + (", ..." if len(self.columns) > 10 else "")
+            names = ", ".join(column.name for column in self.columns[:10]) + (
+                ", ..." if len(self.columns) > 10 else ""
+            )
             raise ValueError(
                 f"x: must be (N, {len(self.columns)}) with N >= 1, the columns {names}; got shape {x.shape}; one row per point"
             )
@@ -131,10 +149,14 @@ class Schema:
         missing = [column.name for column in self.columns if column.name not in given]
         if missing:
             has = ", ".join(map(str, given))
-            raise ValueError(f"{source}: has no column {', '.join(map(repr, missing))}, which the model takes; it has {has}")
+            raise ValueError(
+                f"{source}: has no column {', '.join(map(repr, missing))}, which the model takes; it has {has}"
+            )
         unknown = [repr(name) for name in given if name not in self.layout]
         if unknown:
-            raise ValueError(f"{source}: column {', '.join(unknown)} was not in the training file; leave it out")
+            raise ValueError(
+                f"{source}: column {', '.join(unknown)} was not in the training file; leave it out"
+            )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -142,25 +164,41 @@ class Schema:
     @classmethod
     def from_json(cls, about: Any, features: int) -> Schema:
         """What `to_json` gave, of so many features; BadSchema for anything else."""
-        if not isinstance(about, dict) or set(about) != {"columns", "layout", "target"} or not isinstance(about["columns"], list):
+        if (
+            not isinstance(about, dict)
+            or set(about) != {"columns", "layout", "target"}
+            or not isinstance(about["columns"], list)
+        ):
             raise BadSchema("its table is described by no columns")
         columns = tuple(_column(column) for column in about["columns"])
         layout, target = _texts(about["layout"]), about["target"]
         names = [column.name for column in columns]
-        if not names or len(set(layout)) != len(layout) or len(set(names)) != len(names) or not set(names) <= set(layout):
+        if (
+            not names
+            or len(set(layout)) != len(layout)
+            or len(set(names)) != len(names)
+            or not set(names) <= set(layout)
+        ):
             raise BadSchema("the names of its columns are not distinct, or not those of its table")
         if target is not None and (target not in layout or target in names):
             raise BadSchema(f"its target is {target!r:.50}")
         schema = cls(columns, layout, target)
         if len(schema.features) != features:
-            raise BadSchema(f"its columns make {len(schema.features)} features, and it takes {features}")
+            raise BadSchema(
+                f"its columns make {len(schema.features)} features, and it takes {features}"
+            )
         return schema
 
 
 def _column(about: Any) -> Column:
     if not isinstance(about, dict) or set(about) != {"name", "fill", "blanks", "categories"}:
         raise BadSchema(f"a column is {about!r:.50}")
-    (name,), fill, blanks, categories = _texts([about["name"]]), about["fill"], about["blanks"], _texts(about["categories"])
+    (name,), fill, blanks, categories = (
+        _texts([about["name"]]),
+        about["fill"],
+        about["blanks"],
+        _texts(about["categories"]),
+    )
     number = isinstance(fill, (int, float)) and not isinstance(fill, bool) and math.isfinite(fill)
     if not number or not isinstance(blanks, bool) or len(set(categories)) != len(categories):
         raise BadSchema(f"column {name!r:.50} is described wrongly")
@@ -174,7 +212,11 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def is_blank(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and value.strip().lower() in BLANKS) or value != value
+    return (
+        value is None
+        or (isinstance(value, str) and value.strip().lower() in BLANKS)
+        or value != value
+    )
 
 
 def category(value: Any) -> str:
@@ -190,7 +232,9 @@ def category(value: Any) -> str:
 def as_number(value: Any) -> float | None:
     """The number that a cell holds; None where it holds none."""
     try:
-        return None if isinstance(value, str) and "_" in value else float(value)  # Python reads 1_000 as a number
+        return (
+            None if isinstance(value, str) and "_" in value else float(value)
+        )  # Python reads 1_000 as a number
     except (TypeError, ValueError):
         return None
 
@@ -210,5 +254,7 @@ def numbers(name: str, values: Sequence[Any] | np.ndarray, where: Where) -> np.n
         x = np.array(found, dtype=np.float64)
     bad = np.flatnonzero(np.isinf(x))
     if len(bad):
-        raise ValueError(f"{where(name, int(bad[0]))}: must be a finite number; got {x[bad[0]]}; correct it or leave it blank")
+        raise ValueError(
+            f"{where(name, int(bad[0]))}: must be a finite number; got {x[bad[0]]}; correct it or leave it blank"
+        )
     return x

@@ -1,10 +1,14 @@
-"""Inference on packed bits: numpy and numba alone, the spikes and logits of the trained network bit for bit.
+"""Inference on packed bits: numpy and numba alone, the spikes and logits of the trained network bit
+for bit.
 
-One time step of a few recordings at a time: gather the bits under the kernel, count, move the neurons on, pack what fires.
-Currents and traces stay in the cache. All members of an ensemble go through a layer in one call and share what is done with the
-input. Words have 32 bits, not 64: counts then come out in the width of a float32, and the loops vectorise.
+One time step of a few recordings at a time: gather the bits under the kernel, count, move the
+    neurons on, pack what fires.
+Currents and traces stay in the cache. All members of an ensemble go through a layer in one call and
+share what is done with the input. Words have 32 bits, not 64: counts then come out in the width of
+a float32, and the loops vectorise.
 
-Axes: K members, T time, B recordings, H W image; words last. A dense layer is a convolution of one pixel.
+Axes: K members, T time, B recordings, H W image; words last. A dense layer is a convolution of one
+    pixel.
 """
 
 from __future__ import annotations
@@ -22,26 +26,39 @@ from llvmlite import ir
 from numba import types
 from numba.core.extending import intrinsic
 
+from bisnn.bits import counting, threads
+from bisnn.bits.counting import kernel
 from bisnn.files import most_bytes
-from bisnn.packed import FLUSH, bits, encoding, file, threads
-from bisnn.packed.bits import kernel
+from bisnn.neuron import FLUSH
+from bisnn.packed import encoding, file
 
-_ZERO, _ONE, _FLUSH = np.float32(0), np.float32(1), np.float32(FLUSH)
+_F = np.float32
+_ZERO, _ONE, _FLUSH = _F(0), _F(1), _F(FLUSH)
 _U0 = np.uint32(0)
-GROUP = 8  # recordings of a dense layer that are worked on together: weights are then read once for all of them
+# Recordings of a dense layer that are worked on together: weights are then read once for all of
+# them
+GROUP = 8
 ROWS = 16  # of the input that are counted together, at least, by taking several time steps at once
 POINTS = 250  # encoded and predicted at a time, at most
 TABLE = 1 << 26  # bytes of a layer's weights as int8 up to which they are kept, for sparse inputs
-_X, _W, _S = "uint32[:, :, :, :, :, ::1]", "uint32[:, :, ::1]", "float32[:, :, ::1]"  # spikes, weights, state
+_X, _W, _S = (
+    "uint32[:, :, :, :, :, ::1]",
+    "uint32[:, :, ::1]",
+    "float32[:, :, ::1]",
+)  # spikes, weights, state
 
-State = tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # of each layer P, Q, R for the coming time step, (K, B, neurons)
+State = tuple[
+    tuple[np.ndarray, np.ndarray, np.ndarray], ...
+]  # of each layer P, Q, R for the coming time step, (K, B, neurons)
 
 
 @dataclass(frozen=True)
 class Result:
     """What a run gives."""
 
-    readouts: tuple[np.ndarray | None, ...]  # of each layer, (K, T, B, outputs) float32; None where the file has none
+    readouts: tuple[
+        np.ndarray | None, ...
+    ]  # of each layer, (K, T, B, outputs) float32; None where the file has none
     logits: np.ndarray | None  # what predictions come from: the mean of the readouts that speak
     spikes: tuple[np.ndarray, ...]  # if asked for: what leaves each layer, uint8 (K, T, B, ...)
     state: State | None  # after the last time step, if one was passed in
@@ -49,7 +66,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Means over time; entropies in nats. For regression `mean` and `members` are the outputs, and entropies are None."""
+    """Means over time; entropies in nats. For regression `mean` and `members` are the outputs, and
+    entropies are None.
+    """
 
     mean: np.ndarray  # (B, C) the ensemble's distribution, or output
     members: np.ndarray  # (K, B, C) each member's
@@ -70,8 +89,11 @@ class Prediction:
 class _Layer:
     """A layer as the kernels take it."""
 
-    weights: np.ndarray  # uint32 (K, words, n_out): bits of the inputs in the order of `bits.windows`
-    table: np.ndarray  # int8 (K, n_in, n_out): the same for sparse inputs; empty where counting bits is never slower
+    weights: (
+        np.ndarray
+    )  # uint32 (K, words, n_out): bits of the inputs in the order of `counting.windows`
+    # Int8 (K, n_in, n_out): the same for sparse inputs; empty where counting bits is never slower
+    table: np.ndarray
     channels: int  # inputs of a pixel
     kernel: tuple[int, int]
     stride: tuple[int, int]
@@ -91,12 +113,16 @@ class _Layer:
 
     def of_windows(self) -> _Layer:
         """The same layer for inputs that `_windows` has gathered already."""
-        return replace(self, channels=32 * self.weights.shape[1], kernel=(1, 1), stride=(1, 1), padding=(0, 0))
+        return replace(
+            self, channels=32 * self.weights.shape[1], kernel=(1, 1), stride=(1, 1), padding=(0, 0)
+        )
 
 
 @intrinsic
 def _negative(typingctx, x, first):
-    """The sign bits of x[first], ..., x[first + 31], float32, as one word: a few instructions, where a loop would take dozens."""
+    """The sign bits of x[first], ..., x[first + 31], float32, as one word: a few instructions,
+    where a loop would take dozens.
+    """
 
     def generate(context, builder, signature, arguments):
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -110,11 +136,17 @@ def _negative(typingctx, x, first):
 
 @kernel("void(float32[::1], float32[::1], float32[::1], float32[::1], float32, float32[::1])")
 def _advance(u, p, q, r, kappa, c):
-    """One step of neurons with one kappa: u holds currents, and then theta - u, whose sign bit is the spike."""
+    """One step of neurons with one kappa: u holds currents, and then theta - u, whose sign bit is
+    the spike.
+    """
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
     for i in range(u.shape[0]):
         v = kappa * (p[i] - q[i]) - r[i]
-        p_i, q_i, r_i = a_m * (p[i] + u[i]), a_s * (q[i] + u[i]), a_r * (r[i] + (_ONE if v > theta else _ZERO))
+        p_i, q_i, r_i = (
+            a_m * (p[i] + u[i]),
+            a_s * (q[i] + u[i]),
+            a_r * (r[i] + (_ONE if v > theta else _ZERO)),
+        )
         u[i] = theta - v
         p[i] = _ZERO if abs(p_i) <= _FLUSH else p_i
         q[i] = _ZERO if abs(q_i) <= _FLUSH else q_i
@@ -123,7 +155,9 @@ def _advance(u, p, q, r, kappa, c):
 
 @kernel("void(float32[::1], int64, int64, int64, int64, uint32[:, :, :, ::1])")
 def _fired(u, height, width, n_out, pool, out):
-    """Bits of what leaves a layer, out (n, H', W', words), from theta - u of n recordings: the OR over a window."""
+    """Bits of what leaves a layer, out (n, H', W', words), from theta - u of n recordings: the OR
+    over a window.
+    """
     if pool == 1 and n_out % 32 == 0:  # as it often is: words lie as potentials do
         words = out.reshape(-1)
         for k in range(words.shape[0]):
@@ -139,7 +173,9 @@ def _fired(u, height, width, n_out, pool, out):
                     fires[:] = _U0
                     for dy in range(pool):
                         for dx in range(pool):
-                            at = ((b * height + y * pool + dy) * width + z * pool + dx) * n_out + 32 * k
+                            at = (
+                                (b * height + y * pool + dy) * width + z * pool + dx
+                            ) * n_out + 32 * k
                             signs_k = signs[at : at + m]
                             for i in range(m):
                                 fires[i] |= signs_k[i] >> np.uint32(31)
@@ -153,15 +189,20 @@ def _fired(u, height, width, n_out, pool, out):
     f"void(int64, int64, {_X}, {_W}, int8[:, :, ::1], int64, int64, int64, int64, int64, int64, int64, int64, int64, float32, "
     f"float32[::1], {_S}, {_S}, {_S}, {_X})"
 )
-def _spikes(lo, hi, x, weights, table, channels, k0, k1, s0, s1, p0, p1, pool, group, kappa, c, P, Q, R, out):
-    """Items lo..hi through a layer: an item is a group of recordings of a member. x has K = 1 where members share their input.
+def _spikes(
+    lo, hi, x, weights, table, channels, k0, k1, s0, s1, p0, p1, pool, group, kappa, c, P, Q, R, out
+):
+    """Items lo..hi through a layer: an item is a group of recordings of a member. x has K = 1 where
+    members share their input.
 
     P, Q, R move on; where they are empty, all begins at rest.
     """
     T, B, n_words, n_out = x.shape[1], x.shape[2], weights.shape[1], weights.shape[2]
     height, width = (x.shape[3] + 2 * p0 - k0) // s0 + 1, (x.shape[4] + 2 * p1 - k1) // s1 + 1
     pixels, groups = height * width, -(-B // group)
-    steps = max(1, ROWS // (min(group, B) * pixels))  # time steps whose currents are counted together
+    steps = max(
+        1, ROWS // (min(group, B) * pixels)
+    )  # time steps whose currents are counted together
     traces = np.empty((3, group, pixels * n_out), np.float32)  # where nobody wants to go on
     rows = np.empty((steps, group, height, width, n_words), np.uint32)
     u = np.empty((steps * group * pixels, n_out), np.float32)
@@ -171,37 +212,77 @@ def _spikes(lo, hi, x, weights, table, channels, k0, k1, s0, s1, p0, p1, pool, g
         images = x[min(member, x.shape[0] - 1)]
         p, q, r = traces[0, :n], traces[1, :n], traces[2, :n]
         if P.shape[0]:
-            p, q, r = P[member, first : first + n], Q[member, first : first + n], R[member, first : first + n]
+            p, q, r = (
+                P[member, first : first + n],
+                Q[member, first : first + n],
+                R[member, first : first + n],
+            )
         else:
             traces[:] = _ZERO
-        inputs = rows.reshape(-1)[: steps * n * pixels * n_words].reshape((steps, n, height, width, n_words))
+        inputs = rows.reshape(-1)[: steps * n * pixels * n_words].reshape(
+            (steps, n, height, width, n_words)
+        )
         for start in range(0, T, steps):
             m = min(steps, T - start)
             for t in range(m):
                 if k0 * k1 * s0 * s1 == 1 and p0 + p1 == 0:
                     inputs[t] = images[start + t, first : first + n]
                 else:
-                    bits.windows(0, n, images[start + t, first : first + n], channels, k0, k1, s0, s1, p0, p1, inputs[t])
+                    counting.windows(
+                        0,
+                        n,
+                        images[start + t, first : first + n],
+                        channels,
+                        k0,
+                        k1,
+                        s0,
+                        s1,
+                        p0,
+                        p1,
+                        inputs[t],
+                    )
             if table.shape[1]:
-                bits.events(0, m * n * pixels, inputs.reshape((-1, n_words)), weights[member], table[member], u)
+                counting.events(
+                    0,
+                    m * n * pixels,
+                    inputs.reshape((-1, n_words)),
+                    weights[member],
+                    table[member],
+                    u,
+                )
             else:
-                bits.counts(0, m * n * pixels, inputs.reshape((-1, n_words)), weights[member], u)
+                counting.counts(
+                    0, m * n * pixels, inputs.reshape((-1, n_words)), weights[member], u
+                )
             for t in range(m):
                 potentials = u[t * n * pixels : (t + 1) * n * pixels].reshape(-1)
                 _advance(potentials, p.reshape(-1), q.reshape(-1), r.reshape(-1), kappa, c)
-                _fired(potentials, height, width, n_out, pool, out[member, start + t, first : first + n])
+                _fired(
+                    potentials,
+                    height,
+                    width,
+                    n_out,
+                    pool,
+                    out[member, start + t, first : first + n],
+                )
 
 
 @kernel(
     f"void(int64, int64, {_X}, {_W}, uint32[:, ::1], int64[::1], float32[::1], float32[::1], {_S}, {_S}, {_S}, {_X})",
 )
 def _recurrent(lo, hi, x, weights, mask, outputs, kappa, c, P, Q, R, out):
-    """As `_spikes`, for neurons that are each other's inputs: one recording of a member is an item, and time cannot be folded."""
+    """As `_spikes`, for neurons that are each other's inputs: one recording of a member is an item,
+    and time cannot be folded.
+    """
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
     T, B, n_words, n = x.shape[1], x.shape[2], weights.shape[1], weights.shape[2]
     inputs = x.shape[5]
     row = np.empty((1, n_words), np.uint32)
-    own, I, traces = np.empty(n, np.uint32), np.empty((1, n), np.float32), np.empty((3, n), np.float32)
+    own, I, traces = (
+        np.empty(n, np.uint32),
+        np.empty((1, n), np.float32),
+        np.empty((3, n), np.float32),
+    )
     for item in range(lo, hi):
         member, b = item // B, item % B
         w, p, q, r = weights[member], traces[0], traces[1], traces[2]
@@ -219,13 +300,19 @@ def _recurrent(lo, hi, x, weights, mask, outputs, kappa, c, P, Q, R, out):
                 for i in range(n):
                     up = active = _U0
                     for k in range(n_words):
-                        active += bits.popcount(row[0, k] & mask[k, i])
-                        up += bits.popcount(row[0, k] & w[k, i])  # no weight is +1 where there is no synapse
+                        active += counting.popcount(row[0, k] & mask[k, i])
+                        up += counting.popcount(
+                            row[0, k] & w[k, i]
+                        )  # no weight is +1 where there is no synapse
                     I[0, i] = np.float32(np.int32(2) * np.int32(up) - np.int32(active))
             else:
-                bits.counts(0, 1, row, w, I)
+                counting.counts(0, 1, row, w, I)
             for i in range(n):
-                p_i, q_i, r_i = a_m * (p[i] + I[0, i]), a_s * (q[i] + I[0, i]), a_r * (r[i] + np.float32(own[i]))
+                p_i, q_i, r_i = (
+                    a_m * (p[i] + I[0, i]),
+                    a_s * (q[i] + I[0, i]),
+                    a_r * (r[i] + np.float32(own[i])),
+                )
                 p[i] = _ZERO if abs(p_i) <= _FLUSH else p_i
                 q[i] = _ZERO if abs(q_i) <= _FLUSH else q_i
                 r[i] = _ZERO if abs(r_i) <= _FLUSH else r_i
@@ -237,15 +324,17 @@ def _recurrent(lo, hi, x, weights, mask, outputs, kappa, c, P, Q, R, out):
 
 @kernel("void(int64, int64, uint32[:, ::1], uint32[:, ::1], float32, float32[:, ::1])")
 def _readout(lo, hi, x, V, scale, out):
-    """out[r, i] = scale sum_j V_ij s_j for rows of bits x (R, words) and V (outputs, words): few outputs, so along the words."""
+    """out[r, i] = scale sum_j V_ij s_j for rows of bits x (R, words) and V (outputs, words): few
+    outputs, so along the words.
+    """
     for r in range(lo, hi):
         active = _U0
         for k in range(x.shape[1]):
-            active += bits.popcount(x[r, k])
+            active += counting.popcount(x[r, k])
         for i in range(V.shape[0]):
             total = _U0
             for k in range(x.shape[1]):
-                total += bits.popcount(x[r, k] & V[i, k])
+                total += counting.popcount(x[r, k] & V[i, k])
             out[r, i] = scale * np.float32(np.int32(2) * np.int32(total) - np.int32(active))
 
 
@@ -258,79 +347,112 @@ class Engine:
     Args:
         network: its description, from `packed.read` or `packing.describe`.
         threads: at most so many; by default one a core that this process may use.
-        sparse: whether to hold the weights of wide layers as bytes too, eight times the memory, for inputs of which few are active.
+        sparse: whether to hold the weights of wide layers as bytes too, eight times the memory, for
+            inputs of which few are active.
     """
 
     def __init__(self, network: file.Network, threads: int | None = None, *, sparse: bool = True):
-        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-            raise ValueError(f"threads: must be a positive whole number; got {threads!r}; leave it out for one a core")
+        if threads is not None and (
+            isinstance(threads, bool) or not isinstance(threads, int) or threads < 1
+        ):
+            raise ValueError(
+                f"threads: must be a positive whole number; got {threads!r}; leave it out for one a core"
+            )
         self.network, self.threads = network, threads or _cores()
         self._layers = [_layer_of(layer, sparse) for layer in network.layers]
         self._neurons = [math.prod(layer.current_shape) for layer in network.layers]
         outputs = [0 if layer.readout is None else len(layer.readout.V) for layer in network.layers]
-        each = file.cost(network.layers, outputs, network.count, network.encoding.get("steps", 1))[1]
-        self._points = max(1, min(POINTS, most_bytes() // (4 * each)))  # predicted at a time, whatever a file's time steps
+        each = file.cost(network.layers, outputs, network.count, network.encoding.get("steps", 1))[
+            1
+        ]
+        self._points = max(
+            1, min(POINTS, most_bytes() // (4 * each))
+        )  # predicted at a time, whatever a file's time steps
         self._readouts = [
-            None if layer.readout is None else _by_pixel(layer.readout.V, layer.output_shape) for layer in network.layers
+            None if layer.readout is None else _by_pixel(layer.readout.V, layer.output_shape)
+            for layer in network.layers
         ]
 
     def start(self, batch: int = 1) -> State:
         """The state before the first time step of a stream of so many recordings."""
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-            raise ValueError(f"batch: must be a positive whole number; got {batch!r}; give the number of recordings")
-        return tuple(tuple(np.zeros((self.network.count, batch, n), np.float32) for _ in "PQR") for n in self._neurons)  # type: ignore[misc]
+            raise ValueError(
+                f"batch: must be a positive whole number; got {batch!r}; give the number of recordings"
+            )
+        shapes = [(self.network.count, batch, n) for n in self._neurons]
+        return tuple((np.zeros(s, _F), np.zeros(s, _F), np.zeros(s, _F)) for s in shapes)
 
     def run(self, x: np.ndarray, state: State | None = None, *, spikes: bool = False) -> Result:
-        """Run over x, 0 or 1, (T, B, *input_shape), bool, uint8 or floating; from `state`, or from rest.
+        """Run over x, 0 or 1, (T, B, *input_shape), bool, uint8 or floating; from `state`, or from
+        rest.
 
-        A recording may come whole, or in pieces from `start(B)` on, down to single time steps, each with the state that the one
-        before returned: the bits are the same. `spikes` asks for what leaves each layer.
+        A recording may come whole, or in pieces from `start(B)` on, down to single time steps, each
+        with the state that the one before returned: the bits are the same. `spikes` asks for what
+        leaves each layer.
         """
         x = np.asarray(x)
         words, after = self._packed(x), self._before(x, state)
         first, *others = self._layers
-        if self.network.count > 1 and first.kernel != (1, 1):  # what members with other weights share
+        if self.network.count > 1 and first.kernel != (
+            1,
+            1,
+        ):  # what members with other weights share
             words, first = self._windows(words, first), first.of_windows()
         kept, readouts = [], []
-        for layer, traces, of, V in zip((first, *others), after, self.network.layers, self._readouts, strict=True):
+        for layer, traces, of, V in zip(
+            (first, *others), after, self.network.layers, self._readouts, strict=True
+        ):
             words = self._through(words, layer, traces)
             readouts.append(None if V is None else self._read(words, V, of.readout.scale))  # type: ignore[union-attr]
             if spikes:
                 kept.append(_unpacked(words, of.output_shape))
-        return Result(tuple(readouts), self._said(readouts), tuple(kept), None if state is None else after)
+        return Result(
+            tuple(readouts), self._said(readouts), tuple(kept), None if state is None else after
+        )
 
     def _said(self, readouts: list[np.ndarray | None]) -> np.ndarray | None:
         count = self.network.readouts
         if count == 1:
             return readouts[-1]
-        return functools.reduce(np.add, cast("list[np.ndarray]", readouts[-count:])) * np.float32(1 / count)
+        return functools.reduce(np.add, cast("list[np.ndarray]", readouts[-count:])) * np.float32(
+            1 / count
+        )
 
     def predict(self, x: np.ndarray) -> Prediction:
-        """Predict from whole recordings x, (T, B, *input_shape): the mean over time, after the burn-in, and over the members.
+        """Predict from whole recordings x, (T, B, *input_shape): the mean over time, after the
+        burn-in, and over the members.
 
         Regression is in the units of the training targets.
         """
         logits = self.run(x).logits
         if logits is None:
-            raise ValueError("predict: needs a readout after the last layer; this network has none; use run(x, spikes=True)")
+            raise ValueError(
+                "predict: needs a readout after the last layer; this network has none; use run(x, spikes=True)"
+            )
         burn_in = self.network.burn_in
         if len(x) <= burn_in:
-            raise ValueError(f"x: must be longer than the burn-in of {burn_in} time steps; got {len(x)}; record longer")
+            raise ValueError(
+                f"x: must be longer than the burn-in of {burn_in} time steps; got {len(x)}; record longer"
+            )
         y = logits[:, burn_in:]
         if self.network.task == "classification":
             y = np.exp(y - y.max(-1, keepdims=True))
             y /= y.sum(-1, keepdims=True)
         members = y.mean(1)
-        if self.network.target_mean or self.network.target_scale != 1:  # in float64: an offset may be large
-            members = self.network.target_mean + self.network.target_scale * members.astype(np.float64)
+        if (
+            self.network.target_mean or self.network.target_scale != 1
+        ):  # in float64: an offset may be large
+            members = self.network.target_mean + self.network.target_scale * members.astype(
+                np.float64
+            )
         return Prediction.of(members, self.network.task)
 
     def predict_features(self, x: Any) -> Prediction:
         """Predict from raw features, in the units of the training file, by the file's own encoding.
 
-        x is an array (N, d); for a model of a table, as `packed.columns.Schema.encode` takes it: its columns, numbers or text, NaN
-        where a cell is blank, or a mapping from their names to a value, or to one per point. Cells that no training row was like
-        raise a UserWarning.
+        x is an array (N, d); for a model of a table, as `packed.columns.Schema.encode` takes it:
+        its columns, numbers or text, NaN where a cell is blank, or a mapping from their names to a
+        value, or to one per point. Cells that no training row was like raise a UserWarning.
         """
         if self.network.schema is not None:
             x, notes = self.network.schema.encode(x)
@@ -339,7 +461,10 @@ class Engine:
         x, code, some = np.asarray(x), self.network.encoding, self._points
         members = []
         for i in range(0, max(1, len(x)), some):
-            results = [self.predict(encoding.spikes(code, x[i : i + some], e)) for e in range(code.get("encodings", 1))]
+            results = [
+                self.predict(encoding.spikes(code, x[i : i + some], e))
+                for e in range(code.get("encodings", 1))
+            ]
             members.append(np.mean([result.members for result in results], 0))
         return Prediction.of(np.concatenate(members, 1), self.network.task)
 
@@ -348,11 +473,19 @@ class Engine:
         shape = self.network.input_shape
         if x.ndim != 2 + len(shape) or x.shape[2:] != shape or 0 in x.shape:
             axes = ", ".join(map(str, ("T", "B", *shape)))
-            raise ValueError(f"x: must have the shape ({axes}), T and B >= 1; got {x.shape}; time comes first, then the batch")
+            raise ValueError(
+                f"x: must have the shape ({axes}), T and B >= 1; got {x.shape}; time comes first, then the batch"
+            )
         if x.dtype != bool:
-            good = x.max() <= 1 if x.dtype == np.uint8 else x.dtype.kind in "iuf" and ((x == 0) | (x == 1)).all()
+            good = (
+                x.max() <= 1
+                if x.dtype == np.uint8
+                else x.dtype.kind in "iuf" and ((x == 0) | (x == 1)).all()
+            )
             if not good:
-                raise ValueError(f"x: must be 0 or 1 everywhere; got other values, of type {x.dtype}; encode it as spikes first")
+                raise ValueError(
+                    f"x: must be 0 or 1 everywhere; got other values, of type {x.dtype}; encode it as spikes first"
+                )
         by_pixel = x[..., None, None, :] if len(shape) == 1 else np.moveaxis(x, 2, -1)
         return file.words(by_pixel if x.dtype in (bool, np.uint8) else by_pixel.astype(bool))[None]
 
@@ -361,7 +494,11 @@ class Engine:
         if state is None:
             return ((_NO_STATE,) * 3,) * len(self._layers)
         wanted = [(self.network.count, x.shape[1], n) for n in self._neurons for _ in "PQR"]
-        layers = state if isinstance(state, tuple) and all(isinstance(layer, tuple) for layer in state) else ()
+        layers = (
+            state
+            if isinstance(state, tuple) and all(isinstance(layer, tuple) for layer in state)
+            else ()
+        )
         given = [getattr(z, "shape", None) for layer in layers for z in layer]
         if given != wanted:
             raise ValueError(
@@ -377,7 +514,10 @@ class Engine:
         K, n_out = layer.weights.shape[0], layer.weights.shape[2]
         work = K * x.shape[1] * x.shape[2] * height * width * layer.weights[0].size
         leaving = n_out if layer.outputs is None else len(layer.outputs)
-        out = np.empty((K, *x.shape[1:3], height // layer.pool, width // layer.pool, -(-leaving // 32)), np.uint32)
+        out = np.empty(
+            (K, *x.shape[1:3], height // layer.pool, width // layer.pool, -(-leaving // 32)),
+            np.uint32,
+        )
         if layer.recurrent:
             settings: tuple[Any, ...] = (layer.mask, layer.outputs, layer.kappa, layer.constants)
             self._spread(_recurrent, work, K * x.shape[2], x, layer.weights, *settings, *state, out)
@@ -393,7 +533,17 @@ class Engine:
             layer.kappa[0],
             layer.constants,
         )
-        self._spread(_spikes, work, K * -(-x.shape[2] // group), x, layer.weights, layer.table, *settings, *state, out)
+        self._spread(
+            _spikes,
+            work,
+            K * -(-x.shape[2] // group),
+            x,
+            layer.weights,
+            layer.table,
+            *settings,
+            *state,
+            out,
+        )
         return out
 
     def _read(self, words: np.ndarray, V: np.ndarray, scale: np.float32) -> np.ndarray:
@@ -405,7 +555,17 @@ class Engine:
     def _windows(self, x: np.ndarray, layer: _Layer) -> np.ndarray:
         images = x.reshape(-1, *x.shape[3:])
         out = np.empty((len(images), *layer.size(x), layer.weights.shape[1]), np.uint32)
-        self._spread(bits.windows, out.size, len(images), images, layer.channels, *layer.kernel, *layer.stride, *layer.padding, out)
+        self._spread(
+            counting.windows,
+            out.size,
+            len(images),
+            images,
+            layer.channels,
+            *layer.kernel,
+            *layer.stride,
+            *layer.padding,
+            out,
+        )
         return out.reshape(*x.shape[:3], *out.shape[1:])
 
     def _spread(self, kernel: Any, work: int, size: int, *arguments: Any) -> list[Any]:
@@ -423,7 +583,9 @@ def load(
     threads: int | None = None,
     sparse: bool = True,
 ) -> Engine:
-    """An engine from a packed file; `members` and `seed` as in `packed.read`, the others as in `Engine`. Loading runs no code."""
+    """An engine from a packed file; `members` and `seed` as in `packed.read`, the others as in
+    `Engine`. Loading runs no code.
+    """
     return Engine(file.read(path, members, seed), threads, sparse=sparse)
 
 
@@ -432,14 +594,20 @@ def _layer_of(layer: file.Layer, sparse: bool) -> _Layer:
     weights, K = layer.weights, len(layer.weights)
     if layer.kind == "recurrent":
         return _recurrent_of(layer)
-    if layer.kind == "dense" and len(shape) == 3:  # a dense layer on images is a kernel as large as they are
+    if (
+        layer.kind == "dense" and len(shape) == 3
+    ):  # a dense layer on images is a kernel as large as they are
         kernel = (shape[1], shape[2])
     channels, taps = shape[0], math.prod(kernel)
-    rows = np.moveaxis(weights.reshape(K, layer.neurons, channels, taps), 2, 3).reshape(K, layer.neurons, -1)
+    rows = np.moveaxis(weights.reshape(K, layer.neurons, channels, taps), 2, 3).reshape(
+        K, layer.neurons, -1
+    )
     n_in = rows.shape[2]
     table = np.empty((K, 0, 0), np.int8)
     if sparse and n_in > 64 and K * n_in * layer.neurons <= TABLE:
-        table = np.ascontiguousarray(rows.transpose(0, 2, 1)).astype(np.int8) * np.int8(2) - np.int8(1)
+        table = np.ascontiguousarray(rows.transpose(0, 2, 1)).astype(np.int8) * np.int8(
+            2
+        ) - np.int8(1)
     places = (layer.stride, layer.padding, layer.pool)
     return _Layer(_columns(rows), table, channels, kernel, *places, layer.kappa, layer.constants)
 
@@ -449,18 +617,33 @@ def _recurrent_of(layer: file.Layer) -> _Layer:
     n, inputs = layer.neurons, math.prod(layer.input_shape)
 
     def columns(rows: np.ndarray) -> np.ndarray:
-        return np.concatenate([_columns(_input_rows(rows[..., :inputs], layer)), _columns(rows[..., inputs:])], axis=-2)
+        return np.concatenate(
+            [_columns(_input_rows(rows[..., :inputs], layer)), _columns(rows[..., inputs:])],
+            axis=-2,
+        )
 
     mask = np.zeros((0, n), np.uint32) if layer.mask is None else columns(layer.mask)
     outputs = np.arange(n) if layer.outputs is None else np.array(layer.outputs)
     kappa = np.broadcast_to(layer.kappa, n).copy()
     one = ((1, 1), (1, 1), (0, 0), 1)
     empty = np.empty((0, 0, 0), np.int8)
-    return _Layer(columns(layer.weights), empty, 1, *one, kappa, layer.constants, np.ascontiguousarray(mask), outputs, True)
+    return _Layer(
+        columns(layer.weights),
+        empty,
+        1,
+        *one,
+        kappa,
+        layer.constants,
+        np.ascontiguousarray(mask),
+        outputs,
+        True,
+    )
 
 
 def _input_rows(rows: np.ndarray, layer: file.Layer) -> np.ndarray:
-    """Columns (..., C H W) of a layer on images in the order in which images are packed: pixels first, each with whole words."""
+    """Columns (..., C H W) of a layer on images in the order in which images are packed: pixels
+    first, each with whole words.
+    """
     if len(layer.input_shape) == 1:
         return rows
     C, H, W = layer.input_shape
@@ -476,7 +659,9 @@ def _columns(rows: np.ndarray) -> np.ndarray:
 
 
 def _by_pixel(V: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """A readout's signs (outputs, n) as words (outputs, words), for what leaves a layer of this shape, (N,) or (C, H, W)."""
+    """A readout's signs (outputs, n) as words (outputs, words), for what leaves a layer of this
+    shape, (N,) or (C, H, W).
+    """
     channels = V.reshape(len(V), *(shape if len(shape) == 3 else (*shape, 1, 1)))
     return file.words(np.moveaxis(channels, 1, -1)).reshape(len(V), -1)
 

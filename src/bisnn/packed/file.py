@@ -1,8 +1,9 @@
 """A trained network as what it is: bits. Its description in memory, and the one file that holds it.
 
-The file is safetensors with a JSON header. Weights are one bit each (1 is +1), lowest bit of a byte first, in the order of the
-network's parameters: member, neuron, input. Reading a file runs no code, and nothing in a file from outside is taken on trust: all
-that it asks for in total is checked against one budget before any memory is taken. Only numpy and safetensors are needed here.
+The file is safetensors with a JSON header. Weights are one bit each (1 is +1), lowest bit of a byte
+first, in the order of the network's parameters: member, neuron, input. Reading a file runs no code,
+and nothing in a file from outside is taken on trust: all that it asks for in total is checked
+against one budget before any memory is taken. Only numpy and safetensors are needed here.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from bisnn.bits import philox
+from bisnn.bits.philox import Purpose
 from bisnn.files import afford, read_bytes, write_atomic
-from bisnn.packed import philox
 from bisnn.packed.columns import Schema
-from bisnn.packed.philox import Purpose
 
 VERSION = 3
 KINDS = ("dense", "conv", "recurrent")
@@ -55,15 +56,21 @@ class Layer:
     kind: str  # "dense", "conv", "recurrent"
     input_shape: tuple[int, ...]  # (N,) or (C, H, W); dense and recurrent layers flatten it
     neurons: int  # or output channels
-    weights: np.ndarray  # bool (K, neurons, inputs), True is +1; inputs: N, or C k0 k1, or N and then the layer's own neurons
+    # Bool (K, neurons, inputs), True is +1; inputs: N, or C k0 k1, or N and then the layer's own
+    # neurons
+    weights: np.ndarray
     kappa: np.ndarray  # float32 (1,), or (neurons,) where neurons differ in their number of parents
     constants: np.ndarray  # float32 (4,): a_m, a_s, a_r, theta
     kernel: tuple[int, int] = (1, 1)
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
     pool: int = 1
-    mask: np.ndarray | None = None  # bool (neurons, inputs) of a recurrent layer: the synapses that exist
-    outputs: tuple[int, ...] | None = None  # of a recurrent layer: the neurons whose spikes leave it
+    mask: np.ndarray | None = (
+        None  # bool (neurons, inputs) of a recurrent layer: the synapses that exist
+    )
+    outputs: tuple[int, ...] | None = (
+        None  # of a recurrent layer: the neurons whose spikes leave it
+    )
     readout: Readout | None = None
     posterior: np.ndarray | None = None  # uint8, as the weights without K: p = value / 255
 
@@ -105,10 +112,16 @@ class Network:
     task: str = "classification"  # or "regression"
     classes: tuple[str, ...] = ()  # names
     burn_in: int = 0  # first time steps that a prediction leaves out
-    readouts: int = 1  # how many of the last layers speak: a prediction comes from the mean of their readouts
-    encoding: dict[str, Any] = field(default_factory=dict)  # from features to spikes; empty where spikes come in
+    readouts: int = (
+        1  # how many of the last layers speak: a prediction comes from the mean of their readouts
+    )
+    encoding: dict[str, Any] = field(
+        default_factory=dict
+    )  # from features to spikes; empty where spikes come in
     schema: Schema | None = None  # of a table: from its columns to features
-    target_mean: float = 0.0  # regression: a prediction is the mean of the logits, times the scale, plus the mean
+    target_mean: float = (
+        0.0  # regression: a prediction is the mean of the logits, times the scale, plus the mean
+    )
     target_scale: float = 1.0
     source: str = ""  # digest of the model file it was made from
     members: int = 0  # that the file suggests to draw from its posterior
@@ -137,13 +150,19 @@ class Network:
 
 
 def write(network: Network, path: str | Path) -> int:
-    """One file, whole or not at all; returns its bytes. Where layers have a posterior, it goes in, and not the members."""
+    """One file, whole or not at all; returns its bytes. Where layers have a posterior, it goes in,
+    and not the members.
+    """
     tensors: dict[str, np.ndarray] = {}
     layers = []
     for i, layer in enumerate(network.layers):
-        about = {name: getattr(layer, name) for name in ("kind", "input_shape", "neurons", "outputs")}
+        about = {
+            name: getattr(layer, name) for name in ("kind", "input_shape", "neurons", "outputs")
+        }
         if layer.kind == "conv":
-            about |= {name: getattr(layer, name) for name in ("kernel", "stride", "padding", "pool")}
+            about |= {
+                name: getattr(layer, name) for name in ("kernel", "stride", "padding", "pool")
+            }
         there = np.ones((layer.neurons, layer.inputs), bool) if layer.mask is None else layer.mask
         if layer.posterior is not None:
             tensors[f"{i}.posterior"] = np.ascontiguousarray(layer.posterior[there])
@@ -158,50 +177,99 @@ def write(network: Network, path: str | Path) -> int:
             tensors[f"{i}.readout"] = _bits(layer.readout.V)
             tensors[f"{i}.scale"] = np.array([layer.readout.scale], np.float32)
         layers.append({name: value for name, value in about.items() if value is not None})
-    names = ("task", "classes", "burn_in", "readouts", "encoding", "target_mean", "target_scale", "source", "members", "seed")
+    names = (
+        "task",
+        "classes",
+        "burn_in",
+        "readouts",
+        "encoding",
+        "target_mean",
+        "target_scale",
+        "source",
+        "members",
+        "seed",
+    )
     about = {name: getattr(network, name) for name in names}
     about["schema"] = None if network.schema is None else network.schema.to_json()
-    about |= {"layers": layers, "count": 0 if network.layers[0].posterior is not None else network.count, "generator": GENERATOR}
+    about |= {
+        "layers": layers,
+        "count": 0 if network.layers[0].posterior is not None else network.count,
+        "generator": GENERATOR,
+    }
     body = json.dumps(about, separators=(",", ":"))
-    header = {"kind": "packed", "version": VERSION, "network": body, "digest": _digest(body, tensors)}
+    header = {
+        "kind": "packed",
+        "version": VERSION,
+        "network": body,
+        "digest": _digest(body, tensors),
+    }
     content = save(tensors, {"bisnn": json.dumps(header, separators=(",", ":"))})
     write_atomic(Path(path), content)
     return len(content)
 
 
-def read(path: str | Path, members: int | Literal["map"] | None = None, seed: int | None = None) -> Network:
+def read(
+    path: str | Path, members: int | Literal["map"] | None = None, seed: int | None = None
+) -> Network:
     """The network of a file.
 
     Args:
         path: as `write` wrote it; anything else raises `BadFile`.
-        members: None for all that the file has (a posterior: as many draws as it suggests). A number takes the first so many, or
-            draws so many from a posterior; "map" takes a posterior's most probable weights.
+        members: None for all that the file has (a posterior: as many draws as it suggests). A
+            number takes the first so many, or draws so many from a posterior; "map" takes a
+            posterior's most probable weights.
         seed: of those draws; by default the file's.
     """
     try:
         content = read_bytes(path)
     except OSError as error:
-        raise BadFile(f"{path}: cannot be read: {error.strerror}; `bisnn export RUN --to packed` makes such a file") from None
+        raise BadFile(
+            f"{path}: cannot be read: {error.strerror}; `bisnn export RUN --to packed` makes such a file"
+        ) from None
     except ValueError as error:  # no regular file, or too large
         raise BadFile(str(error)) from None
     return parse(content, str(path), members, seed)
 
 
-def parse(content: bytes, name: str, members: int | Literal["map"] | None = None, seed: int | None = None) -> Network:
+def parse(
+    content: bytes, name: str, members: int | Literal["map"] | None = None, seed: int | None = None
+) -> Network:
     """As `read`, from the bytes of a file of this name."""
-    if members is not None and members != "map" and (isinstance(members, bool) or not isinstance(members, int) or members < 1):
-        raise ValueError(f'members: must be a positive whole number or "map"; got {members!r}; leave it out for the usual')
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < philox.SEEDS):
-        raise ValueError(f"seed: must be a whole number from 0 to 2^32 - 1; got {seed!r}; leave it out for the file's own")
+    if (
+        members is not None
+        and members != "map"
+        and (isinstance(members, bool) or not isinstance(members, int) or members < 1)
+    ):
+        raise ValueError(
+            f'members: must be a positive whole number or "map"; got {members!r}; leave it out for the usual'
+        )
+    if seed is not None and (
+        isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < philox.SEEDS
+    ):
+        raise ValueError(
+            f"seed: must be a whole number from 0 to 2^32 - 1; got {seed!r}; leave it out for the file's own"
+        )
     try:
         header = json.loads(_metadata(content))
         tensors = load(content)
-    except (SafetensorError, ValueError, RecursionError, KeyError, TypeError, MemoryError, AttributeError) as error:
+    except (
+        SafetensorError,
+        ValueError,
+        RecursionError,
+        KeyError,
+        TypeError,
+        MemoryError,
+        AttributeError,
+    ) as error:
         raise BadFile(f"{name}: is damaged or no safetensors file ({_short(error)})") from None
     if not isinstance(header, dict) or header.get("kind") != "packed":
-        raise BadFile(f"{name}: holds no packed network; `bisnn export RUN --to packed` makes such a file")
+        raise BadFile(
+            f"{name}: holds no packed network; `bisnn export RUN --to packed` makes such a file"
+        )
     if header.get("version") != VERSION:
-        raise BadFile(f"{name}: was written in format {header.get('version')!r}, and this version reads {VERSION}; export it again")
+        raise BadFile(
+            f"{name}: was written in format {header.get('version')!r}, and this version reads {VERSION}; export it again"
+        )
     try:
         body = _text(header.get("network"), "its description", most=len(content))
         if header.get("digest") != _digest(body, tensors):
@@ -209,12 +277,24 @@ def parse(content: bytes, name: str, members: int | Literal["map"] | None = None
         return _network(json.loads(body), tensors, members, seed)
     except (BadFile, Unfit) as error:
         raise type(error)(f"{name}: {error}") from None
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError, AttributeError, IndexError) as error:
-        raise BadFile(f"{name}: its header does not describe a network ({_short(error)}); export it again") from None
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        OverflowError,
+        AttributeError,
+        IndexError,
+    ) as error:
+        raise BadFile(
+            f"{name}: its header does not describe a network ({_short(error)}); export it again"
+        ) from None
 
 
 def _metadata(content: bytes) -> str:
-    """Our entry of the safetensors header, which `safetensors.numpy.load` checks but does not return."""
+    """Our entry of the safetensors header, which `safetensors.numpy.load` checks but does not
+    return.
+    """
     length = int.from_bytes(content[:8], "little")
     if not 2 <= length <= len(content) - 8:
         raise ValueError("its header is cut short")
@@ -231,7 +311,10 @@ def _require(good: bool, what: str) -> None:
 
 
 def _whole(value: Any, least: int, what: str, most: int = MOST_NEURONS) -> int:
-    _require(isinstance(value, int) and not isinstance(value, bool) and least <= value <= most, f"{what} is {value!r:.50}")
+    _require(
+        isinstance(value, int) and not isinstance(value, bool) and least <= value <= most,
+        f"{what} is {value!r:.50}",
+    )
     return value
 
 
@@ -242,7 +325,10 @@ def _wholes(value: Any, count: int, least: int, what: str) -> tuple[int, ...]:
 
 def _text(value: Any, what: str, most: int = 1000) -> str:
     _require(isinstance(value, str) and len(value) <= most, f"{what} is {value!r:.50}")
-    _require(not any("\ud800" <= character <= "\udfff" for character in value), f"{what} is no text: {value!r:.50}")
+    _require(
+        not any("\ud800" <= character <= "\udfff" for character in value),
+        f"{what} is no text: {value!r:.50}",
+    )
     return value
 
 
@@ -256,25 +342,40 @@ class _Tensors:
         found = self.left.pop(name, None)
         if found is None:
             raise BadFile(f"its tensor {name} is missing; export it again")
-        _require(found.dtype == dtype and found.shape == (size,), f"its tensor {name} is {found.dtype} {found.shape}")
+        _require(
+            found.dtype == dtype and found.shape == (size,),
+            f"its tensor {name} is {found.dtype} {found.shape}",
+        )
         return found
 
     def bits(self, name: str, *shape: int) -> np.ndarray:
         return _unbits(self.take(name, np.uint8, -(-math.prod(shape) // 8)), shape)
 
 
-def _network(about: Any, tensors: dict[str, np.ndarray], members: int | str | None, seed: int | None) -> Network:
-    _require(isinstance(about, dict) and isinstance(about.get("layers"), list), "its header describes no layers")
+def _network(
+    about: Any, tensors: dict[str, np.ndarray], members: int | str | None, seed: int | None
+) -> Network:
+    _require(
+        isinstance(about, dict) and isinstance(about.get("layers"), list),
+        "its header describes no layers",
+    )
     _require(1 <= len(about["layers"]) <= 1000, f"it has {len(about['layers'])} layers")
-    _require(about.get("generator") == GENERATOR, f"its members come from {about.get('generator')!r:.50}, which is unknown")
+    _require(
+        about.get("generator") == GENERATOR,
+        f"its members come from {about.get('generator')!r:.50}, which is unknown",
+    )
     count = _whole(about.get("count"), 0, "the number of members", MOST_MEMBERS)
     suggested = _whole(about.get("members"), 0, "the suggested number of members", MOST_MEMBERS)
     seed = _seed(about.get("seed")) if seed is None else seed
     if count and members == "map":
-        raise Unfit('members: "map" needs a file with a posterior, and this one has fixed weights; leave it out')
+        raise Unfit(
+            'members: "map" needs a file with a posterior, and this one has fixed weights; leave it out'
+        )
     if count and isinstance(members, int) and members > count:
         raise Unfit(f"members: the file has {count}; got {members}; export more")
-    K = count or (members if isinstance(members, int) else 1 if members == "map" else suggested or 1)
+    K = count or (
+        members if isinstance(members, int) else 1 if members == "map" else suggested or 1
+    )
     plans, encoding = _plans(about, K, BadFile if members is None else Unfit)
     left, layers = _Tensors(tensors), []
     for i, (of, layer) in enumerate(zip(about["layers"], plans, strict=True)):
@@ -283,27 +384,57 @@ def _network(about: Any, tensors: dict[str, np.ndarray], members: int | str | No
             _require(bool(layer.mask.any(1).all()), f"layer {i} has a neuron without parents")  # type: ignore[union-attr]
         posterior = None
         if count:
-            weights = left.bits(f"{i}.weights", count, layer.synapses)[: members if isinstance(members, int) else count]
+            weights = left.bits(f"{i}.weights", count, layer.synapses)[
+                : members if isinstance(members, int) else count
+            ]
         else:
             posterior = left.take(f"{i}.posterior", np.uint8, layer.synapses)
             draws = members if members is not None else (suggested or "map")
-            weights = posterior[None] >= 128 if draws == "map" else draw(posterior, int(draws), seed, i)
+            weights = (
+                posterior[None] >= 128 if draws == "map" else draw(posterior, int(draws), seed, i)
+            )
             posterior = _spread(posterior[None], layer)[0]
         kappa = left.take(f"{i}.kappa", np.float32, layer.neurons if of.get("mask") else 1)
         constants = left.take(f"{i}.constants", np.float32, 4)
-        _require(bool((kappa > 0).all() and (kappa <= 1).all()), f"kappa of layer {i} is not in (0, 1]")
-        sound = np.isfinite(constants).all() and (constants[:3] >= 0).all() and (constants[:3] < 1).all() and constants[3] > 0
+        _require(
+            bool((kappa > 0).all() and (kappa <= 1).all()), f"kappa of layer {i} is not in (0, 1]"
+        )
+        sound = (
+            np.isfinite(constants).all()
+            and (constants[:3] >= 0).all()
+            and (constants[:3] < 1).all()
+            and constants[3] > 0
+        )
         _require(bool(sound), f"the neurons of layer {i} are no SRM neurons: {constants.tolist()}")
         readout = None
         if of.get("readout") is not None:
-            V = left.bits(f"{i}.readout", _whole(of["readout"], 1, f"the readout of layer {i}"), math.prod(layer.output_shape))
+            V = left.bits(
+                f"{i}.readout",
+                _whole(of["readout"], 1, f"the readout of layer {i}"),
+                math.prod(layer.output_shape),
+            )
             readout = Readout(V, left.take(f"{i}.scale", np.float32, 1)[0])
-            _require(bool(np.isfinite(readout.scale)), f"the readout of layer {i} has the scale {readout.scale}")
+            _require(
+                bool(np.isfinite(readout.scale)),
+                f"the readout of layer {i} has the scale {readout.scale}",
+            )
         bits = _spread(weights, layer)
-        layers.append(replace(layer, weights=bits, posterior=posterior, kappa=kappa, constants=constants, readout=readout))
+        layers.append(
+            replace(
+                layer,
+                weights=bits,
+                posterior=posterior,
+                kappa=kappa,
+                constants=constants,
+                readout=readout,
+            )
+        )
     _require(not left.left, f"it has a tensor {next(iter(left.left), '')!r:.50} that no layer uses")
     classes = about.get("classes")
-    _require(about.get("task") in ("classification", "regression"), f"its task is {about.get('task')!r:.50}")
+    _require(
+        about.get("task") in ("classification", "regression"),
+        f"its task is {about.get('task')!r:.50}",
+    )
     _require(isinstance(classes, list), "its classes are no list")
     network = Network(
         layers=tuple(layers),
@@ -318,34 +449,52 @@ def _network(about: Any, tensors: dict[str, np.ndarray], members: int | str | No
     )
     _require(not classes or network.outputs == len(classes), f"it names {len(classes)} classes")
     sizes = [len(readout.V) for _, _, readout in network.speaking]
-    fit = network.readouts == 1 or (len(sizes) == network.readouts and set(sizes) == {network.outputs})
-    _require(fit, f"{network.readouts} layers are to speak, and the outputs of the last readouts are {sizes}")
+    fit = network.readouts == 1 or (
+        len(sizes) == network.readouts and set(sizes) == {network.outputs}
+    )
+    _require(
+        fit,
+        f"{network.readouts} layers are to speak, and the outputs of the last readouts are {sizes}",
+    )
     return network
 
 
 def _plans(about: Any, K: int, error: type[ValueError]) -> tuple[list[Layer], dict[str, Any]]:
-    """The layers of K members without their tensors, and the encoding: all that the file asks for, within the budget."""
+    """The layers of K members without their tensors, and the encoding: all that the file asks for,
+    within the budget.
+    """
     plans = [_plan(i, of) for i, of in enumerate(about["layers"])]
     for i, (before, layer) in enumerate(pairwise(plans), 1):
-        _require(layer.input_shape == before.output_shape, f"layer {i} does not fit the one before it")
+        _require(
+            layer.input_shape == before.output_shape, f"layer {i} does not fit the one before it"
+        )
     encoding = _encoding(about.get("encoding"), plans[0].input_shape)
-    outputs = [_whole(of.get("readout") or 0, 0, f"the readout of layer {i}") for i, of in enumerate(about["layers"])]
+    outputs = [
+        _whole(of.get("readout") or 0, 0, f"the readout of layer {i}")
+        for i, of in enumerate(about["layers"])
+    ]
     needed = sum(cost(plans, outputs, K, encoding.get("steps", 1)))
     afford("its header", needed, f"a network of {K} members", error)
     return plans, encoding
 
 
-def cost(layers: Sequence[Layer], outputs: Sequence[int], members: int, steps: int) -> tuple[int, int]:
-    """Bytes of memory, estimated from above, that an engine takes to stand ready, and for each recording of so many time steps.
+def cost(
+    layers: Sequence[Layer], outputs: Sequence[int], members: int, steps: int
+) -> tuple[int, int]:
+    """Bytes of memory, estimated from above, that an engine takes to stand ready, and for each
+    recording of so many time steps.
 
-    Weights as booleans, twice, and as bytes; what a layer's kernel works on; for a recording its draws, spikes and logits.
+    Weights as booleans, twice, and as bytes; what a layer's kernel works on; for a recording its
+    draws, spikes and logits.
     """
     ready, recording = 0, 10 * steps * math.prod(layers[0].input_shape)
     for layer, n in zip(layers, outputs, strict=True):
         neurons, leaving = math.prod(layer.current_shape), math.prod(layer.output_shape)
         pixels = neurons // layer.neurons
         work = (640 if pixels == 1 else 16) * neurons + 4 * pixels * -(-layer.inputs // 32)
-        ready += 3 * members * layer.neurons * layer.inputs + min(members, 16) * work + 2 * n * leaving
+        ready += (
+            3 * members * layer.neurons * layer.inputs + min(members, 16) * work + 2 * n * leaving
+        )
         recording += members * (12 * neurons + steps * (leaving // 8 + 4 + 8 * n))
     return ready, recording
 
@@ -357,8 +506,14 @@ def _plan(i: int, of: Any) -> Layer:
     """A layer's shapes, checked, without its tensors."""
     _require(isinstance(of, dict) and of.get("kind") in KINDS, f"layer {i} is of no known kind")
     shape = of.get("input_shape")
-    _require(isinstance(shape, list) and len(shape) in (1, 3), f"the input shape of layer {i} is {shape!r:.50}")
-    plan: dict[str, Any] = {"kind": of["kind"], "input_shape": _wholes(shape, len(shape), 1, f"the input shape of layer {i}")}
+    _require(
+        isinstance(shape, list) and len(shape) in (1, 3),
+        f"the input shape of layer {i} is {shape!r:.50}",
+    )
+    plan: dict[str, Any] = {
+        "kind": of["kind"],
+        "input_shape": _wholes(shape, len(shape), 1, f"the input shape of layer {i}"),
+    }
     plan["neurons"] = _whole(of.get("neurons"), 1, f"the size of layer {i}")
     if of["kind"] == "conv":
         _require(len(shape) == 3, f"layer {i} is a convolution of no images")
@@ -366,49 +521,83 @@ def _plan(i: int, of: Any) -> Layer:
             plan[name] = _wholes(of.get(name), 2, least, f"the {name} of layer {i}")
         plan["pool"] = _whole(of.get("pool"), 1, f"the pooling of layer {i}")
         reach = zip(shape[1:], plan["kernel"], plan["padding"], strict=True)
-        _require(all(k <= n + 2 * p for n, k, p in reach), f"the kernel of layer {i} is larger than its input")
+        _require(
+            all(k <= n + 2 * p for n, k, p in reach),
+            f"the kernel of layer {i} is larger than its input",
+        )
     chosen = of.get("outputs")
     if chosen is not None:
         _require(
-            of["kind"] == "recurrent" and isinstance(chosen, list) and len(chosen) > 0, f"the outputs of layer {i} are no list"
+            of["kind"] == "recurrent" and isinstance(chosen, list) and len(chosen) > 0,
+            f"the outputs of layer {i} are no list",
         )
         plan["outputs"] = _wholes(chosen, len(chosen), 0, f"an output of layer {i}")
         _require(
-            max(chosen) < plan["neurons"] and len(set(chosen)) == len(chosen), f"the outputs of layer {i} are not distinct neurons"
+            max(chosen) < plan["neurons"] and len(set(chosen)) == len(chosen),
+            f"the outputs of layer {i} are not distinct neurons",
         )
-    _require(of["kind"] == "recurrent" or not of.get("mask"), f"layer {i} has a mask and is not recurrent")
+    _require(
+        of["kind"] == "recurrent" or not of.get("mask"),
+        f"layer {i} has a mask and is not recurrent",
+    )
     layer = Layer(**plan, weights=_NONE, kappa=_NONE, constants=_NONE)
-    sizes = (math.prod(layer.input_shape), math.prod(layer.current_shape), math.prod(layer.output_shape))
-    _require(min(sizes) > 0 and max(sizes) <= MOST_NEURONS, f"layer {i} cannot have {sizes[1]} neurons on {sizes[0]} inputs")
+    sizes = (
+        math.prod(layer.input_shape),
+        math.prod(layer.current_shape),
+        math.prod(layer.output_shape),
+    )
+    _require(
+        min(sizes) > 0 and max(sizes) <= MOST_NEURONS,
+        f"layer {i} cannot have {sizes[1]} neurons on {sizes[0]} inputs",
+    )
     return layer
 
 
 def _seed(value: Any) -> int:
-    _require(isinstance(value, int) and not isinstance(value, bool) and 0 <= value < philox.SEEDS, f"the seed is {value!r:.50}")
+    _require(
+        isinstance(value, int) and not isinstance(value, bool) and 0 <= value < philox.SEEDS,
+        f"the seed is {value!r:.50}",
+    )
     return value
 
 
 def _encoding(about: Any, input_shape: tuple[int, ...]) -> dict[str, Any]:
-    """{}, or {"code", "steps", "neurons", "width", "low", "high", "seed", "encodings"}: see `packed.encoding`."""
+    """{}, or {"code", "steps", "neurons", "width", "low", "high", "seed", "encodings"}: see
+    `packed.encoding`.
+    """
     _require(isinstance(about, dict), "its encoding is no table")
     if not about:
         return {}
     known = {"code", "steps", "neurons", "width", "low", "high", "seed", "encodings"}
-    _require(set(about) == known and about["code"] in ("population", "rate"), f"its encoding is {about!r:.100}")
+    _require(
+        set(about) == known and about["code"] in ("population", "rate"),
+        f"its encoding is {about!r:.100}",
+    )
     _whole(about["steps"], 1, "the number of time steps")
     _whole(about["neurons"], 2, "the number of neurons a feature")
     _whole(about["encodings"], 1, "the number of encodings", MOST_MEMBERS)
     _seed(about["seed"])
     for name in ("low", "high"):
-        _require(isinstance(about[name], list) and 1 <= len(about[name]) <= MOST_NEURONS, f"the encoding's {name} is no list")
+        _require(
+            isinstance(about[name], list) and 1 <= len(about[name]) <= MOST_NEURONS,
+            f"the encoding's {name} is no list",
+        )
     numbers = [about["width"], *about["low"], *about["high"]]
     _require(
-        all(isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) for v in numbers),
+        all(
+            isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)
+            for v in numbers
+        ),
         "its encoding holds what is no number",
     )
-    fits = len(about["low"]) == len(about["high"]) and all(a < b for a, b in zip(about["low"], about["high"], strict=True))
+    fits = len(about["low"]) == len(about["high"]) and all(
+        a < b for a, b in zip(about["low"], about["high"], strict=True)
+    )
     size = len(about["low"]) * (about["neurons"] if about["code"] == "population" else 1)
-    _require(fits and about["width"] > 0 and (size,) == input_shape, "its encoding does not fit its input")
+    _require(
+        fits and about["width"] > 0 and (size,) == input_shape,
+        "its encoding does not fit its input",
+    )
     return about
 
 
@@ -418,20 +607,30 @@ def _units(about: dict[str, Any], encoding: dict[str, Any]) -> dict[str, Any]:
     _require(schema is None or bool(encoding), "it describes a table, and no encoding of features")
     if schema is not None:
         schema = Schema.from_json(schema, len(encoding["low"]))
-    target: dict[str, Any] = {"target_mean": about.get("target_mean"), "target_scale": about.get("target_scale")}
+    target: dict[str, Any] = {
+        "target_mean": about.get("target_mean"),
+        "target_scale": about.get("target_scale"),
+    }
     for name, value in target.items():
-        finite = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        finite = (
+            isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        )
         _require(finite and (name == "target_mean" or value > 0), f"its {name} is {value!r:.50}")
     return {"encoding": encoding, "schema": schema, **target}
 
 
 def draw(posterior: np.ndarray, count: int, seed: int, layer: int) -> np.ndarray:
-    """`count` members (count, S) of weights that are +1 with probability posterior / 255: 0 and 255 are certain.
+    """`count` members (count, S) of weights that are +1 with probability posterior / 255: 0 and 255
+    are certain.
 
-    By the numbers that draw the members of the network itself: see `philox`. More members leave the first ones as they are.
+    By the numbers that draw the members of the network itself: see `philox`. More members leave the
+        first ones as they are.
     """
     limits = (np.ceil(posterior * (2**24 / 255)) * 2.0**-24).astype(np.float32)
-    drawn = (philox.uniform([layer], posterior.size, seed, Purpose.MEMBERS, k)[0] < limits for k in range(count))
+    drawn = (
+        philox.uniform([layer], posterior.size, seed, Purpose.MEMBERS, k)[0] < limits
+        for k in range(count)
+    )
     return np.stack(list(drawn))
 
 
@@ -464,5 +663,7 @@ def _unbits(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 def _digest(body: str, tensors: dict[str, np.ndarray]) -> str:
     digest = hashlib.blake2b(body.encode(), digest_size=16)
     for name in sorted(tensors):
-        digest.update(f"{name} {tensors[name].dtype} {tensors[name].shape}".encode() + tensors[name].tobytes())
+        digest.update(
+            f"{name} {tensors[name].dtype} {tensors[name].shape}".encode() + tensors[name].tobytes()
+        )
     return digest.hexdigest()

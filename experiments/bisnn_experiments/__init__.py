@@ -1,0 +1,3 @@
+"""The experiments: the paper's figures and table, and studies of settings. Installed beside
+`bisnn`, which never needs them.
+"""

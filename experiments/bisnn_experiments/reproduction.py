@@ -1,0 +1,525 @@
+"""The paper's experiments: Figure 1 (1-D regression), Figure 2 (two moons), the table: runs, one
+results.json, drawings from it.
+
+Two recipes. `paper`: its network, data, T and number of epochs, the plain rules with relaxed
+samples, one sample and one update a mini-batch, the loss summed over t; it gives no learning rate,
+temperature, tau, threshold or batch size, so those are ours. `tuned`: the best we know, much
+shorter. Each run is a run folder of its own, so the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import platform
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bisnn.checks import choice
+from bisnn.data.dataset import load_dataset
+from bisnn.data.toy import CLUSTERS, X_RANGE
+from bisnn.display import bars
+from bisnn.errors import Interrupted, Stopped
+from bisnn.files import read_bytes, write_atomic
+from bisnn.metrics import CALIBRATION
+from bisnn.prediction import Classification
+from bisnn.runs import config as configs
+from bisnn.runs import evaluation, model, training
+from bisnn.runs.config import Config, Events
+from bisnn.runs.folder import RunFolder
+from bisnn.shipping import energy
+from bisnn_experiments import drawing, recognition
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+GRID = 50  # points a side of the confidence map over the unit square
+HEADERS = {
+    "training_seconds": "seconds",
+    "memory_bytes": "weight\nbytes",
+    "synaptic_operations": "synaptic\nops",
+    "nll": "NLL",
+    "ece": "ECE",
+}
+HIDDEN = (
+    "method",
+    "predictor",
+    "seeds",
+    "epochs",
+    "balanced_accuracy",
+    "brier",
+    "confidence",
+    CALIBRATION,
+)  # from the table
+FAR = 0.1  # share of the square, farthest from all training points, that "far from the data" means
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method of a figure: a config that comes with the package, and what is changed in it."""
+
+    label: str
+    config: str
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def name(self) -> str:
+        """Of its run folders, before the seed."""
+        return "_".join(
+            [
+                self.config,
+                *(f"{key.rpartition('.')[2]}{value:g}" for key, value in self.changes.items()),
+            ]
+        )
+
+
+def _temperatures(config: str, *values: float) -> list[Entry]:
+    return [
+        Entry(f"Bayes-BiSNN, rho = {value:g}", config, {"rule.temperature": value})
+        for value in values
+    ]
+
+
+FIGURES = {
+    "fig1": {
+        "tuned": [Entry("ST-BiSNN", "one_d_st"), Entry("Bayes-BiSNN", "one_d_bayes")],
+        "paper": [Entry("ST-BiSNN", "one_d_st_paper"), Entry("Bayes-BiSNN", "one_d_bayes_paper")],
+    },
+    "fig2": {
+        "tuned": [
+            Entry("ST-BiSNN", "two_moons_st"),
+            *_temperatures("two_moons_bayes", 1e-7, 0.03, 3.0),
+        ],
+        "paper": [
+            Entry("ST-BiSNN", "two_moons_st_paper"),
+            *_temperatures("two_moons_bayes_paper", 1e-7, 0.05, 3.0),
+        ],
+    },
+}
+
+
+def reproduce(
+    figures: Sequence[str] = ("fig1", "fig2"),
+    recipe: str = "tuned",
+    *,
+    seeds: Iterable[int] = range(5),
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    train: bool = True,
+    show: bool = True,
+    data: str | Path | None = None,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Train, measure and draw; returns what `results.json` in `out` then holds.
+
+    Args:
+        figures: of "fig1", "fig2", "table1".
+        recipe: "tuned" or "paper".
+        seeds: one run a method and seed.
+        out: folder for the runs, `results.json` and one picture a figure, by default `out/` and the
+            recipe. Finished runs in it are taken as they are.
+        jobs: runs at a time, by default one a core, or one on a GPU; each gets its share of the
+            cores.
+        train: False measures the runs that are there as they are, also interrupted ones (the rows
+            say how many epochs they had).
+        show: progress bars.
+        data: "table1" only, the folder of its recordings: see `recognition.experiment`.
+        device: "table1" only, "cpu" or "cuda"; by default a GPU if there is one.
+    """
+    for name in figures:
+        choice("figures", name, (*FIGURES, "table1"))
+    if "table1" not in figures and (data is not None or device is not None):
+        raise ValueError("data, device: are for table1 alone; leave them out")
+    choice("recipe", recipe, ("tuned", "paper"))
+    if device is not None:
+        choice("device", device, ("cpu", "cuda"))
+    if device == "cuda" and train and not torch.cuda.is_available():
+        raise ValueError("device: PyTorch finds no GPU here; got 'cuda'; use 'cpu'")
+    seeds, out = list(seeds), Path(out or Path("out") / recipe)
+    if not seeds:
+        raise ValueError("seeds: needs at least one; got none; give e.g. range(5)")
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    device = device or ("cuda" if "table1" in figures and torch.cuda.is_available() else "cpu")
+    jobs = jobs or (cores if device == "cpu" else 1)
+    began = time.monotonic()
+    methods: dict[
+        str, list[tuple[str, str, Config]]
+    ] = {}  # of each figure: label, name of the run folder, config
+    for name in figures:
+        if name == "table1":
+            kind, chosen = recognition.experiment(data, recipe)
+            name = f"table1_{kind}"
+            methods[name] = [
+                (
+                    label,
+                    f"{kind}_{recognition.METHODS[label]}_{recipe}",
+                    config.updated(**{"train.device": device}),
+                )
+                for label, config in chosen.items()
+            ]
+        else:
+            entries = FIGURES[name][recipe]
+            methods[name] = [
+                (e.label, e.name(), configs.load(e.config).updated(**e.changes)) for e in entries
+            ]
+    plan = [(name, *method, seed) for name in methods for method in methods[name] for seed in seeds]
+    tasks: list[Task] = []
+    for _, _, run, config, seed in plan:
+        settings = config.updated(seed=seed, **{"train.threads": max(1, cores // jobs)})
+        tasks.append((settings, out / "runs" / f"{run}_seed{seed}", seed == seeds[0], train))
+    for config in {
+        method[2].data.model_dump_json(): method[2] for name in methods for method in methods[name]
+    }.values():
+        load_dataset(config, show)  # before the workers start: a cache is built once, with one bar
+    resumed = any(folder.exists() for _, folder, _, _ in tasks)
+    results = _earlier(out / "results.json")
+    measured = run_all(tasks, jobs, show)
+    for name in methods:
+        mine = [
+            (label, seed, m)
+            for (n, label, _, _, seed), m in zip(plan, measured, strict=True)
+            if n == name
+        ]
+        rows = [
+            {"method": label, "seed": seed, **row} for label, seed, m in mine for row in m["rows"]
+        ]
+        results["figures"][name] = {
+            "recipe": recipe,
+            "command": " ".join(
+                [
+                    "bisnn" if sys.argv[0].endswith("__main__.py") else Path(sys.argv[0]).name,
+                    *sys.argv[1:],
+                ]
+            ),
+            "machine": f"{_gpu(device)}{cores} cores of {_processor()}, {jobs} runs at a time",
+            "versions": {"torch": torch.__version__, "python": platform.python_version()},
+            "wall_seconds": None
+            if resumed
+            else round(time.monotonic() - began, 1),  # of the whole command
+            "seeds": seeds,
+            "summary": summary(rows),
+            "rows": rows,
+            "panels": [{"method": label, **panel} for label, _, m in mine for panel in m["panels"]],
+            "training_points": next((m["points"] for _, _, m in mine if m["points"]), None),
+        }
+        if name.startswith("table1"):
+            folders = [
+                folder for (n, *_), (_, folder, _, _) in zip(plan, tasks, strict=True) if n == name
+            ]
+            results["figures"][name]["differences"] = recognition.differences(folders, show)
+    write_atomic(out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
+    for name in methods:
+        drawing.FIGURES[name.partition("_")[0]](results["figures"][name], out / f"{name}.png")
+    return results
+
+
+def _earlier(file: Path) -> dict[str, Any]:
+    """The results so far: figures that are not made again stay."""
+    if not file.exists():
+        return {"figures": {}}
+    try:
+        results = json.loads(read_bytes(file))
+    except (ValueError, RecursionError):
+        results = None
+    if not isinstance(results, dict) or not isinstance(results.get("figures"), dict):
+        raise ValueError(f"{file}: is damaged; remove it or give another --out")
+    return results
+
+
+def _gpu(device: str) -> str:
+    return (
+        f"{torch.cuda.get_device_name()}, "
+        if device == "cuda" and torch.cuda.is_available()
+        else ""
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(
+            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+        )
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+# Runs, several at a time
+
+
+Task = tuple[Config, Path, bool, bool]  # the arguments of `measure`
+
+
+def run_all(tasks: list[Task], jobs: int, show: bool) -> list[dict[str, Any]]:
+    """`measure` for each task, in worker processes; the bar follows the runs' metrics files."""
+    others = multiprocessing.active_children()
+    context = multiprocessing.get_context(
+        "spawn"
+    )  # numba's and torch's threads do not survive a fork
+    pool = ProcessPoolExecutor(jobs, mp_context=context)
+    longest_first = sorted(
+        range(len(tasks)), key=lambda i: -tasks[i][0].train.epochs
+    )  # so that none is left running alone
+    with _workers_ignore_ctrl_c():
+        started: dict[int, Future] = {i: pool.submit(measure, *tasks[i]) for i in longest_first}
+    futures = [started[i] for i in range(len(tasks))]
+    with pool, bars(show=show, transient=False) as progress, training.signals() as caught:
+        bar = progress.add_task("", total=len(tasks))
+        waiting = set(futures)
+        try:
+            while waiting and not caught[0]:
+                done, waiting = wait(waiting, timeout=0.5)
+                for future in done if not caught[0] else ():
+                    future.result()  # raises what went wrong
+                under_way = [
+                    _progress(task)
+                    for task, future in zip(tasks, futures, strict=True)
+                    if future in waiting
+                ]
+                finished = len(tasks) - len(waiting)
+                progress.update(
+                    bar,
+                    completed=finished + sum(under_way),
+                    description=f"{finished} of {len(tasks)} runs",
+                )
+        except BrokenProcessPool:
+            raise Stopped(
+                "a worker process died: was it killed, or out of memory? The same command goes on"
+            ) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            if waiting:
+                workers = [
+                    process
+                    for process in multiprocessing.active_children()
+                    if process not in others
+                ]
+                for process in workers:
+                    process.terminate()  # SIGTERM: training saves and stops
+                for process in workers:
+                    process.join()
+    if caught[0]:
+        raise Interrupted("stopped and saved; the same command goes on", caught[0])
+    return [future.result() for future in futures]
+
+
+@contextmanager
+def _workers_ignore_ctrl_c() -> Iterator[None]:
+    """Processes started in here ignore Ctrl-C, which a terminal sends to all of them: this one
+    tells them to stop.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _progress(task: Task) -> float:
+    config, folder = task[:2]
+    try:
+        return 0.9 * min(
+            1.0, (folder / "metrics.jsonl").read_bytes().count(b"\n") / config.train.epochs
+        )
+    except OSError:
+        return 0.0
+
+
+def measure(config: Config, folder: Path, picture: bool, train: bool) -> dict[str, Any]:
+    """Train (or go on, or take what is there), evaluate, and measure what the figure shows."""
+    global _stopping
+    if _stopping is not None:
+        raise _stopping  # the pool hands a worker its next task even after a signal
+    torch.set_num_threads(config.train.threads)
+    try:
+        _trained(config, folder, train)
+    except Interrupted as stop:
+        _stopping = stop
+        raise
+    try:
+        evaluation.load_evaluation(folder)
+    except ValueError:  # none yet, or of another model
+        evaluation.evaluate(folder, show=False)
+    if isinstance(config.data, Events):
+        return {"rows": recognition.rows(folder), "panels": [], "points": None}
+    return (_fig1 if config.task == "regression" else _fig2)(config, folder, picture)
+
+
+_stopping: Interrupted | None = None  # in a worker process that got a signal
+
+
+def _trained(config: Config, folder: Path, train: bool) -> None:
+    run = RunFolder(folder)
+    if train and not run.config_file.exists():
+        training.train(config, folder, show=False)
+        return
+    changed = configs.differences(run.read_config(), config)
+    if not train:  # what is there is measured wherever one is
+        changed = [key for key in changed if key != "train.device"]
+    if changed == ["train.device"]:
+        raise ValueError(
+            f"{folder}: was trained on {run.read_config().train.device!r}; go on with that --device, or give another --out"
+        )
+    if changed:
+        raise ValueError(
+            f"{folder}: was trained with another {', '.join(changed)}; remove it or give another --out"
+        )
+    if train:
+        training.resume(folder, show=False)
+
+
+def _fig1(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
+    """Error against the noiseless function and deviation over the members, inside the clusters and
+    in the gaps between them.
+    """
+    judged = evaluation.load_evaluation(folder)
+    x, y = judged["x"], judged["y"]
+    inside = in_clusters(x[:, 0])
+    rows, panels = [], []
+    for name, result in judged["predictors"].items():
+        error = (result["mean"] - y).square()[:, 0]
+        std = result["std"][:, 0]
+        row = evaluation.row_of(judged, name)
+        for where, part in (("inside", inside), ("gaps", ~inside)):
+            row[f"rmse_{where}"] = float(error[part].mean().sqrt())
+            row[f"deviation_{where}"] = float(std[part].mean())
+        rows.append(row)
+        if picture:
+            panels.append(
+                {"predictor": name, "mean": _list(result["mean"]), "std": _list(result["std"])}
+            )
+    points = load_dataset(config).train
+    assert isinstance(points.x, Tensor)
+    about = (
+        {"x": _list(points.x), "y": _list(points.y), "test_x": _list(x), "test_y": _list(y)}
+        if picture
+        else None
+    )
+    return {"rows": rows, "panels": panels, "points": about}
+
+
+def in_clusters(x: Tensor) -> Tensor:
+    """Whether x, rescaled to [0, 1], lies in a cluster of the 1-D task's training points."""
+    raw = X_RANGE[0] + (X_RANGE[1] - X_RANGE[0]) * x.double()
+    return torch.stack([(raw >= a - 1e-5) & (raw <= b + 1e-5) for a, b in CLUSTERS]).any(
+        0
+    )  # float32 x: ends count
+
+
+def _fig2(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
+    """Test metrics, and the mean confidence on the part of the unit square that lies farthest from
+    all training points.
+    """
+    judged = evaluation.load_evaluation(folder)
+    trained = model.load(folder)
+    train = load_dataset(config).train
+    assert isinstance(train.x, Tensor)
+    points = grid()
+    far = farthest(points, train.x)
+    rows, panels = [], []
+    for name, members in evaluation.predictors(trained).items():
+        result = trained.predict_points(points if picture else points[far], members)
+        assert isinstance(result, Classification)
+        confidence = result.mean.max(-1).values
+        row = evaluation.row_of(judged, name) | evaluation.numbers_of(judged, name)
+        row["confidence"] = float(judged["predictors"][name]["mean"].max(-1).values.mean())
+        row["far_confidence"] = float((confidence[far] if picture else confidence).mean())
+        rows.append(row)
+        if picture:
+            panels.append({"predictor": name, "p1": _list(result.mean[:, 1])})
+    about = {"x": _list(train.x), "y": train.y.tolist()} if picture else None
+    return {"rows": rows, "panels": panels, "points": about}
+
+
+def grid() -> Tensor:
+    """GRID x GRID points over the unit square, row by row, (GRID^2, 2)."""
+    return evaluation.unit_grid(GRID)
+
+
+def farthest(points: Tensor, train: Tensor) -> Tensor:
+    """Indices of the share FAR of the points whose nearest training point is farthest away."""
+    return torch.cdist(points, train).min(1).values.topk(round(FAR * len(points))).indices
+
+
+def _list(x: Tensor) -> list[Any]:
+    """Rounded to five digits: a drawing shows no more."""
+    x = x.squeeze(-1) if x.ndim > 1 and x.shape[-1] == 1 else x
+    return (
+        [[round(v, 5) for v in row] for row in x.tolist()]
+        if x.ndim > 1
+        else [round(v, 5) for v in x.tolist()]
+    )
+
+
+# Summaries
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mean and standard deviation over the seeds of every number, a row for each method and
+    predictor.
+    """
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["method"], row["predictor"]), []).append(row)
+    result = []
+    for (method, predictor), group in groups.items():
+        numbers = [name for name in group[0] if name not in ("method", "predictor", "seed")]
+        values = {
+            name: [row[name] for row in group]
+            for name in numbers
+            if all(row[name] is not None for row in group)
+        }
+        spread = lambda v: statistics.stdev(v) if len(v) > 1 else 0.0  # noqa: E731
+        means = {
+            name: {"mean": statistics.fmean(v), "std": spread(v)} for name, v in values.items()
+        }
+        result.append({"method": method, "predictor": predictor, "seeds": len(group), **means})
+    return result
+
+
+def table(figure: dict[str, Any]) -> Table:
+    """The summary as a table for the terminal."""
+    from rich.table import Table
+
+    first = figure["summary"][0]
+    numbers = [name for name in first if name not in HIDDEN]
+    grid = Table("method", *(HEADERS.get(name, name.replace("_", " ")) for name in numbers))
+    over = "mean and deviation over seeds" if len(figure["seeds"]) > 1 else "seed"
+    grid.title = f"recipe {figure['recipe']}, {over} {', '.join(map(str, figure['seeds']))}"
+    for row in figure["summary"]:
+        grid.add_row(
+            f"{row['method']}\n{row['predictor']}",
+            *(_cell(row.get(name), row["seeds"]) for name in numbers),
+        )
+    return grid
+
+
+def _cell(value: dict[str, float] | None, seeds: int) -> str:
+    if value is None:
+        return "-"
+    return _short(value["mean"]) + (f"\n± {_short(value['std'])}" if seeds > 1 else "")
+
+
+def _short(value: float) -> str:
+    """Three decimals of what is small, one of what is large, a prefix on what is larger still."""
+    return (
+        f"{value:.3f}" if value < 10 else f"{value:.1f}" if value < 1000 else energy.si(value, "")
+    )

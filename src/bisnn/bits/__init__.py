@@ -1,0 +1,3 @@
+"""Below everything, without PyTorch: sums over packed bits, threads, and the one random number
+generator.
+"""

@@ -1,0 +1,396 @@
+"""Sums over single bits, compiled by numba: what a layer does where inputs are spikes, with no
+multiplication over synapses.
+
+Spikes are packed along their last axis into 32-bit words, the lowest bit first (32 and not 64,
+because popcounts then come out in the width of a float32 and the loops vectorise). A convolution is
+made a dense product by gathering, for each output pixel, the bits under the kernel (`windows`):
+taps in row order, channels within a tap. So these serve all layers:
+
+    counts    hard weights: sum_j w_ij s_j = 2 popcount(w_i & s) - popcount(s), an exact integer
+    events    the same, by adding the rows of W^T at the active inputs as small integers: cheaper
+    where few of many are active add_rows  real weights: the sum of the rows of W^T at the active
+    inputs add_rows  of the transposed bits: the weight gradient, the sum of the rows of g at the
+    time steps where an input was active;
+              where spikes are many, by fours of inputs, whose sixteen patterns many rows share
+
+All release the GIL and take a range lo..hi of their first axis, for a thread each. Only numpy and
+numba are needed here.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.core.caching import FunctionCache
+from numba.core.extending import intrinsic
+
+_M, _B = "float32[:, ::1]", "uint32[:, ::1]"  # matrix of floats, of words
+_F = np.float32
+_ONE_BITS = np.uint32(0x3F800000)  # of the float32 1.0
+_NO_SIGN = np.uint32(0x7FFFFFFF)
+_U0, _U1 = np.uint32(0), np.uint32(1)
+# Rows of a gradient whose selections are added while they stay in the L2 cache; a multiple of 32
+ROWS = 512
+BLOCK = 16  # words of inputs whose weights stay there, likewise
+WORDS = (
+    2  # of inputs, to each that is active, from which on adding rows is cheaper than counting bits
+)
+# Columns that a block of rows is counted for at a time, so that the counts stay in the L1 cache
+COLUMNS = 512
+
+
+def kernel(
+    signature: str, contract: bool = False, reorder: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """One signature each, compiled at import (from numba's cache on disk, after the first time).
+
+    No fastmath, or bits would differ from kernel to kernel; only gradients may `contract`, fuse
+    products and sums, and only sums of small integers, which are exact in any order, may `reorder`.
+    """
+    allowed = {name for name, chosen in (("contract", contract), ("reassoc", reorder)) if chosen}
+    options = {"nogil": True, "error_model": "numpy", "fastmath": allowed or False}
+    return lambda function: _compiled(function, signature, options)
+
+
+def _compiled(
+    function: Callable[..., Any], signature: str, options: dict[str, Any]
+) -> Callable[..., Any]:
+    """From numba's cache; anew where that is damaged; in memory where nothing can be kept (a
+    read-only system, a full disk).
+    """
+    for emptied in (False, True):
+        try:
+            if emptied:
+                FunctionCache(function).flush()
+            return njit(signature, cache=True, **options)(function)
+        except (
+            Exception
+        ):  # whatever reading a damaged cache raises; the function's own errors come again below
+            continue
+    compiled = njit(signature, **options)(function)
+    _say_not_kept()
+    return compiled
+
+
+@functools.cache
+def _say_not_kept() -> None:
+    """Once a process, on stderr. (`display.note` needs rich, and nothing here does.)"""
+    text = "no folder for compiled kernels is writable: they are compiled in memory, at every start"
+    print(f"bisnn: {text}; set NUMBA_CACHE_DIR to a folder that is", file=sys.stderr)
+
+
+@intrinsic
+def popcount(typingctx, x):
+    """Number of ones of a uint32, as an instruction that LLVM can vectorise; numba has none of its
+    own.
+    """
+
+    def generate(context, builder, signature, arguments):
+        return builder.ctpop(arguments[0])
+
+    return types.uint32(types.uint32), generate
+
+
+@intrinsic
+def _lowest(typingctx, x):
+    """Index of the lowest one of a uint32 that is not 0."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
+
+    return types.uint32(types.uint32), generate
+
+
+@kernel(f"boolean(int64, int64, {_B}, {_B})")
+def pack(lo, hi, x, words):
+    """words[r] = the bits of row r of x, float32 given as its bits; returns whether every value is
+    0 or 1.
+    """
+    n = x.shape[1]
+    good = True
+    for r in range(lo, hi):
+        for k in range(words.shape[1]):
+            first = 32 * k
+            word = _U0
+            if first + 32 <= n:
+                part = x[r, first : first + 32]
+                other = _U0
+                for i in range(32):
+                    v = part[i] & _NO_SIGN  # -0.0 is no spike
+                    word |= np.uint32(v != _U0) << np.uint32(i)
+                    other |= np.uint32((v != _U0) & (part[i] != _ONE_BITS))
+                good &= other == _U0
+            else:
+                for i in range(n - first):
+                    v = x[r, first + i] & _NO_SIGN
+                    word |= np.uint32(v != _U0) << np.uint32(i)
+                    good &= (v == _U0) | (x[r, first + i] == _ONE_BITS)
+            words[r, k] = word
+    return good
+
+
+@njit(inline="always")
+def _add_bits(source, start, n, target, at):
+    """n bits of `source`, from its bit `start` on, go to `target` from bit `at` on, where there are
+    zeros.
+    """
+    while n > 0:
+        m = min(n, 32)
+        k, shift = start >> 5, np.uint32(start & 31)
+        word = source[k] >> shift
+        if (start & 31) + m > 32:
+            word |= source[k + 1] << (np.uint32(32) - shift)
+        word = np.uint32(
+            word & ((np.uint64(1) << np.uint64(m)) - np.uint64(1))
+        )  # numba's shifts are 64 bits wide
+        k, shift = at >> 5, np.uint32(at & 31)
+        target[k] |= word << shift
+        if (at & 31) + m > 32:
+            target[k + 1] |= word >> (np.uint32(32) - shift)
+        n, start, at = n - m, start + m, at + m
+
+
+@kernel(
+    "void(int64, int64, uint32[:, :, :, ::1], int64, int64, int64, int64, int64, int64, int64, uint32[:, :, :, ::1])"
+)
+def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out):
+    """out[n, y, x] = the k0 k1 channels bits of images[n] (H, W, words) under the kernel at output
+    pixel (y, x), 0 outside.
+
+    What a row of the kernel sees is one run of bits: of whole words where channels fill them, else
+        of the image's row without gaps.
+    """
+    H, W, n_words = images.shape[1], images.shape[2], images.shape[3]
+    whole = channels % 32 == 0
+    rows = np.empty((H, W * n_words + 1), np.uint32)
+    for n in range(lo, hi):
+        for h in range(H):
+            row = rows[h]
+            if whole:
+                row[: W * n_words] = images[n, h].reshape(-1)
+            else:
+                row[:] = _U0
+                for w in range(W):
+                    _add_bits(images[n, h, w], 0, channels, row, w * channels)
+        for y in range(out.shape[1]):
+            top = y * stride0 - pad0
+            for x in range(out.shape[2]):
+                target, left = out[n, y, x], x * stride1 - pad1
+                target[:] = _U0
+                first, last = max(left, 0), min(left + k1, W)
+                if first >= last:
+                    continue
+                for h in range(max(top, 0), min(top + k0, H)):
+                    start, at, size = (
+                        first * channels,
+                        ((h - top) * k1 + first - left) * channels,
+                        (last - first) * channels,
+                    )
+                    if whole:
+                        target[at >> 5 : (at + size) >> 5] = rows[
+                            h, start >> 5 : (start + size) >> 5
+                        ]
+                    else:
+                        _add_bits(rows[h], start, size, target, at)
+
+
+@kernel(f"void(int64, int64, {_B}, {_B}, {_M})")
+def counts(lo, hi, x, w, out):
+    """out[r, i] = 2 popcount(w[:, i] & x[r]) - popcount(x[r]) for rows x (R, words) and weight bits
+    w (words, n_out).
+
+    Four rows and two words at a time: weights are then read from the cache once for four rows, and
+        sums written once for two words.
+    """
+    n_words, n_out = w.shape
+    if n_words <= 2:  # few inputs: nothing to add up
+        w_k, w_l = w[0], w[n_words - 1]
+        for r in range(lo, hi):
+            a, e, o = x[r, 0], x[r, 1] if n_words == 2 else _U0, out[r]
+            active = np.int32(popcount(a) + popcount(e))
+            for i in range(n_out):
+                o[i] = _F(
+                    np.int32(_U1 + _U1) * np.int32(popcount(w_k[i] & a) + popcount(w_l[i] & e))
+                    - active
+                )
+        return
+    sums = np.empty(
+        4 * COLUMNS, np.uint32
+    )  # one array: the compiler sees that its four parts do not overlap
+    for first in range(0, n_out, COLUMNS):
+        n = min(COLUMNS, n_out - first)
+        for r in range(lo, hi, 4):
+            rows = min(4, hi - r)
+            for j in range(4):
+                sums[j * COLUMNS : j * COLUMNS + n] = _U0
+            r_1, r_2, r_3 = (
+                min(r + 1, hi - 1),
+                min(r + 2, hi - 1),
+                min(r + 3, hi - 1),
+            )  # of the last rows some count twice
+            for k in range(0, n_words - 1, 2):
+                a, b, c, d = x[r, k], x[r_1, k], x[r_2, k], x[r_3, k]
+                e, f, g, h = x[r, k + 1], x[r_1, k + 1], x[r_2, k + 1], x[r_3, k + 1]
+                if not (a | b | c | d | e | f | g | h):
+                    continue
+                w_k, w_l = w[k, first : first + n], w[k + 1, first : first + n]
+                if rows == 1:
+                    for i in range(n):
+                        sums[i] += popcount(w_k[i] & a) + popcount(w_l[i] & e)
+                    continue
+                for i in range(n):
+                    sums[i] += popcount(w_k[i] & a) + popcount(w_l[i] & e)
+                    sums[COLUMNS + i] += popcount(w_k[i] & b) + popcount(w_l[i] & f)
+                    sums[2 * COLUMNS + i] += popcount(w_k[i] & c) + popcount(w_l[i] & g)
+                    sums[3 * COLUMNS + i] += popcount(w_k[i] & d) + popcount(w_l[i] & h)
+            if n_words % 2:
+                a, b, c, d = (
+                    x[r, n_words - 1],
+                    x[r_1, n_words - 1],
+                    x[r_2, n_words - 1],
+                    x[r_3, n_words - 1],
+                )
+                w_k = w[n_words - 1, first : first + n]
+                for i in range(n):
+                    sums[i] += popcount(w_k[i] & a)
+                    sums[COLUMNS + i] += popcount(w_k[i] & b)
+                    sums[2 * COLUMNS + i] += popcount(w_k[i] & c)
+                    sums[3 * COLUMNS + i] += popcount(w_k[i] & d)
+            for j in range(rows):
+                active = _U0
+                for k in range(n_words):
+                    active += popcount(x[r + j, k])
+                o, part = out[r + j, first : first + n], sums[j * COLUMNS : j * COLUMNS + n]
+                for i in range(n):
+                    o[i] = _F(np.int32(_U1 + _U1) * np.int32(part[i]) - np.int32(active))
+
+
+@kernel(f"void(int64, int64, {_B}, {_B}, int8[:, ::1], {_M})")
+def events(lo, hi, x, w, rows, out):
+    """As `counts`, the cheaper way: where few inputs are active, their rows of W^T, int8 (n_in,
+    n_out), are added.
+    """
+    n_words, n_out = w.shape
+    active, block = _U0, x[lo:hi].reshape(-1)
+    for k in range(block.shape[0]):
+        active += popcount(block[k])
+    if active * WORDS > block.shape[0]:
+        counts(lo, hi, x, w, out)
+        return
+    index = np.empty(32 * n_words, np.uint32)
+    total = np.empty(n_out, np.int32)
+    for r in range(lo, hi):
+        count = 0
+        for k in range(n_words):
+            word = x[r, k]
+            while word:
+                index[count] = np.uint32(32 * k) + _lowest(word)
+                word &= word - _U1
+                count += 1
+        total[:] = np.int32(0)
+        for k in range(0, count - 3, 4):
+            a, b, c, d = rows[index[k]], rows[index[k + 1]], rows[index[k + 2]], rows[index[k + 3]]
+            for i in range(n_out):
+                total[i] += np.int32(
+                    (np.int16(a[i]) + np.int16(b[i])) + (np.int16(c[i]) + np.int16(d[i]))
+                )
+        for k in range(count - count % 4, count):
+            a = rows[index[k]]
+            for i in range(n_out):
+                total[i] += np.int32(a[i])
+        o = out[r]
+        for i in range(n_out):
+            o[i] = _F(total[i])
+
+
+@njit(inline="always")
+def _add_listed(index, count, rows, out):
+    """out += the sum of rows[index[k]] for k < count: eight at a time, so that `out` is read and
+    written less.
+    """
+    k = 0
+    while k + 8 <= count:
+        a, b, c, d = rows[index[k]], rows[index[k + 1]], rows[index[k + 2]], rows[index[k + 3]]
+        e, f, g, h = rows[index[k + 4]], rows[index[k + 5]], rows[index[k + 6]], rows[index[k + 7]]
+        for i in range(out.shape[0]):
+            out[i] += ((a[i] + b[i]) + (c[i] + d[i])) + ((e[i] + f[i]) + (g[i] + h[i]))
+        k += 8
+    while k + 2 <= count:
+        a, b = rows[index[k]], rows[index[k + 1]]
+        for i in range(out.shape[0]):
+            out[i] += a[i] + b[i]
+        k += 2
+    if k < count:
+        a = rows[index[k]]
+        for i in range(out.shape[0]):
+            out[i] += a[i]
+
+
+@kernel(f"void(int64, int64, {_B}, {_M}, {_M})")
+def add_rows(lo, hi, x, w, out):
+    """out[r] = the sum of w[j] over the ones j of row r of x (R, words); w is (n_in, n_out)."""
+    index = np.empty(32 * BLOCK, np.uint32)
+    out[lo:hi] = _F(0)
+    for first in range(0, x.shape[1], BLOCK):
+        for r in range(lo, hi):
+            count = 0
+            for k in range(first, min(first + BLOCK, x.shape[1])):
+                word = x[r, k]
+                while word:
+                    index[count] = np.uint32(32 * k) + _lowest(word)
+                    word &= word - _U1
+                    count += 1
+            _add_listed(index, count, w, out[r])
+
+
+@kernel(f"void(int64, int64, {_B}, {_M}, {_M})")
+def add_rows_transposed(lo, hi, x, g, out):
+    """out[j] += the sum of g[r] over the rows r of x (R, words) whose bit j is one, for the inputs
+    j of words lo..hi.
+    """
+    index = np.empty((32, ROWS), np.uint32)  # of one word's inputs: the rows where each is active
+    count = np.empty(32, np.int64)
+    for first in range(0, x.shape[0], ROWS):
+        for k in range(lo, hi):
+            count[:] = 0
+            for r in range(first, min(first + ROWS, x.shape[0])):
+                word = x[r, k]
+                while word:
+                    j = _lowest(word)
+                    index[j, count[j]] = r
+                    count[j] += 1
+                    word &= word - _U1
+            for j in range(min(32, out.shape[0] - 32 * k)):
+                _add_listed(index[j], count[j], g, out[32 * k + j])
+
+
+@kernel(f"void(int64, int64, {_B}, {_M}, {_M})")
+def add_rows_by_fours(lo, hi, x, g, out):
+    """As `add_rows_transposed`, for spikes that are not rare: rows with the same four bits are
+    added first, together.
+    """
+    index = np.empty((16, ROWS), np.uint32)
+    count = np.empty(16, np.int64)
+    total = np.empty(out.shape[1], np.float32)
+    for first in range(0, x.shape[0], ROWS):
+        for four in range(8 * lo, min(8 * hi, (out.shape[0] + 3) // 4)):
+            k, shift = four >> 3, np.uint32(4 * (four & 7))
+            count[:] = 0
+            for r in range(first, min(first + ROWS, x.shape[0])):
+                v = (x[r, k] >> shift) & np.uint32(15)
+                index[v, count[v]] = r
+                count[v] += 1
+            for v in range(1, 16):
+                if count[v]:
+                    total[:] = _F(0)
+                    _add_listed(index[v], count[v], g, total)
+                    for j in range(4):
+                        if (v >> j) & 1:
+                            o = out[4 * four + j]
+                            for i in range(o.shape[0]):
+                                o[i] += total[i]

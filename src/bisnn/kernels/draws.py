@@ -1,0 +1,61 @@
+"""The random numbers of `bits.philox` as tensors, made where they are used: the same on every
+device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bisnn import kernels
+from bisnn.bits import philox
+from bisnn.bits.philox import Purpose
+
+
+def uniform(streams: Tensor, n: int, seed: int, purpose: Purpose, draw: int = 0) -> Tensor:
+    """The first n numbers in [0, 1) of each of the streams (S,), float32 (S, n), on their device."""
+    match kernels.name_for(streams.device, torch.float32):
+        case "cpu":
+            return torch.from_numpy(philox.uniform(streams.numpy(), n, seed, purpose, draw))
+        case "cuda":
+            from bisnn.kernels import cuda_draws
+
+            return cuda_draws.uniform(streams, n, seed, purpose, draw)
+    places = torch.arange(n, device=streams.device)
+    return _reference(places, streams[:, None], seed, purpose, draw)
+
+
+def uniform_at(
+    places: Tensor, streams: Tensor, seed: int, purpose: Purpose, draw: int = 0
+) -> Tensor:
+    """The numbers of `uniform` at these places of these streams, both (n,): where few are needed."""
+    match kernels.name_for(streams.device, torch.float32):
+        case "cpu":
+            return torch.from_numpy(
+                philox.uniform_at(places.numpy(), streams.numpy(), seed, purpose, draw)
+            )
+        case "cuda":
+            from bisnn.kernels import cuda_draws
+
+            return cuda_draws.uniform_at(places, streams, seed, purpose, draw)
+    return _reference(places, streams, seed, purpose, draw)
+
+
+def uniform_like(w: Tensor, stream: int, seed: int, purpose: Purpose, draw: int = 0) -> Tensor:
+    """A number in [0, 1) for every element of w, in its shape and device; float64 where w is, else
+    float32.
+    """
+    streams = torch.full((1,), stream, device=w.device)
+    drawn = uniform(streams, w.numel(), seed, purpose, draw).reshape(w.shape)
+    return (
+        drawn.double() if w.dtype == torch.float64 else drawn
+    )  # half precision would round some to 1
+
+
+def _reference(places: Tensor, streams: Tensor, seed: int, purpose: Purpose, draw: int) -> Tensor:
+    """The definition in plain PyTorch, for places and streams whose shapes broadcast."""
+    places, streams = torch.broadcast_tensors(places.long(), streams.long())
+    zero = torch.zeros_like(places)
+    block = philox.philox(places >> 2, streams, zero + draw, zero, seed, int(purpose))
+    word = torch.stack(block).gather(0, (places & 3)[None])[0]
+    return (word >> 8).float() * 2.0**-24

@@ -1,0 +1,182 @@
+"""A layer as one operation: product W s, scan over time, pooling, readout; its backward pass is the
+adjoint scan and one product.
+
+As one operation it keeps little: currents never leave it, and of input spikes what is kept for the
+    backward pass takes a bit (CPU)
+or a byte each. Axes: (T, B, N) for dense layers, (T, B, H, W, C), channels last, for convolutions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bisnn import kernels
+from bisnn.kernels import reference
+from bisnn.kernels.reference import Errors, LayerConstants
+
+
+@torch.library.custom_op("bisnn::layer", mutates_args=())
+def srm_layer(
+    x: Tensor,
+    weight: Tensor,
+    P: Tensor,
+    Q: Tensor,
+    R: Tensor,
+    kappa: Tensor,
+    constants: Tensor,
+    V: Tensor | None,
+    scale: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    pool: int,
+    hard: bool,
+    spikes: bool,
+    surrogate: str,
+    slope: float,
+    refractory: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Inputs x of all time steps through weights and neurons.
+
+    Args:
+        x: inputs, (T, B, n_in) or (T, B, H, W, C_in).
+        weight: (n_out, n_in) or (C_out, C_in, k0, k1).
+        P, Q, R, kappa, constants, surrogate, slope, refractory: as for `neuron.srm_scan`.
+        V, scale: of the readout y = scale V s, (outputs, ...), images with channels last; None for
+            no readout.
+        stride, padding, pool: of a convolution.
+        hard, spikes: promises that the weights are -1 and +1, and that the inputs are 0 and 1:
+            products are then exact, and faster.
+
+    Returns:
+        the readout y (empty if there is none), what leaves the layer s, potentials u, the state P,
+        Q, R for the step after the last, and the inputs as they are kept.
+    """
+    kernel = kernels.choose(x)
+    kept = kernel.keep(x, padding) if spikes else None
+    I = kernel.product(x, kept, weight, stride, padding, hard)
+    s, *outputs = kernel.scan(I, P, Q, R, kappa, constants, pool, reuse=True)
+    y = s.new_empty(0) if V is None or scale is None else kernel.readout(s, V, scale)
+    return (y, s, *outputs, x.new_empty(0) if kept is None else kept)
+
+
+@torch.library.custom_op("bisnn::layer_backward", mutates_args=())
+def srm_layer_backward(
+    g_y: Tensor | None,
+    g_s: Tensor | None,
+    g_u: Tensor | None,
+    g_P: Tensor | None,
+    g_Q: Tensor | None,
+    g_R: Tensor | None,
+    u: Tensor,
+    x: Tensor,
+    x_shape: list[int],
+    weight: Tensor,
+    kappa: Tensor,
+    constants: Tensor,
+    V: Tensor | None,
+    scale: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    pool: int,
+    spikes: bool,
+    surrogate: str,
+    slope: float,
+    refractory: bool,
+    needs_x: bool,
+    needs_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, weight (each empty unless needed), P, Q, R; x is what was kept of the input,
+    of shape `x_shape`.
+    """
+    errors = Errors(g_y if g_y is None or scale is None else g_y * scale, g_s, g_u, (g_P, g_Q, g_R))
+    layer = LayerConstants(
+        weight, kappa, constants, V, stride, padding, pool, surrogate, slope, refractory
+    )
+    return kernels.choose(u).gradients(errors, u, x, x_shape, spikes, layer, needs_x, needs_weight)
+
+
+@srm_layer.register_fake
+def _(
+    x,
+    weight,
+    P,
+    Q,
+    R,
+    kappa,
+    constants,
+    V,
+    scale,
+    stride,
+    padding,
+    pool,
+    hard,
+    spikes,
+    surrogate,
+    slope,
+    refractory,
+):
+    u = constants.new_empty(reference.current_shape(x, weight, stride, padding))
+    s = (
+        u.shape
+        if weight.ndim == 2
+        else (*u.shape[:2], u.shape[2] // pool, u.shape[3] // pool, u.shape[4])
+    )
+    y = u.new_empty(0 if V is None else (*u.shape[:2], V.shape[0]))
+    shape, dtype = kernels.choose(x).kept_shape(x.shape, padding) if spikes else ((0,), x.dtype)
+    state = [torch.empty_like(u[0]) for _ in range(3)]
+    return y, u.new_empty(s), u, *state, x.new_empty(shape, dtype=dtype)
+
+
+@srm_layer_backward.register_fake
+def _(g_y, g_s, g_u, g_P, g_Q, g_R, u, x, x_shape, weight, kappa, constants, *settings):
+    needs_x, needs_weight = settings[-2:]
+    g_x, g_w = (
+        u.new_empty(x_shape if needs_x else 0),
+        u.new_empty(weight.shape if needs_weight else 0),
+    )
+    return g_x, g_w, *(torch.empty_like(u[0]) for _ in range(3))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, _, _, _, kappa, constants, V, scale, *settings = inputs
+    stride, padding, pool, _, spikes, *neuron = settings
+    ctx.settings = (stride, padding, pool, spikes, *neuron)
+    ctx.x_shape = list(x.shape)
+    ctx.set_materialize_grads(False)  # an unused output costs no zeros of its size
+    # The weight is saved also where no gradient needs its value: autograd then notices that a
+    # realisation has ended.
+    ctx.save_for_backward(output[2], output[6] if spikes else x, weight, kappa, constants, V, scale)
+
+
+def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    u, x, *layer = ctx.saved_tensors
+    if all(g is None for g in grads[:6]):
+        return (None,) * 17
+    needed = ctx.needs_input_grad[:2]
+    g = srm_layer_backward(*grads[:6], u, x, ctx.x_shape, *layer, *ctx.settings, *needed)
+    return (
+        *(g_i if need else None for g_i, need in zip(g, needed, strict=False)),
+        *g[2:],
+        *(None,) * 12,
+    )
+
+
+srm_layer.register_autograd(_backward, setup_context=_save)
+
+
+@srm_layer.register_vmap
+def _(info, in_dims, *arguments):
+    """Members one by one: `prediction.predict` has a way of its own for many."""
+    members = [
+        srm_layer(
+            *(
+                a.select(d, k) if isinstance(d, int) else a
+                for a, d in zip(arguments, in_dims, strict=True)
+            )
+        )
+        for k in range(info.batch_size)
+    ]
+    return tuple(torch.stack(outputs) for outputs in zip(*members, strict=True)), (0,) * 7

@@ -1,0 +1,1 @@
+"""The page that shows runs, drawn from their files: `page.py`, and its charts."""

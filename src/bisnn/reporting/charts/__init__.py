@@ -1,0 +1,44 @@
+"""The charts of a report: inline SVG by matplotlib, and tables, from what the files of a run say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bisnn.reporting.charts import (
+    classification,
+    learning,
+    neurons,
+    regression,
+    spikes,
+    uncertainty,
+)
+from bisnn.reporting.charts.canvas import RULES, TITLES, Chart, Part, Run, Table, styled
+from bisnn.reporting.charts.learning import overlay
+from bisnn.reporting.charts.spikes import events, recorded
+
+__all__ = [
+    "PARTS",
+    "RULES",
+    "TITLES",
+    "Chart",
+    "Part",
+    "Run",
+    "Table",
+    "events",
+    "overlay",
+    "recorded",
+    "styled",
+]
+
+
+def _predictions(run: Run) -> list[Part]:
+    return (regression if run.judged["task"] == "regression" else classification).parts_of(run)
+
+
+PARTS: dict[str, Callable[[Run], list[Part]]] = {  # of a run's section, by heading
+    "Learning": learning.parts_of,
+    "Predictions": _predictions,
+    "Uncertainty over time": uncertainty.parts_of,
+    "Spikes": spikes.parts_of,
+    "Firing rates and weights": neurons.parts_of,
+}

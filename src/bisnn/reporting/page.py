@@ -1,0 +1,414 @@
+"""A page to look at: one self-contained HTML file from the files of one or several runs. Trains
+nothing, loads no network.
+
+Text from files goes into the page only through jinja2, which escapes it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import torch
+
+import bisnn
+from bisnn import metrics
+from bisnn.display import bars
+from bisnn.files import write_atomic
+from bisnn.reporting import charts
+from bisnn.reporting.charts import RULES, TITLES, Run
+from bisnn.runs.config import Config, Table, differences
+from bisnn.runs.evaluation import load_evaluation
+from bisnn.runs.folder import RunFolder
+from bisnn.shipping.energy import ANN, HYPOTHETICAL, si
+
+FEWEST = 10  # test points from which on a row may be called best
+HIGHER_IS_BETTER = {
+    "accuracy": True,
+    "balanced_accuracy": True,
+    "nll": False,
+    "brier": False,
+    "calibration_error": False,
+    "rmse": False,
+    "mae": False,
+}
+PERCENT = ("accuracy", "balanced_accuracy")
+PICTURES, RIGHT = (
+    9,
+    3,
+)  # test recordings shown, at most, and of these, that all predictors get right
+
+
+def report(
+    folders: Sequence[str | Path], out: str | Path | None = None, *, show: bool = True
+) -> Path:
+    """Write one HTML page about one or several evaluated runs and return its path. The same files
+    give the same bytes.
+
+    Args:
+        folders: run folders, each with what `bisnn.runs.evaluation.evaluate` wrote.
+        out: the file; by default `report.html` in the run's folder, for several runs in the current
+            one.
+        show: a progress bar while the charts are drawn.
+    """
+    if isinstance(folders, (str, Path)) or not folders:
+        raise ValueError(
+            f"folders: must be a list of one run folder or more; got {folders!r}; give e.g. [folder]"
+        )
+    path = (
+        Path(out)
+        if out is not None
+        else RunFolder(folders[0]).report_file
+        if len(folders) == 1
+        else Path("report.html")
+    )
+    if path.is_dir():
+        raise ValueError(
+            f"{path}: is a folder; give the name of a file, e.g. {path / 'report.html'}"
+        )
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"{path}: the report is an HTML page; give a name that ends in .html")
+    if out is not None and not path.parent.is_dir():
+        raise ValueError(
+            f"{path}: there is no folder {path.parent}; make it first, or give another file"
+        )
+    runs = _read(folders)
+    shared = _recordings(runs)
+    sections = []
+    with charts.styled(), bars(show=show) as progress:
+        bar = progress.add_task("charts", total=1 + len(shared) + len(runs) * len(charts.PARTS))
+        verdicts = _verdicts(runs)
+        progress.advance(bar)
+        recordings = []
+        for group in shared:
+            recordings.append(_seen(group))
+            progress.advance(bar)
+        for run in runs:
+            drawn = {}
+            for title, draw in charts.PARTS.items():
+                drawn[title] = draw(run)
+                progress.advance(bar)
+            sections.append({"run": run, "facts": _facts(run), "parts": drawn})
+    number = itertools.count(1).__next__
+    content = {"verdicts": verdicts, "recordings": recordings, "sections": sections}
+    page = _template().render(**content, number=number, version=bisnn.__version__)
+    try:
+        write_atomic(path, page.encode())
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{error.strerror}; the report was not written: give another file with out",
+            str(path),
+        ) from None
+    return path
+
+
+def _read(folders: Sequence[str | Path]) -> list[Run]:
+    judged = [
+        load_evaluation(folder) for folder in folders
+    ]  # first: says best what is wrong with a folder
+    names = [Path(folder).resolve().name for folder in folders]
+    labels = [
+        name if names.count(name) == 1 else str(folder)
+        for name, folder in zip(names, folders, strict=True)
+    ]
+    files = [RunFolder(folder) for folder in folders]
+    return [
+        Run(label, f.read_config(), f.read_metrics(), j)
+        for label, f, j in zip(labels, files, judged, strict=True)
+    ]
+
+
+def _template() -> jinja2.Template:
+    source = (resources.files("bisnn.reporting") / "report.html").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {"number": _number, "duration": _duration, "size": _size, "si": si}
+    environment.globals |= {"ANN": ANN, "HYPOTHETICAL": HYPOTHETICAL}
+    return environment.from_string(source)
+
+
+# The verdict
+
+
+def _verdicts(runs: list[Run]) -> list[dict[str, Any]]:
+    """One table for each task and source of points: runs on others do not compare."""
+    groups: dict[tuple[str, ...], list[tuple[int, Run]]] = {}
+    for number, run in enumerate(runs, 1):
+        data = run.config.data
+        files = (data.train, data.test or "") if isinstance(data, Table) else ()
+        groups.setdefault((run.judged["task"], data.name, *files), []).append((number, run))
+    return [_verdict(group) for group in groups.values()]
+
+
+def _verdict(group: list[tuple[int, Run]]) -> dict[str, Any]:
+    first = group[0][1].judged
+    rows = [
+        (number, run, predictor, values)
+        for number, run in group
+        for predictor, values in run.judged["metrics"].items()
+    ]
+    names = list(dict.fromkeys(name for *_, values in rows for name in values))
+    scales = {
+        name: _scale([values[name] for *_, values in rows if name in values]) for name in names
+    }
+    compared = [run for _, run in group]
+    same = all(
+        torch.equal(run.judged[part], first[part]) for _, run in group for part in ("x", "y")
+    )
+    same = same and len({run.judged.get("recordings", "") for _, run in group}) == 1
+    best = {
+        name: _best(name, [(run, predictor) for _, run, predictor, _ in rows], same)
+        for name in names
+    }
+    table = []
+    for place, (number, run, predictor, values) in enumerate(rows):
+        cells = [_cell(name, values.get(name), scales[name], best[name] == place) for name in names]
+        table.append({"number": number, "run": run, "predictor": predictor, "cells": cells})
+    score = "accuracy" if first["task"] == "classification" else "rmse"
+    top = (max if HIGHER_IS_BETTER[score] else min)(rows, key=lambda row: row[3][score]["value"])
+    data = group[0][1].config.data
+    return {
+        "data": Path(data.train).name if isinstance(data, Table) else data.name,
+        "task": first["task"],
+        "points": sorted({run.judged["points"] for _, run in group}),
+        "same": same,
+        "lead": _lead(score, len(rows), best[score]),
+        "headline": f"{top[1].label}, {top[2]}, {_headline(top[1].judged['points'], top[3])}",
+        "names": [(TITLES.get(name, name.capitalize()), _arrow(name)) for name in names],
+        "rows": table,
+        "baselines": _baselines(compared, names),
+        "runs": compared,
+        "settings": _differing(compared),
+        "learning": charts.overlay(compared) if len(group) > 1 else [],
+    }
+
+
+def _baselines(runs: list[Run], names: list[str]) -> list[dict[str, Any]]:
+    """What predicts without a look at the points; runs that share their points share it."""
+    found: list[dict[str, Any]] = []
+    for run in runs:
+        for name, values in run.judged["baseline"].items():
+            same = [row for row in found if row["values"] == values]
+            if not same:
+                found.append({"name": name, "values": values, "runs": []})
+            (same or found)[-1]["runs"].append(run.label)
+    for row in found:
+        row["cells"] = [
+            row["values"].get(name) and {**row["values"][name], "percent": name in PERCENT}
+            for name in names
+        ]
+    return found
+
+
+def _differing(runs: list[Run]) -> dict[str, list[str]]:
+    """The settings in which the runs differ, by dotted key: the value of each run, as TOML has it."""
+    first, *others = (run.config for run in runs)
+    keys = dict.fromkeys(key for other in others for key in differences(first, other))
+    return {key: [_setting(run.config, key) for run in runs] for key in keys}
+
+
+def _setting(config: Config, key: str) -> str:
+    value: Any = config.model_dump()
+    for part in key.split("."):
+        value = value.get(part)
+    if value is None:  # another rule's, say
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _headline(points: int, values: dict[str, dict[str, float]]) -> str:
+    if "accuracy" in values:
+        return f"is right on {round(values['accuracy']['value'] * points):,} of {points:,} test points."
+    return f"is off by {_number(values['rmse']['value'])} (root mean square) on {points:,} test points."
+
+
+def _arrow(name: str) -> str:
+    return {True: "higher is better", False: "lower is better", None: ""}[
+        HIGHER_IS_BETTER.get(name)
+    ]
+
+
+def _lead(score: str, rows: int, best: int | None) -> str:
+    """How the verdict's sentence begins."""
+    if rows == 1:
+        return ""
+    return (
+        "Best: "
+        if best is not None
+        else f"None is best beyond chance; {'highest' if HIGHER_IS_BETTER[score] else 'lowest'}: "
+    )
+
+
+def _best(name: str, rows: list[tuple[Run, str]], same: bool) -> int | None:
+    """The row that is better than every other beyond chance; None where there is none, or no better
+    and worse.
+
+    On the same test points the others are compared with it point by point, at 5 % for all of them
+    together; on different points its interval must not meet theirs.
+    """
+    values = {
+        i: run.judged["metrics"][p][name]
+        for i, (run, p) in enumerate(rows)
+        if name in run.judged["metrics"][p]
+    }
+    if (
+        name not in HIGHER_IS_BETTER
+        or len(values) < 2
+        or min(len(run.judged["y"]) for run, _ in rows) < FEWEST
+    ):
+        return None
+    sign = 1 if HIGHER_IS_BETTER[name] else -1
+    best = max(values, key=lambda i: sign * values[i]["value"])
+    level = 1 - 0.05 / (len(values) - 1)
+    for other in values.keys() - {best}:
+        if same:
+            (run, predictor), (rival, by) = rows[best], rows[other]
+            mine, theirs = (
+                run.judged["predictors"][predictor]["mean"],
+                rival.judged["predictors"][by]["mean"],
+            )
+            found = metrics.paired(name, [mine], [theirs], run.judged["y"], level=level)
+            beyond = min(sign * found.low, sign * found.high) > 0
+        else:
+            low, high = (best, other) if sign < 0 else (other, best)
+            beyond = values[low]["high"] < values[high]["low"]
+        if not beyond:
+            return None
+    return best
+
+
+def _scale(intervals: list[dict[str, float]]) -> tuple[float, float]:
+    low, high = min(i["low"] for i in intervals), max(i["high"] for i in intervals)
+    return low, max(high - low, 1e-12)
+
+
+def _cell(
+    name: str, interval: dict[str, float] | None, scale: tuple[float, float], best: bool
+) -> dict[str, Any] | None:
+    """Numbers of a metric and where its interval lies on the column's common scale, in percent."""
+    if interval is None:
+        return None
+    at = {
+        end: round(100 * (min(max(interval[end], scale[0]), sum(scale)) - scale[0]) / scale[1], 2)
+        for end in interval
+    }
+    return {**interval, "percent": name in PERCENT, "best": best, "at": at}
+
+
+def _number(value: float, percent: bool = False) -> str:
+    if percent:
+        return f"{100 * value:.1f}"
+    if 100 <= abs(value) < 1e9:
+        return f"{value:,.1f}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 100 else f"{value:.3g}"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    whole = round(seconds)
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return (
+        f"{whole // 60} min {whole % 60} s"
+        if whole < 3600
+        else f"{whole // 3600} h {whole % 3600 // 60} min"
+    )
+
+
+def _size(count: int) -> str:
+    return (
+        f"{count} B"
+        if count < 1024
+        else f"{count / 1024:.1f} KiB"
+        if count < 2**20
+        else f"{count / 2**20:.1f} MiB"
+    )
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    config, judged = run.config, run.judged
+    facts = [
+        ("rule", RULES[config.rule.name]),
+        (
+            "data",
+            Path(config.data.train).name if isinstance(config.data, Table) else config.data.name,
+        ),
+        (
+            "layers",
+            " → ".join(
+                [
+                    *(f"conv {c.channels}" for c in config.network.conv),
+                    *map(str, config.network.layers),
+                ]
+            ),
+        ),
+        ("time steps", str(config.steps)),
+        ("model", f"epoch {judged['epoch']} of {config.train.epochs}"),
+        ("training", _duration(judged["seconds"])),
+        ("test points", f"{judged['points']:,}"),
+        ("seed", str(config.seed)),
+    ]
+    if config.predict.readouts > 1:
+        facts.append(("readouts", f"mean of the last {config.predict.readouts}"))
+    return [*facts, ("classes", ", ".join(judged["classes"]))] if judged["classes"] else facts
+
+
+# Recordings
+
+
+def _recordings(runs: list[Run]) -> list[list[tuple[int, Run]]]:
+    """The runs that have recordings to draw, by number: those that were tested on the same ones
+    together.
+    """
+    groups: dict[tuple[Any, ...], list[tuple[int, Run]]] = {}
+    for number, run in enumerate(runs, 1):
+        if charts.recorded(run):
+            judged = run.judged
+            tested_on = (
+                judged["recordings"],
+                *judged["raster"]["input"]["edges_us"],
+                *judged["classes"],
+            )
+            groups.setdefault(tested_on, []).append((number, run))
+    return list(groups.values())
+
+
+def _seen(group: list[tuple[int, Run]]) -> dict[str, Any]:
+    """Recordings that these runs were tested on, what most predictors get wrong first: a chart of
+    each, and what they say.
+    """
+    kept: dict[
+        int, tuple[Run, int]
+    ] = {}  # the first run that keeps a recording, and its place there
+    for _, run in group:
+        for i, point in enumerate(run.judged["raster"]["points"].tolist()):
+            kept.setdefault(point, (run, i))
+    said = {point: _said(group, point) for point in kept}
+    order = sorted(said, key=lambda point: sum(row["right"] for row in said[point]))
+    disputed = [point for point in order if not all(row["right"] for row in said[point])]
+    right = [point for point in order if point not in disputed][:RIGHT]
+    shown = disputed[: PICTURES - len(right)] + right
+    return {"runs": group, "seen": [(charts.events(*kept[point]), said[point]) for point in shown]}
+
+
+def _said(group: list[tuple[int, Run]], point: int) -> list[dict[str, Any]]:
+    said = []
+    for number, run in group:
+        for predictor, result in run.judged["predictors"].items():
+            confidence, top = result["mean"][point].max(-1)
+            right = bool(top == run.judged["y"][point])
+            verdict = {
+                "name": run.judged["classes"][top],
+                "confidence": float(confidence),
+                "right": right,
+            }
+            said.append({"number": number, "run": run, "predictor": predictor, **verdict})
+    return said

@@ -1,0 +1,13 @@
+"""What leaves PyTorch: a network of bits as C99, as NIR; what an inference takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bisnn import lazy
+
+_MODULES = {name: name for name in ("c", "energy", "nir")}
+__all__, __getattr__, __dir__ = lazy.names(__name__, {}, _MODULES)
+
+if TYPE_CHECKING:
+    from bisnn.shipping import c, energy, nir

@@ -1,0 +1,391 @@
+r"""The ledger: what one inference takes in weights, operations, memory traffic and energy, counted
+from real spikes.
+
+All counts are for one recording of T time steps, mean over the batch. The rules:
+
+- A *synaptic operation* is a spike times a synapse that it reaches: one accumulate and no
+  multiplication, for binary and for real weights alike, since a spike is 0 or 1. What a
+  convolution's padding would reach is none. Spikes of the last time step count like all others.
+  Readouts that speak are part of the inference; those that serve learning alone are left out.
+- A *neuron update* is one neuron at one time step, whether it fires or not: u = kappa (P - Q) - R,
+  u > theta, P' = a_m (P + I), Q' = a_s (Q + I), R' = a_r (R + s). That is 4 multiplications and 6
+  additions (the comparison is one), in 32-bit floats.
+- *Memory traffic*: every synaptic operation reads its weight, 1 or 32 bits, from an access that is
+  filled; every update reads and writes P, Q and R, 32 bits each; spikes are maps of one bit,
+  written once by a layer and read once by the next, at every time step, and by the layer itself
+  where it is recurrent. Sums of currents stay in registers.
+- A network's weights and state lie in the smallest memory that holds them, and every access is to
+  that memory.
+- An *ensemble* of K does all this K times, each member with its own spikes and in a memory of its
+  own; only the input's spikes are read once for all.
+- The *ANN* has the same layers with 32-bit weights, its readout's too, and real activations: one
+  multiply-accumulate a synapse, one comparison (ReLU) a neuron, a weight read for each operation.
+  It makes one pass and not T, and knows no time.
+- Left out everywhere: pooling, what follows the readout's sums (scale, softmax, mean over time),
+  instructions, leakage.
+
+A spiking network's readout is +-1: 1 bit a weight and an integer accumulate, also where the other
+weights are real.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bisnn import weights
+from bisnn.checks import choice, number, positive_int
+from bisnn.layers import Conv2d, Layer, Linear, Readout, Recurrent
+from bisnn.network import Network
+
+MULTIPLICATIONS, ADDITIONS = 4, 6  # of a neuron update
+STATE = 12  # bytes of P, Q, R
+CAPACITY = {
+    "sram_8k": 8 * 2**10,
+    "sram_32k": 32 * 2**10,
+    "sram_1m": 2**20,
+    "dram": math.inf,
+}  # bytes
+HYPOTHETICAL, ANN = "full precision, hypothetical", "ANN"
+SOURCE = "M. Horowitz, Computing's energy problem (and what we can do about it), ISSCC 2014: 45 nm, 0.9 V"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Energy of one operation, and of one access of 64 bits to each memory, in picojoules. The
+    defaults are those of `SOURCE`.
+
+    >>> Costs.parse(["int_add=0.03"]).int_add  # its figure for 8 bits
+    0.03
+    """
+
+    float_add: float = 0.9  # 32 bits
+    float_multiply: float = 3.7  # 32 bits
+    int_add: float = 0.1  # 32 bits
+    sram_8k: float = 10.0
+    sram_32k: float = 20.0
+    sram_1m: float = 100.0
+    dram: float = 1300.0  # the low end of 1.3 to 2.6 nJ: in favour of the larger network
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            number(field.name, getattr(self, field.name), above=0)
+
+    @classmethod
+    def parse(cls, settings: Sequence[str]) -> Costs:
+        """The usual costs with some set anew by texts NAME=PJ; of several with one name the last
+        counts.
+        """
+        changed = {}
+        for setting in settings:
+            name, _, value = (part.strip() for part in setting.partition("="))
+            choice("cost", name, [field.name for field in fields(cls)])
+            try:
+                changed[name] = float(value)
+            except ValueError:
+                raise ValueError(
+                    f"cost: must be NAME=PJ, PJ in picojoules; got {setting!r}; give e.g. {name}=0.1"
+                ) from None
+        return cls(**changed)
+
+
+class Work(NamedTuple):
+    """What a layer, or a readout, does for one recording, whatever its numbers are made of."""
+
+    layer: str
+    parameters: int  # weights
+    synapses: int  # connections: a weight of a convolution serves many
+    operations: float  # synaptic operations
+    neurons: int  # 0 for a readout
+    values: int  # that come in and go out in one time step
+    steps: int  # T
+
+
+def reach(layer: Layer) -> Tensor:
+    """The number of synapses that each input of a layer reaches, flat; of a `Recurrent`, its own
+    neurons come after the inputs.
+    """
+    if isinstance(layer, Conv2d):
+        axes = zip(
+            layer.input_shape[1:],
+            layer.current_shape[1:],
+            layer.kernel_size,
+            layer.stride,
+            layer.padding,
+            strict=True,
+        )
+        rows, columns = (_windows(*axis) for axis in axes)
+        return (layer.channels_out * rows[:, None] * columns).expand(layer.input_shape).flatten()
+    if isinstance(layer, Recurrent):
+        return (
+            torch.full((layer.n_in + layer.n,), layer.n)
+            if layer.mask is None
+            else layer.mask.sum(0).cpu()
+        )
+    assert isinstance(layer, Linear)
+    return torch.full((layer.n_in,), layer.n_out)
+
+
+def _windows(n: int, windows: int, kernel: int, stride: int, padding: int) -> Tensor:
+    """In how many of the windows along an axis each of its n pixels lies, (n,)."""
+    at = torch.arange(n)[:, None] + padding - stride * torch.arange(windows)
+    return ((at >= 0) & (at < kernel)).sum(1)
+
+
+@torch.no_grad()
+def work(net: Network, x: Tensor, realised: Sequence[Tensor], readouts: int = 1) -> list[Work]:
+    """The work of each layer, and of the last readouts, on input spikes x, (T, B, *input_shape),
+    with these weights.
+    """
+    net.check_readouts(readouts)
+    x = net.checked(x)
+    if not weights.is_spikes(x):
+        raise ValueError(
+            "x: must be spikes, 0 or 1, or there is nothing to count; got other values; encode them first"
+        )
+    output, steps = net(x, weights=realised), len(x)
+    counts = []
+    for i, (layer, s, u) in enumerate(
+        zip(net.layers, (x, *output.spikes[:-1]), output.potentials, strict=True), 1
+    ):
+        s, outputs, reached = s.flatten(2), math.prod(layer.output_shape), reach(layer)
+        if isinstance(layer, Recurrent):  # also the spikes that do not leave the layer
+            s, outputs = torch.cat([s, (u > layer.constants[3]).to(s)], -1), layer.n
+        name, neurons = f"{i} {type(layer).__name__}", math.prod(layer.current_shape)
+        parameters, synapses = layer.weight.numel(), int(reached.sum())
+        counts.append(
+            Work(
+                name,
+                parameters,
+                synapses,
+                _fired(s, reached),
+                neurons,
+                len(reached) + outputs,
+                steps,
+            )
+        )
+    for i, (readout, s) in list(enumerate(zip(net.readouts, output.spikes, strict=True), 1))[
+        -readouts:
+    ]:
+        if isinstance(readout, Readout):
+            classes, n = readout.V.shape
+            operations = _fired(s.flatten(2), torch.full((n,), classes))
+            name = "readout" if i == len(net.readouts) else f"readout {i}"
+            counts.append(Work(name, classes * n, classes * n, operations, 0, n, steps))
+    return counts
+
+
+def _fired(s: Tensor, reached: Tensor) -> float:
+    """Mean over the batch of the synapses that all spikes s, (T, B, N), reach together."""
+    return float(s.sum((0, 1), dtype=torch.float64).cpu() @ reached.double()) / s.shape[1]
+
+
+@torch.no_grad()
+def ledger(
+    net: Network,
+    x: Tensor,
+    predictors: Mapping[str, int | None],
+    costs: Costs | None = None,
+    seed: int = 0,
+    readouts: int = 1,
+) -> dict[str, Any]:
+    """What one inference takes: a row for each predictor, for full precision at the same spikes,
+    and for the ANN.
+
+    Args:
+        net: the network, outside any realisation. Its parameters are left as they are.
+        x: input spikes, (T, B, *input_shape).
+        predictors: by name, None for the MAP weights (or a full-precision network's own), or K for
+            an ensemble.
+        costs: of the operations; by default those of `SOURCE`.
+        seed: of the members; that of `bisnn.predict` gives its members.
+        readouts: how many of the last layers speak, as in `bisnn.predict`.
+
+    A row has the sums over its layers, their ratio to the ANN's energy and the layers themselves.
+    Real weights on a binary network's MAP spikes are hypothetical: trained so, the network would
+    fire otherwise.
+
+    >>> import bisnn
+    >>> net = bisnn.Network(bisnn.Linear(20, 64), readout=2)
+    >>> rows = ledger(net, torch.ones(10, 1, 20), {"MAP": None})["rows"]
+    >>> [rows[name]["weight_bits"] for name in rows]
+    [41088, 1408, 45056]
+    >>> rows["MAP"]["layers"][0]["synaptic_operations"]  # 10 time steps, 20 spikes, 64 neurons
+    12800.0
+    """
+    costs, x = costs or Costs(), net.checked(x)
+    latents = [layer.weight.detach() for layer in net.layers]
+    real = net.weights == "real"
+    if real and any(members is not None for members in predictors.values()):
+        raise ValueError(
+            f"predictors: a full-precision network has no posterior to draw from; got {dict(predictors)}; give None"
+        )
+    single = work(
+        net, x, latents if real else [weights.hard(weights.sign(w_r)) for w_r in latents], readouts
+    )
+    rows = {} if real else {HYPOTHETICAL: _spiking([single], True, costs)}
+    for name, members in predictors.items():
+        counts = [single] if members is None else _drawn(net, x, latents, members, readouts, seed)
+        rows[name] = _spiking(counts, real, costs)
+    rows[ANN] = _one_pass(single, costs)
+    for row in rows.values():
+        row["ratio"] = row["joules"] / rows[ANN]["joules"]
+    return {
+        "recordings": x.shape[1],
+        "steps": len(x),
+        "costs": asdict(costs),
+        "source": SOURCE,
+        "rows": rows,
+    }
+
+
+def _drawn(
+    net: Network, x: Tensor, latents: list[Tensor], members: int, readouts: int, seed: int
+) -> list[list[Work]]:
+    """The work of each member of an ensemble; the input is read with the first and there for the
+    others.
+    """
+    counts = []
+    for k, member in enumerate(
+        weights.draw_members(latents, positive_int("predictors", members), seed)
+    ):
+        realised = [weights.hard(2 * up.to(x.dtype) - 1) for up in member]
+        first, *others = work(net, x, realised, readouts)
+        counts.append(
+            [
+                first._replace(values=first.values - math.prod(net.input_shape)) if k else first,
+                *others,
+            ]
+        )
+    return counts
+
+
+def _spiking(members: list[list[Work]], real: bool, costs: Costs) -> dict[str, Any]:
+    """The row of a predictor that adds where spikes are."""
+    bits = [
+        32 if real and count.neurons else 1 for count in members[0]
+    ]  # a readout is +-1 in any case
+    size = sum(
+        b * count.parameters / 8 + STATE * count.neurons
+        for b, count in zip(bits, members[0], strict=True)
+    )
+    memory = _memory(size)
+    update = MULTIPLICATIONS * costs.float_multiply + ADDITIONS * costs.float_add
+    layers = []
+    for b, parts in zip(bits, zip(*members, strict=True), strict=True):
+        operations, updates = (
+            sum(part.operations for part in parts),
+            sum(part.steps * part.neurons for part in parts),
+        )
+        traffic = (
+            operations * b / 8,
+            2.0 * STATE * updates,
+            sum(part.steps * part.values for part in parts) / 8,
+        )
+        work_picojoules = (
+            operations * (costs.float_add if b == 32 else costs.int_add),
+            updates * update,
+        )
+        parameters = sum(part.parameters for part in parts)
+        layers.append(
+            _entry(
+                parts[0].layer,
+                b * parameters,
+                operations,
+                updates,
+                traffic,
+                work_picojoules,
+                memory,
+                costs,
+            )
+        )
+    return _row(layers, memory)
+
+
+def _one_pass(counts: list[Work], costs: Costs) -> dict[str, Any]:
+    """The ANN's row."""
+    memory = _memory(sum(4 * (count.parameters + count.neurons) for count in counts))
+    layers = []
+    for count in counts:
+        operations, updates = float(count.synapses), count.neurons
+        traffic = 4 * operations, 0.0, 4.0 * count.values
+        work_picojoules = (
+            operations * (costs.float_multiply + costs.float_add),
+            updates * costs.float_add,
+        )
+        layers.append(
+            _entry(
+                count.layer,
+                32 * count.parameters,
+                operations,
+                updates,
+                traffic,
+                work_picojoules,
+                memory,
+                costs,
+            )
+        )
+    return _row(layers, memory)
+
+
+def _memory(size: float) -> str:
+    return next(name for name, capacity in CAPACITY.items() if size <= capacity)
+
+
+def _entry(
+    layer: str,
+    bits: int,
+    operations: float,
+    updates: int,
+    traffic: tuple[float, float, float],
+    picojoules: tuple[float, float],
+    memory: str,
+    costs: Costs,
+) -> dict[str, Any]:
+    """A line of the ledger from its counts, its bytes (weights, state, spikes) and its energies
+    (synapses, neurons).
+    """
+    access = sum(traffic) / 8 * getattr(costs, memory)
+    names = ("synapse_joules", "neuron_joules", "memory_joules", "joules")
+    return {
+        "layer": layer,
+        "weight_bits": bits,
+        "synaptic_operations": operations,
+        "neuron_updates": updates,
+        **dict(
+            zip(
+                ("weight_bytes", "state_bytes", "spike_bytes", "bytes"),
+                (*traffic, sum(traffic)),
+                strict=True,
+            )
+        ),
+        **dict(
+            zip(
+                names,
+                (1e-12 * pj for pj in (*picojoules, access, sum(picojoules) + access)),
+                strict=True,
+            )
+        ),
+    }
+
+
+def _row(layers: list[dict[str, Any]], memory: str) -> dict[str, Any]:
+    """Sums over the layers, and the layers."""
+    total = {name: sum(layer[name] for layer in layers) for name in layers[0] if name != "layer"}
+    return {**total, "memory": memory, "layers": layers}
+
+
+def si(value: float, unit: str) -> str:
+    """Three digits and a prefix.
+
+    >>> si(1234e-9, "J"), si(999.9e3, "B"), si(0, "J")
+    ('1.23 µJ', '1 MB', '0 J')
+    """
+    value = float(f"{value:.3g}")  # first, or 999.9 would become 1e+03
+    power = min(max(math.floor(math.log10(value) / 3), -4), 3) if value else 0
+    return f"{value / 1000.0**power:.3g} {('', 'k', 'M', 'G', 'p', 'n', 'µ', 'm')[power]}{unit}"
