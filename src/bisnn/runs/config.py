@@ -1,0 +1,605 @@
+"""A run's settings: one small TOML file, validated; `--set section.key=value` on top; the resolved
+ones are saved beside the run.
+
+Symbols: `tau`, `temperature` (rho), `lr` (eta) and the time constants are the paper's, in time
+    steps. Whatever a config leaves
+out has the default below.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from bisnn.display import note
+from bisnn.files import read_text
+from bisnn.runs import config_errors, defaults
+
+VERSION = 1  # of the file format
+DOTS = 100  # on a line: no setting has so many parts
+TOO_DEEP = "is nested too deeply; a config has sections, keys and plain values"
+PATHS = ("data.train", "data.test", "data.root")
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=10_000_000)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class TwoMoons(Section):
+    """Two interleaved half circles in the unit square."""
+
+    name: Literal["two_moons"]
+    train: Count = 200  # points a class
+    test: Count = 1000  # points a class
+    noise: NotNegative = 0.1
+    validation: Share = 0.0  # of the training points, held out
+
+
+class OneD(Section):
+    """1-D regression on three clusters."""
+
+    name: Literal["one_d"]
+    per_unit: Count = 20  # training points a unit of x
+    test: Count = 200  # points, evenly, noiseless
+    noise: NotNegative = 0.1
+    validation: Share = 0.0
+
+
+class Table(Section):
+    """One's own points: a CSV, TSV, NPY or NPZ file (with `x`, `y` and perhaps `names`) of features
+    and the class or target.
+
+    Columns of words are categories, blanks are filled in: see `packed.columns`.
+    """
+
+    name: Literal["table"]
+    train: str  # path, relative to the config file
+    test: str | None = None  # path; without one, `test_share` of the rows
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    task: Literal["classification", "regression"] = "classification"
+    # Column of the class or target, by name, or by number where there is no header; default: the
+    # last
+    target: str | None = None
+    drop: list[str] = []  # columns left out
+    categorical: list[str] = []  # columns of numbers that name categories
+    rescale: bool = True  # each feature to [0, 1] by its range in the training rows
+    validation: Share = 0.0
+
+
+Digit = Annotated[int, Field(ge=0, le=9)]
+
+
+class Events(Section):
+    """Recordings of an event camera: a time step is a bin of time, a spike at least one event."""
+
+    name: str
+    # Folder of the unpacked archive, relative to the config file; without one, that of the
+    # environment's BISNN_DATA
+    root: str = ""
+    steps: Count = 60  # T
+    bin_us: Count = 5000  # length of a time step, in microseconds
+    validation: Share = 0.0
+
+
+class OfDigits(Events):
+    """Recordings of handwritten digits."""
+
+    # Digits; the others are left out
+    classes: Annotated[list[Digit], Field(min_length=1)] = list(range(10))
+
+
+class NMNIST(OfDigits):
+    """N-MNIST, 34 x 34 pixels: Train/<digit>/<id>.bin, Test/<digit>/<id>.bin."""
+
+    name: Literal["nmnist"]
+
+
+class MNISTDVS(OfDigits):
+    """MNIST-DVS: scale04/mnist_<digit>_scale04_<id>.aedat; ids up to 900 to train, those above to
+    test.
+    """
+
+    name: Literal["mnist_dvs"]
+    scale: Literal[4, 8, 16] = 4
+    crop: Annotated[int, Field(ge=1, le=128)] = 26  # pixels, of the middle
+    steps: Count = 400
+
+
+class Digits(OfDigits):
+    """Digits in front of the simulated camera: those of MNIST, whose idx files lie in `root`;
+    without one, scikit-learn's.
+    """
+
+    name: Literal["digits"]
+    crop: Annotated[int, Field(ge=1, le=128)] = 26
+    steps: Count = 25
+    bin_us: Count = 20_000
+
+    @model_validator(mode="after")
+    def _whole(self) -> Digits:
+        if self.classes != list(range(10)):
+            raise ValueError("digits comes with all ten classes: leave out data.classes")
+        return self
+
+
+class Tonic(Events):
+    """A dataset that tonic reads; `root` is its `save_to`. Recordings differ in length, so T and
+    the time step have no default.
+    """
+
+    name: Literal["tonic"]
+    dataset: Literal["NMNIST", "DVSGesture", "SHD"]
+    steps: Count
+    bin_us: Count
+    pool: Annotated[int, Field(ge=1, le=700)] = 1  # edge of the squares of pixels that become one
+
+
+class Encode(Section):
+    """From a row of numbers to spikes (T, N)."""
+
+    # "rate": the number in [0, 1] is the probability of a spike
+    code: Literal["population", "rate"] = "population"
+    steps: Count = 100  # T
+    neurons: Annotated[int, Field(ge=2)] = 10  # a dimension, "population" only
+    width: Positive = 1.0  # of the tuning curves, in spacings
+
+
+class Convolution(Section):
+    channels: Count
+    kernel: Count
+    stride: Count = 1
+    padding: Annotated[int, Field(ge=0)] = 0
+    pool: Count = 1  # edge of the max-pooling window
+
+
+class Architecture(Section):
+    # Convolutional layers, for recordings; the dense ones come after them
+    conv: list[Convolution] = []
+    layers: list[Count] = [256, 256]  # neurons of each dense layer
+    gradient: Literal["local", "bptt"] = "local"
+    readout_after: Literal["every", "last"] = "every"
+    readout_gain: Positive = 1.0
+    init: NotNegative = 0.5  # latents start at +-init
+    dropout: Share = 0.0  # of the neurons, whose spikes a readout does not see while training
+
+    @model_validator(mode="after")
+    def _any(self) -> Architecture:
+        if not self.layers and not self.conv:
+            raise ValueError("layers must have at least one item where there is no conv")
+        return self
+
+
+class Neuron(Section):
+    tau_mem: Positive = 10.0
+    tau_syn: Positive = 6.0
+    tau_ref: Positive = 2.0
+    threshold: Positive = 0.5
+    surrogate: Literal["sigmoid", "box"] = "sigmoid"
+    slope: Positive = 1.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Neuron:
+        if self.tau_mem <= self.tau_syn:
+            raise ValueError(
+                f"tau_mem must be above tau_syn = {self.tau_syn:g}, or the synaptic filter is not positive"
+            )
+        return self
+
+
+class Preconditioned(Section):
+    lr: Positive
+    precondition: Literal["none", "momentum", "adam"] = "none"  # "none" is the paper's rule
+    betas: Annotated[list[Share], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+
+
+class ST(Preconditioned):
+    """ST-BiSNN, Algorithm 1."""
+
+    name: Literal["st"]
+    clip: Positive | None = None  # keep the latents in [-clip, clip]
+
+
+class Bayes(Preconditioned):
+    """Bayes-BiSNN, Algorithm 2."""
+
+    name: Literal["bayes"]
+    temperature: NotNegative
+    tau: Positive = 1.0
+    prior: Finite = 0.0  # logit of every weight
+    straight_through: bool = False  # hard samples forward, the relaxed sample's gradient
+    tau_end: Positive | None = None
+    temperature_end: Positive | None = None
+    anneal_epochs: Count | None = None
+
+    @model_validator(mode="after")
+    def _annealing(self) -> Bayes:
+        ends = self.tau_end is not None or self.temperature_end is not None
+        if ends != (self.anneal_epochs is not None):
+            raise ValueError(
+                "anneal_epochs goes with tau_end or temperature_end: give both or neither"
+            )
+        if self.temperature_end is not None and self.temperature == 0:
+            raise ValueError("temperature must be above 0 to be annealed: it moves geometrically")
+        return self
+
+
+class BopRule(Section):
+    """Bop: no latents, weights flip by a running mean of the gradient."""
+
+    name: Literal["bop"]
+    lr: Annotated[float, Field(gt=0, le=1)]
+    threshold: Positive
+
+
+class Full(Section):
+    """Full precision: real weights and an optimizer of torch's, to compare with."""
+
+    name: Literal["full"]
+    lr: Positive
+    optimizer: Literal["sgd", "adam"] = "adam"
+    momentum: Share = 0.0  # "sgd" only
+
+
+class Train(Section):
+    # 0: by the number of training points, recorded in the run's config
+    epochs: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    batch_size: Count = 40  # over all processes
+    samples: Count = 1  # realisations of the weights a step
+    # By default logistic for classes, squared for regression
+    loss: Literal["logistic", "squared", "smooth_l1"] | None = None
+    over_time: Literal["sum", "mean"] = "sum"
+    # First time steps that do not count in the loss, nor, by default, in predictions
+    burn_in: Annotated[int, Field(ge=0)] = 10
+    # Time steps worked on at a time, so that memory does not grow with T; 0: all
+    chunk: Annotated[int, Field(ge=0)] = 0
+    schedule: Literal["constant", "cosine"] = "constant"  # of the learning rate
+    # Factor on the loss that keeps neurons neither silent nor saturated
+    activity: NotNegative = 0.0
+    validate_every: Count = 1  # epochs
+    # "best": of the lowest validation loss (NLL; regression: squared error)
+    keep: Literal["last", "best"] = "last"
+    # Stop after so many validations without a better one; 0: never
+    patience: Annotated[int, Field(ge=0)] = 0
+    checkpoint_seconds: NotNegative = 10.0  # between checkpoints
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "float64"] = "float32"
+    # "mixed": operands of products with real numbers may be rounded; see `kernels`
+    precision: Literal["full", "mixed"] = "full"
+    # Of PyTorch; 0: as many as it would take, recorded in the run's config
+    threads: Annotated[int, Field(ge=0)] = 0
+
+
+class Augment(Section):
+    """Changes of training recordings, drawn anew each epoch."""
+
+    rotate: Annotated[float, Field(ge=0, le=180)] = 0.0  # degrees, at most, either way
+    zoom: Share = 0.0  # larger or smaller by at most this share
+    shift: Annotated[int, Field(ge=0)] = 0  # pixels, at most, along each axis
+    drop: Share = 0.0  # of the spikes, left out
+    # Time steps, at most, that a recording begins earlier or later
+    jitter: Annotated[int, Field(ge=0)] = 0
+
+
+class Predict(Section):
+    samples: Count = 10  # members of the ensemble, Bayes-BiSNN only
+    encodings: Count = 1  # spike trains that a point's prediction is the mean over; points only
+    # First time steps that predictions leave out; by default train.burn_in
+    burn_in: Annotated[int, Field(ge=0)] | None = None
+    # How many of the last layers speak: predictions come from the mean of their readouts; the
+    # paper's is 1
+    readouts: Count = 1
+
+
+class Config(Section):
+    """All settings of a run."""
+
+    version: int
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    data: Annotated[
+        TwoMoons | OneD | Table | NMNIST | MNISTDVS | Digits | Tonic, Field(discriminator="name")
+    ]
+    encode: Encode = Encode()
+    augment: Augment = Augment()
+    network: Architecture = Architecture()
+    neuron: Neuron = Neuron()
+    rule: Annotated[ST | Bayes | BopRule | Full, Field(discriminator="name")]
+    train: Train = Train()
+    predict: Predict = Predict()
+
+    @property
+    def task(self) -> str:
+        if isinstance(self.data, Table):
+            return self.data.task
+        return "regression" if isinstance(self.data, OneD) else "classification"
+
+    @property
+    def steps(self) -> int:
+        """T."""
+        return self.data.steps if isinstance(self.data, Events) else self.encode.steps
+
+    @property
+    def burn_in(self) -> int:
+        """First time steps that predictions leave out."""
+        return self.train.burn_in if self.predict.burn_in is None else self.predict.burn_in
+
+    @property
+    def loss(self) -> str:
+        return self.train.loss or ("logistic" if self.task == "classification" else "squared")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _completed(cls, settings: Any) -> Any:
+        return defaults.completed(settings) if isinstance(settings, dict) else settings
+
+    @model_validator(mode="after")
+    def _together(self) -> Config:
+        recordings = isinstance(self.data, Events)
+        if recordings and not self.train.epochs:
+            raise ValueError("train.epochs: is missing, and recordings have no default; add it")
+        where = "data.steps" if recordings else "encode.steps"
+        for name, burn_in in (
+            ("train.burn_in", self.train.burn_in),
+            ("predict.burn_in", self.burn_in),
+        ):
+            if burn_in >= self.steps:
+                raise ValueError(f"{name} must be below {where} = {self.steps}; got {burn_in}")
+        if recordings and self.encode != Encode():
+            raise ValueError(
+                f"encode is for points; {self.data.name} has recordings, with data.steps and data.bin_us: leave it out"
+            )
+        if recordings and self.predict.encodings > 1:
+            raise ValueError(
+                f"predict.encodings: recordings are spikes already, in one way; got {self.predict.encodings}"
+            )
+        if not recordings and (self.network.conv or self.augment != Augment()):
+            raise ValueError(
+                f"network.conv and augment are for recordings; {self.data.name} has points: leave them out"
+            )
+        if (self.train.keep == "best" or self.train.patience) and not self.data.validation:
+            raise ValueError(
+                'train.keep = "best" and train.patience need held-out points: set data.validation, e.g. to 0.2'
+            )
+        if (self.loss == "logistic") != (self.task == "classification"):
+            raise ValueError(
+                f'train.loss = "{self.loss}" does not fit the task {self.task}: leave it out for the usual one'
+            )
+        if self.train.samples > 1 and self.rule.name != "bayes":
+            raise ValueError(
+                f'train.samples: rule "{self.rule.name}" has one realisation of its weights; got {self.train.samples}'
+            )
+        if self.train.chunk and self.train.activity:
+            raise ValueError(
+                "train.activity looks at whole recordings, train.chunk never sees one: leave one of the two at 0"
+            )
+        depth = len(self.network.conv) + len(self.network.layers)
+        readouts = depth if self.network.readout_after == "every" else 1
+        if self.predict.readouts > readouts:
+            raise ValueError(
+                f"predict.readouts must be at most {readouts}, the readouts there are; got {self.predict.readouts}: lower it"
+            )
+        local = self.network.gradient == "local" and depth > 1
+        if local and self.network.readout_after == "last":
+            raise ValueError(
+                'network.readout_after must be "every" with local gradients, or layers below the last never learn'
+            )
+        return self
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+    def updated(self, **values: Any) -> Config:
+        """A copy with some settings changed, by dotted key: `config.updated(**{"rule.lr": 0.1})`.
+        Validated like a file.
+        """
+        settings = self.model_dump(exclude_none=True)
+        for key, value in values.items():
+            _assign(settings, key, value, "config.updated")
+        return parse(settings, "config.updated")
+
+
+def differences(a: Config, b: Config) -> list[str]:
+    """The dotted keys in which two configs differ; the number of threads does not count."""
+    left, right = (
+        {
+            f"{s}.{k}": v
+            for s, d in c.model_dump().items()
+            for k, v in (d if isinstance(d, dict) else {"": d}).items()
+        }
+        for c in (a, b)
+    )
+    changed = [key.rstrip(".") for key in {**left, **right} if left.get(key) != right.get(key)]
+    return [key for key in changed if key != "train.threads"]
+
+
+# What a run may go on with otherwise than it began: how long, when it stops or saves, and where it
+# is computed.
+CHANGEABLE = (
+    "train.epochs",
+    "train.patience",
+    "train.checkpoint_seconds",
+    "train.threads",
+    "train.device",
+)
+
+
+def resumed(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The config of a run folder, changed for a run that goes on; other keys than those that may
+    change are a ValueError.
+    """
+    before, config = load(path), load(path, overrides)
+    fixed = [key for key in differences(before, config) if key not in CHANGEABLE]
+    if fixed:
+        raise ValueError(
+            f"--set {', '.join(fixed)}: a run keeps the settings it began with, but for {', '.join(CHANGEABLE)}; train a new run"
+        )
+    return config
+
+
+def shipped() -> dict[str, Path]:
+    """The configs that come with the package, by name."""
+    folder = Path(str(resources.files("bisnn.runs") / "configs"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a config file, or one that comes with the package by its name, with "section.key=value"
+    overrides.
+
+    >>> load("two_moons_bayes", ["rule.temperature=0.001", "seed=3"]).seed
+    3
+    """
+    file = Path(path)
+    if not file.exists():
+        known = shipped()
+        if str(path) not in known:
+            near = difflib.get_close_matches(file.stem, known, n=1)
+            hint = (
+                f"did you mean {near[0]!r}?"
+                if near
+                else f"those that come with bisnn: {', '.join(known)}"
+            )
+            raise ValueError(f"{path}: there is no such config file; {hint}")
+        file = known[str(path)]
+    try:
+        settings = _toml(read_text(file), str(file))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{file}: is not valid TOML: {error}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{file}: is not a text file in UTF-8; give a TOML config") from None
+    for override in sorted(
+        overrides, key=lambda text: text.partition("=")[0].strip() != "rule.name"
+    ):  # the rule first
+        key, equals, value = override.partition("=")
+        if key.count(".") > DOTS:
+            raise ValueError(f"--set {key:.40}...: {TOO_DEEP}")
+        if not equals or not key.strip():
+            raise ValueError(
+                f"--set {override}: must read section.key=value, e.g. --set rule.lr=0.1"
+            )
+        parsed = _value(value.strip())
+        if key.strip() in PATHS and isinstance(parsed, str):
+            # a path on the command line is relative to where it was typed
+            parsed = str(Path(parsed).resolve())
+        if key.strip() == "rule.name":
+            _drop_keys_of_another_rule(settings, parsed)
+        _assign(settings, key.strip(), parsed, f"--set {override}")
+    source = " ".join([str(file), *(f"--set {override}" for override in overrides)])
+    return _absolute(parse(settings, source), file.parent)
+
+
+def parse(settings: dict[str, Any], source: str) -> Config:
+    """Settings as read from TOML to a Config, or a ValueError with one line for each thing wrong,
+    `source` and the key first.
+    """
+    version = settings.get("version")
+    if version != VERSION:
+        got = "none" if version is None else repr(version)
+        raise ValueError(
+            f"{source}: version: this bisnn reads configs of version {VERSION}; got {got}; write version = {VERSION}, or "
+            "install the bisnn that the config was written for"
+        )
+    try:
+        return Config.model_validate(settings)
+    except ValidationError as error:
+        raise ValueError(
+            "\n".join(f"{source}: {line}" for line in _lines(error, settings))
+        ) from None
+
+
+def _lines(error: ValidationError, settings: dict[str, Any]) -> list[str]:
+    """A line for each thing wrong."""
+    try:
+        return [config_errors.line(details, settings, Config) for details in error.errors()]
+    except RecursionError:  # of a value, when it is shown
+        return [TOO_DEEP]
+
+
+def keys() -> Iterator[str]:
+    """All valid keys, dotted."""
+    return config_errors.keys(Config)
+
+
+def _assign(settings: dict[str, Any], key: str, value: Any, source: str) -> None:
+    *sections, leaf = key.split(".")
+    for section in sections:
+        settings = settings.setdefault(section, {})
+        if not isinstance(settings, dict):
+            raise ValueError(
+                f"{source}: {section} is a value, not a section; the key must read section.key"
+            )
+    settings[leaf] = value
+
+
+def _drop_keys_of_another_rule(settings: dict[str, Any], name: Any) -> None:
+    """Leave out what the rule that is asked for does not have, and say so; an unknown rule is
+    another's complaint.
+    """
+    rule = settings.get("rule")
+    rules = config_errors.sections_of(Config.model_fields["rule"].annotation)
+    kept = [
+        key
+        for option in rules
+        if config_errors.name_of(option) == name
+        for key in option.model_fields
+    ]
+    if not kept or not isinstance(rule, dict):
+        return
+    dropped = [key for key in rule if key not in kept and key != "name"]
+    for key in dropped:
+        del rule[key]
+    if dropped:
+        stays = ", ".join(f"{key} = {value!r}" for key, value in rule.items() if key != "name")
+        note(
+            f"rule.name = {name}: leaves out {', '.join(dropped)}, which it does not have; keeps {stays or 'nothing'}"
+        )
+
+
+def _value(text: str) -> Any:
+    """A TOML value; anything that is none is a string, so that quotes may be left out."""
+    try:
+        return _toml(f"value = {text}", "--set")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _toml(text: str, source: str) -> dict[str, Any]:
+    """TOML, or a ValueError where it is nested deeper than the parser goes, or than it has memory
+    for (keys of many parts).
+    """
+    if any(line.count(".") > DOTS for line in text.splitlines()):
+        raise ValueError(f"{source}: {TOO_DEEP}")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"{source}: {TOO_DEEP}") from None
+    except ValueError as error:  # also of whole numbers with too many digits
+        raise tomllib.TOMLDecodeError(str(error)) from None
+
+
+def _absolute(config: Config, folder: Path) -> Config:
+    """Paths, relative to the config file, made absolute: the run's own config lies elsewhere."""
+    names = [
+        key.removeprefix("data.")
+        for key in PATHS
+        if hasattr(config.data, key.removeprefix("data."))
+    ]
+    paths = {name: getattr(config.data, name) for name in names}
+    absolute = {
+        name: str((folder / path).resolve())
+        for name, path in paths.items()
+        if isinstance(path, str) and path
+    }
+    return config.model_copy(update={"data": config.data.model_copy(update=absolute)})

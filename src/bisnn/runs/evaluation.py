@@ -1,0 +1,424 @@
+"""The verdict on a run: test metrics with intervals, and everything that a report shows. Reads the
+test points once.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import Progress
+from torch import Tensor
+
+from bisnn import kernels, metrics, weights
+from bisnn.data.dataset import Dataset, Split, load_dataset, spikes
+from bisnn.data.recordings import Clips
+from bisnn.display import bars, note
+from bisnn.files import file_digest, write_atomic
+from bisnn.prediction import Classification, Regression
+from bisnn.runs.config import Events
+from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
+from bisnn.runs.model import Model, load, weight_bits
+from bisnn.shipping.energy import Costs, ledger
+
+SHOWN = 200  # test points that rates and uncertainty over time are taken from
+EXAMPLES = 6  # test points whose input and spikes are kept
+WRONG = 4  # of these, at most, that the model gets wrong
+PLANE = 40  # points per side of the grid over the plane of a model with two features
+SLICES = 6  # of time, that the events of a recording are counted in
+MAPS = 8  # channels of a convolutional layer whose spikes are counted
+COUNTED = 16  # test points that the energy ledger counts
+KEPT = (
+    "task",
+    "rule",
+    "model",
+    "epoch",
+    "points",
+    "seconds",
+    "metrics",
+    "calibration",
+    "baseline",
+    "beaten_by",
+    "memory",
+    "energy",
+)  # in evaluation.json
+BINS = 40  # of the histogram of p
+FORMAT = 3  # of what is stored: it grows with what a report shows
+
+
+def predictors(model: Model) -> dict[str, int | None]:
+    """Name and number of members of each predictor that the run's rule has."""
+    if model.config.rule.name == "bayes":
+        return {"MAP": None, f"ensemble of {model.members}": model.members}
+    return {"real weights" if model.config.rule.name == "full" else "sign": None}
+
+
+def evaluate(
+    folder: str | Path, *, show: bool = True, costs: Costs | None = None
+) -> dict[str, Any]:
+    """Judge a run's model on its test points; writes `evaluation.safetensors` and `evaluation.json`
+    into the run folder.
+
+    Args:
+        folder: the run.
+        show: a progress bar.
+        costs: prices of the energy ledger's operations; by default those of 45 nm.
+
+    Returns all of `evaluation.json`: for each predictor, each metric's value with its 95 %
+    interval, the plain ECE beside that of a calibrated model, and the energy ledger.
+    """
+    run = RunFolder(folder)
+    run.read_config()
+    model = load(folder)
+    if model.config.train.device == "cuda" and torch.cuda.is_available():
+        model.net.to("cuda")
+    data = load_dataset(model.config, show)
+    data.check(model.config.data, model.data, folder)
+    with run.locked(), bars(show=show) as progress, kernels.precision("full"):
+        tree = _judged(model, data, progress)
+        tree["energy"] = _energy(model, data.test[0], costs)
+        tree["recordings"] = data.test.x.digest().hex() if isinstance(data.test.x, Clips) else ""
+        tree |= {
+            "seconds": _seconds(run),
+            "epoch": model.epoch,
+            "model": file_digest(run.model_file),
+        }
+        tree["beaten_by"] = _beaten_by(tree)
+        save_tree(run.evaluation_file, tree, "evaluation")
+        verdict = {name: tree[name] for name in KEPT}
+        write_atomic(run.path / "evaluation.json", (json.dumps(verdict, indent=1) + "\n").encode())
+    _warn_of_guesses(folder, verdict)
+    return verdict
+
+
+def _beaten_by(tree: dict[str, Any]) -> list[str]:
+    """The predictors whose whole 95 % interval of the accuracy, or RMSE, is better than the
+    baseline.
+    """
+    ((_, baseline),) = tree["baseline"].items()
+    if "rmse" in baseline:
+        return [
+            name
+            for name, row in tree["metrics"].items()
+            if row["rmse"]["high"] < baseline["rmse"]["value"]
+        ]
+    return [
+        name
+        for name, row in tree["metrics"].items()
+        if row["accuracy"]["low"] > baseline["accuracy"]["value"]
+    ]
+
+
+def _warn_of_guesses(folder: str | Path, verdict: dict[str, Any]) -> None:
+    ((label, baseline),) = verdict["baseline"].items()
+    metric = "rmse" if "rmse" in baseline else "accuracy"
+    for name, row in verdict["metrics"].items():
+        if name not in verdict["beaten_by"]:
+            note(
+                f"{folder}: {name} ({metric} {row[metric]['value']:.4g}) is no better, beyond chance, than always answering with "
+                f"the {label} ({baseline[metric]['value']:.4g}): train longer, or look at the data"
+            )
+
+
+def _seconds(run: RunFolder) -> float | None:
+    """How long training took, where a checkpoint still knows it (the model does not: the same run
+    gives the same file).
+    """
+    try:
+        state, _ = run.load_state(
+            lambda state: isinstance(state, dict) and type(state.get("seconds")) is float
+        )
+    except ValueError:
+        return None
+    return state["seconds"] if state else None
+
+
+def load_evaluation(folder: str | Path) -> dict[str, Any]:
+    """What `evaluate` wrote, tensors included."""
+    run = RunFolder(folder)
+    run.read_config()
+    if not run.evaluation_file.exists():
+        raise ValueError(f"{folder}: has not been evaluated; do it with: bisnn evaluate {folder}")
+    judged = load_tree(run.evaluation_file, "evaluation")
+    if isinstance(judged, dict) and judged.get("format") != FORMAT:
+        raise ValueError(
+            f"{folder}: was evaluated by another version of bisnn; do it again with: bisnn evaluate {folder}"
+        )
+    if not isinstance(judged, dict) or not judged.keys() >= {"model", "metrics"}:
+        raise Damaged(
+            f"{run.evaluation_file}: is no evaluation; do it again with: bisnn evaluate {folder}"
+        )
+    if not run.model_file.exists() or judged["model"] != file_digest(run.model_file):
+        raise ValueError(
+            f"{folder}: its model has changed since it was evaluated; do it again with: bisnn evaluate {folder}"
+        )
+    return judged
+
+
+def numbers_of(judged: dict[str, Any], predictor: str) -> dict[str, float]:
+    """A predictor's metrics as plain numbers, the ECE among them as it is usually computed."""
+    values = {name: value["value"] for name, value in judged["metrics"][predictor].items()}
+    return {
+        **values,
+        **({"ece": judged["calibration"][predictor]["ece"]} if judged["calibration"] else {}),
+    }
+
+
+def row_of(judged: dict[str, Any], predictor: str) -> dict[str, Any]:
+    """How a row of results on a predictor begins; its seconds are None where no checkpoint is left
+    that knows them.
+    """
+    seconds = judged["seconds"]
+    return {
+        "predictor": predictor,
+        "epochs": judged["epoch"],
+        "training_seconds": None if seconds is None else round(seconds, 1),
+    }
+
+
+def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
+    x, y = data.test
+    some = _evenly(len(x), SHOWN)
+    names = predictors(model)
+    plane = unit_grid(PLANE) if model.classes and model.features == 2 else torch.zeros(0, 2)
+    work = len(x) + len(some) + len(plane)
+    bar = progress.add_task("test points", total=sum((k or 1) * work for k in names.values()))
+    results, judged, over_time, planes = {}, {}, {}, {}
+    calibration: dict[str, dict[str, float]] = {}
+    for name, members in names.items():
+        advance = lambda points, members=members: progress.advance(bar, points * (members or 1))  # noqa: E731
+        result = model.predict_points(x, members, advance=advance)
+        results[name] = _parts(result)
+        judged[name] = judge(result, y, model.config.seed)
+        if isinstance(result, Classification):
+            calibration[name] = _ece(result, y, model.config.seed)
+        running = model.predict_points(x[some], members, "running", advance)
+        over_time[name] = _over_time(running, y[some])
+        if len(plane):
+            probs = model.predict_points(plane, members, advance=advance).mean.cpu()
+            planes[name] = probs.reshape(PLANE, PLANE, -1)
+    bits = weight_bits(model.net)
+    return {
+        "format": FORMAT,
+        "task": model.config.task,
+        "rule": model.config.rule.name,
+        "classes": list(model.classes),
+        "points": len(x),
+        "x": torch.zeros(len(x), 0) if isinstance(x, Clips) else x,
+        "y": y,
+        "predictors": results,
+        "members": names,
+        "metrics": judged,
+        "baseline": _baseline(data.train.y, y, len(model.classes), model.config.seed),
+        "calibration": calibration,
+        "over_time": over_time,  # of `SHOWN` test points, from the end of the burn-in
+        "plane": _plane(planes, model, data.train),
+        **_activity(model, x, some, _examples(result, y)),
+        "posterior": _posterior(model),
+        "memory": {"weights": bits, "bytes_1_bit": -(-bits // 8), "bytes_32_bit": 4 * bits},
+    }
+
+
+def judge(result: Classification | Regression, y: Tensor, seed: int) -> dict[str, dict[str, float]]:
+    """Every metric of the task with its 95 % interval; for regression also the mean deviation over
+    the members.
+    """
+    mean = result.mean.cpu()
+    names = (
+        metrics.JUDGED if isinstance(result, Classification) else tuple(metrics.REGRESSION_METRICS)
+    )
+    judged = {name: metrics.interval(name, mean, y, seed=seed)._asdict() for name in names}
+    if isinstance(result, Regression):
+        judged["deviation"] = metrics.mean_interval(
+            result.std.cpu().double().mean(-1).numpy()
+        )._asdict()
+    return judged
+
+
+def _ece(result: Classification, y: Tensor, seed: int) -> dict[str, float]:
+    """The plain ECE of a predictor, and what a perfectly calibrated model with its confidences
+    would show.
+    """
+    found = metrics.calibration(result.mean.cpu(), y, seed=seed)
+    return {
+        "ece": found.ece,
+        "calibrated_mean": found.calibrated_mean,
+        "calibrated_high": found.calibrated_high,
+    }
+
+
+def _baseline(
+    train: Tensor, y: Tensor, classes: int, seed: int
+) -> dict[str, dict[str, dict[str, float]]]:
+    """The metrics on y of what can be said without a look at a point: the training points' class
+    shares, or mean target.
+    """
+    if classes:
+        mean = (torch.bincount(train, minlength=classes) / len(train)).expand(len(y), -1)
+        return {
+            "majority class": judge(
+                Classification(mean, mean[None], *torch.zeros(3, len(y))), y, seed
+            )
+        }
+    mean = train.double().mean(0).to(y.dtype).expand(len(y), -1)
+    judged = judge(Regression(mean, mean[None], torch.zeros_like(mean)), y, seed)
+    return {"training mean": {name: value for name, value in judged.items() if name != "deviation"}}
+
+
+def unit_grid(side: int) -> Tensor:
+    """side x side points over the unit square, row by row, (side^2, 2)."""
+    axis = torch.linspace(0, 1, side)
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    return torch.stack([x.flatten(), y.flatten()], 1)
+
+
+def _plane(probs: dict[str, Tensor], model: Model, train: Split) -> dict[str, Any] | None:
+    """Probabilities over the plane of the two features, (rows, columns, C) per predictor, and some
+    of the training points.
+    """
+    if not probs:
+        return None
+    some = _evenly(len(train.x), SHOWN)
+    return {
+        "probs": probs,
+        "low": model.low,
+        "high": model.high,
+        "x": train.x[some],
+        "y": train.y[some],
+    }
+
+
+def _examples(result: Classification | Regression, y: Tensor) -> Tensor:
+    """Indices of a few test points: first those that are worst, i.e. surest of a wrong class or
+    farthest off, then good ones.
+    """
+    mean = result.mean.cpu()
+    if isinstance(result, Classification):
+        confidence, top = mean.max(-1)
+        badness = torch.where(top == y, 0, confidence)
+        fine = badness == 0
+    else:
+        badness = (mean - y).abs().sum(1)
+        fine = badness <= badness.median()
+    worst = badness.argsort(descending=True, stable=True)[:WRONG]
+    worst = worst[badness[worst] > 0]
+    fine[worst] = False
+    good = fine.nonzero()[:, 0]
+    return torch.cat([worst, good[_evenly(len(good), EXAMPLES - len(worst))]])
+
+
+def _parts(result: Classification | Regression) -> dict[str, Tensor]:
+    names = (
+        ("mean", "entropy", "mutual_information")
+        if isinstance(result, Classification)
+        else ("mean", "std")
+    )
+    return {name: getattr(result, name).float().cpu() for name in names}
+
+
+def _over_time(result: Classification | Regression, y: Tensor) -> dict[str, Tensor]:
+    """Means over the points, (T',) each, of the prediction up to each time step."""
+    y = y.to(result.mean.device)
+    if isinstance(result, Classification):
+        names = ("entropy", "expected_entropy", "mutual_information")
+        curves = {name: getattr(result, name).mean(1) for name in names}
+        return {**curves, "accuracy": (result.mean.argmax(-1) == y).float().mean(1)}
+    return {"std": result.std.mean((1, 2)), "rmse": (result.mean - y).square().mean((1, 2)).sqrt()}
+
+
+def _evenly(n: int, most: int) -> Tensor:
+    """Up to `most` of n indices, evenly spread: test points may be sorted."""
+    return torch.linspace(0, n - 1, min(most, n)).round().long()
+
+
+def _test_spikes(model: Model, x: Tensor | Clips, points: Tensor) -> Tensor:
+    """The spikes that some of the test points x are judged on, (T, n, ...)."""
+    return spikes(model.config, x[points], next(model.net.parameters()).device)
+
+
+def _energy(model: Model, x: Tensor | Clips, costs: Costs | None) -> dict[str, Any]:
+    """The energy ledger of every predictor, with the ensemble's own members, on a few of the test
+    points x.
+    """
+    s = _test_spikes(model, x, _evenly(len(x), COUNTED))
+    return ledger(
+        model.net, s, predictors(model), costs, model.config.seed, model.config.predict.readouts
+    )
+
+
+@torch.no_grad()
+def _activity(model: Model, x: Tensor | Clips, some: Tensor, few: Tensor) -> dict[str, Any]:
+    """Firing rates of every neuron over some of the points x, and spikes of a few, with the MAP
+    weights (or the real ones).
+    """
+    net = model.net
+    realised = [
+        weights.hard(weights.sign(p)) if net.weights == "binary" else p for p in net.parameters()
+    ]
+
+    def run(points: Tensor) -> list[Tensor]:
+        s = _test_spikes(model, x, points)
+        return [s, *net(s, weights=realised).spikes]
+
+    parts = [
+        [s.sum((0, 1)).flatten() for s in run(points)[1:]] for points in some.split(model.batch)
+    ]  # spikes of all are too many
+    rates = [sum(layer) / (model.config.steps * len(some)) for layer in zip(*parts, strict=True)]
+    inputs, *layers = run(few)
+    shape, data = tuple(inputs.shape[2:]), model.config.data
+    # ON and OFF on a sensor of pixels
+    images = len(shape) == 3 and shape[0] == 2 and min(shape) > 1
+    seen = _slices(inputs, data.bin_us) if isinstance(data, Events) and images else _rows(inputs)
+    left = [
+        _maps(s, rate) if s.ndim > 3 else _rows(s) for s, rate in zip(layers, rates, strict=True)
+    ]
+    # (n,); (N,) each
+    return {"raster": {"points": few, "input": seen, "layers": left}, "rates": rates}
+
+
+def _rows(s: Tensor) -> Tensor:
+    """Every spike, of neurons in a row, (T, n, N)."""
+    return s.flatten(2).to(torch.uint8)
+
+
+def _slices(s: Tensor, bin_us: int) -> dict[str, Any]:
+    """Recordings s (T, n, 2, H, W): their time steps with an event, counted in slices of time, (n,
+    slices, 2, H, W).
+    """
+    slices = min(SLICES, len(s))
+    edges = [k * len(s) // slices for k in range(slices + 1)]
+    counts = torch.stack([_counted(s[start:end]) for start, end in pairwise(edges)], 1)
+    return {"counts": counts, "edges_us": [bin_us * edge for edge in edges]}
+
+
+def _maps(s: Tensor, rates: Tensor) -> dict[str, Any]:
+    """Spikes s (T, n, C, H, W) of the k channels that fire most, counted over time, (n, k, H, W):
+    all spikes would be megabytes.
+    """
+    channels = (
+        rates.unflatten(0, s.shape[2:]).mean((1, 2)).argsort(descending=True, stable=True)[:MAPS]
+    )
+    return {"counts": _counted(s[:, :, channels]), "channels": channels, "of": s.shape[2]}
+
+
+def _counted(s: Tensor) -> Tensor:
+    """The sum of spikes over time, in the smallest type that holds it."""
+    return s.sum(0).to(
+        next(d for d in (torch.uint8, torch.int16, torch.int32) if len(s) <= torch.iinfo(d).max)
+    )
+
+
+def _posterior(model: Model) -> dict[str, Any] | None:
+    """Histogram of p = sigma(2 w^r) of each layer, over [0, 1]; None where the weights are no
+    posterior.
+    """
+    if model.config.rule.name != "bayes":
+        return None
+    counts = [
+        torch.histc(weights.probability(p.detach().float()), BINS, 0, 1)
+        for p in model.net.parameters()
+    ]
+    return {"counts": torch.stack(counts).to(torch.int64), "edges": torch.linspace(0, 1, BINS + 1)}

@@ -1,0 +1,224 @@
+"""From a trained network to what is shipped: packed bits, and from those C code or a NIR graph.
+
+Every export starts from one description, `packed.file.Network`, which needs no PyTorch: what holds
+for the packed engine holds for the others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bisnn import weights
+from bisnn.bits import philox
+from bisnn.bits.philox import Purpose
+from bisnn.checks import choice, positive_int
+from bisnn.data.dataset import spikes
+from bisnn.files import file_digest
+from bisnn.packed import file
+from bisnn.packing import describe
+from bisnn.runs import model
+from bisnn.runs.config import Events
+from bisnn.runs.recommendation import recommended, warn_of_map
+from bisnn.shipping import c
+
+TARGETS = ("packed", "c", "nir")
+PREDICTORS = ("map", "members", "posterior")
+PROFILES = ("exact", "cubalif")
+NOISE = 0.05  # spikes of random recordings
+POINTS = (
+    50  # at random in the range of the features: golden vectors and disagreements need no data file
+)
+
+
+def export(
+    run: str | Path,
+    to: str = "packed",
+    out: str | Path | None = None,
+    *,
+    predictor: str | None = None,
+    members: int | None = None,
+    profile: str = "exact",
+    prefix: str | None = None,
+) -> dict[str, Any]:
+    """Ship a run's model.
+
+    Args:
+        run: a run folder, or its model file.
+        to: "packed", one safetensors file for `bisnn.packed`; "c", a folder of C99 sources with
+            golden vectors; "nir", a graph.
+        out: file or folder to write; by default named after the target, in the run folder.
+        predictor: "map", the most probable weights; "members", draws from the posterior, those of
+            `bisnn predict`; "posterior", the posterior itself at 8 bits a weight, from which
+            members are drawn when it is loaded ("packed" alone). By default the one that the run's
+            evaluation recommends, of lower NLL or RMSE; members where there is none, or `members`
+            says how many; the map where there is no posterior, and for "nir", a graph of one
+            network.
+        members: how many; by default as many as the config says.
+        profile: of "nir": "exact", or "cubalif" for importers that know no more.
+        prefix: of "c": of all names, so that a program can hold several models; by default "model".
+
+    Returns:
+        what was written: "path", "bytes" and more, by target.
+    """
+    if not isinstance(run, (str, Path)):
+        way = "for a network that is no run use bisnn.packing.describe and bisnn.packed.write"
+        raise ValueError(
+            f"run: must be the path of a run folder or of its model file; got a {type(run).__name__}; {way}"
+        )
+    choice("to", to, TARGETS)
+    choice("profile", profile, PROFILES)
+    if profile != "exact" and to != "nir":
+        raise ValueError(f"profile: is of --to nir; got {profile!r} with {to!r}; leave it out")
+    if prefix is not None:
+        if to != "c":
+            raise ValueError(f"prefix: is of --to c; got {prefix!r} with {to!r}; leave it out")
+        c.check_prefix(prefix)
+    trained = model.load(run)
+    if to == "nir" and (predictor == "members" or members is not None):
+        raise ValueError("predictor: a NIR graph is of one network; got members; use 'map'")
+    if to == "packed":
+        _check_target(Path(out or model.file_of(run).parent / "packed.safetensors"))
+    chosen = predictor or _recommended(run, trained, to, members)
+    if chosen == "map" and trained.members is not None:
+        warn_of_map(
+            run, "but a NIR graph is of one network" if to == "nir" else "ship members instead"
+        )
+    packed = describe_model(trained, chosen, members)
+    packed = replace(packed, source=file_digest(model.file_of(run)))
+    folder = model.file_of(run).parent
+    if to == "packed":
+        path = Path(out or folder / "packed.safetensors")
+        synapses, fixed = (
+            sum(layer.synapses for layer in packed.layers),
+            packed.layers[0].posterior is None,
+        )
+        call = "predict_features(x)" if packed.encoding else "predict(spikes)"
+        about = {"weights": synapses, "members": packed.count if fixed else 0, "call": call}
+        return {"path": path, "bytes": file.write(packed, path), **about}
+    if packed.layers[0].posterior is not None:
+        raise ValueError(
+            f'predictor: "posterior" is for --to packed, which draws members when it loads; got it with {to!r}; use "members"'
+        )
+    recordings = _recordings(trained)
+    if to == "c":
+        path, prefix = Path(out or folder / "c"), prefix or "model"
+        return {
+            "path": path,
+            "members": packed.count,
+            "prefix": prefix,
+            **c.write(packed, path, recordings[:, 0], prefix=prefix),
+        }
+    from bisnn.shipping import nir as nir_graph
+
+    path = Path(out or folder / "model.nir")
+    size = nir_graph.write(packed, path, profile=profile)
+    lossy = (
+        {}
+        if profile == "exact"
+        else {"disagreement": asdict(nir_graph.disagreement(packed, recordings))}
+    )
+    return {"path": path, "bytes": size, "profile": profile, **lossy}
+
+
+def _check_target(path: Path) -> None:
+    """A packed file may replace a packed file and nothing else: not a run's model, state or config."""
+    if path.suffix != ".safetensors":
+        raise ValueError(
+            f"out: must end in .safetensors; got {str(path)!r}; give e.g. packed.safetensors"
+        )
+    if path.is_file():
+        try:
+            file.read(path)
+        except file.BadFile:
+            raise ValueError(
+                f"out: {path} is there and is no packed network, and would be lost; give another name"
+            ) from None
+
+
+def _recordings(trained: model.Model) -> np.ndarray:
+    """Inputs of the network, uint8 (T, POINTS, ...): random points, encoded; noise where it takes
+    recordings.
+    """
+    config = trained.config
+    recordings = isinstance(config.data, Events)
+    shape = (
+        (config.steps, POINTS, *trained.net.input_shape)
+        if recordings
+        else (POINTS, trained.features)
+    )
+    drawn = philox.uniform([0], math.prod(shape), config.seed, Purpose.EXPORT).reshape(shape)
+    if recordings:
+        return (drawn < NOISE).astype(np.uint8)
+    return spikes(config, torch.from_numpy(drawn)).to(torch.uint8).numpy()
+
+
+def _recommended(run: str | Path, trained: model.Model, to: str, members: int | None) -> str:
+    """The predictor to ship where none was asked for."""
+    if trained.members is None or to == "nir":
+        return "map"
+    return "members" if members is not None else recommended(run, trained.members)
+
+
+def describe_model(
+    trained: model.Model, predictor: str = "map", members: int | None = None
+) -> file.Network:
+    """A trained model as bits, with its encoding and classes: see `export`."""
+    choice("predictor", predictor, PREDICTORS)
+    net, config = trained.net, trained.config
+    if predictor != "map" and trained.members is None:
+        raise ValueError(
+            f"predictor: the rule {config.rule.name!r} has no posterior; got {predictor!r}; use 'map'"
+        )
+    if predictor == "map" and members is not None:
+        way = (
+            "leave it out"
+            if trained.members is None
+            else "leave it out, or use predictor 'members'"
+        )
+        raise ValueError(
+            f"members: are drawn from a posterior, and the map is one set of weights; got {members}; {way}"
+        )
+    drawn, count = (
+        None,
+        positive_int("members", trained.members if members is None else members)
+        if predictor != "map"
+        else 0,
+    )
+    if predictor == "members":
+        drawn = weights.draw_members(
+            [layer.weight.detach() for layer in net.layers], count, config.seed
+        )
+    bits = describe(
+        net, drawn, readouts=config.predict.readouts, posterior=predictor == "posterior"
+    )
+    code = config.encode
+    scale = {"low": trained.low.tolist(), "high": trained.high.tolist()}
+    encoding: dict[str, Any] = {
+        "code": code.code,
+        "steps": code.steps,
+        "neurons": code.neurons,
+        "width": code.width,
+    }
+    encoding |= {"seed": config.seed, "encodings": config.predict.encodings, **scale}
+    if isinstance(config.data, Events):  # spikes come in
+        encoding = {}
+    about: dict[str, Any] = {
+        "task": config.task,
+        "classes": trained.classes,
+        "burn_in": config.burn_in,
+        "encoding": encoding,
+    }
+    about |= {
+        "schema": trained.schema,
+        "target_mean": trained.target_mean,
+        "target_scale": trained.target_scale,
+    }
+    return replace(
+        bits, **about, members=count if predictor == "posterior" else 0, seed=config.seed
+    )

@@ -1,0 +1,392 @@
+"""From a config to a network, and from a trained network to a file that predicts on raw features,
+or on recordings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bisnn import metrics
+from bisnn.checks import positive_int
+from bisnn.data import table
+from bisnn.data.dataset import Dataset, input_shape, rescaled, spikes, window
+from bisnn.data.events import Recording
+from bisnn.data.recordings import Clips, Loose
+from bisnn.display import note
+from bisnn.files import afford
+from bisnn.layers import Conv2d, Layer, Linear
+from bisnn.network import Network
+from bisnn.neuron import SRM
+from bisnn.packed.columns import BadSchema, Schema, category, is_blank
+from bisnn.prediction import Classification, Regression, predict
+from bisnn.runs import config as config_module
+from bisnn.runs.config import Config, Digits, Events, Tonic
+from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
+from bisnn.weights import draw_members
+
+BATCH = 250  # points predicted at a time, at most
+# Of input and neurons, over all time steps, in a batch of predictions
+VALUES, VALUES_ON_GPU = 1 << 25, 1 << 29
+
+
+def _planned(config: Config, shape: tuple[int, ...]) -> list[tuple[Layer, tuple[int, ...]]]:
+    """The layers of a config, still without weights, with the shapes that leave them; predictions
+    by them are within the budget.
+    """
+    layers: list[tuple[Layer, tuple[int, ...]]] = []
+    weights, values = 0, math.prod(shape)
+    for conv in config.network.conv:
+        settings = {"stride": conv.stride, "padding": conv.padding, "pool": conv.pool}
+        layer = Conv2d(shape[0], conv.channels, conv.kernel, **settings)  # type: ignore[arg-type]
+        try:
+            current, shape = layer.shapes(shape)
+        except ValueError as error:
+            raise ValueError(f"network.conv: {error}") from None
+        layers.append((layer, shape))
+        weights, values = weights + math.prod(layer.weight_shape()), values + math.prod(current)
+    for n, m in pairwise([math.prod(shape), *config.network.layers]):
+        layers.append((Linear(n, m), (m,)))
+        weights, values = weights + n * m, values + m
+    members = config.predict.samples if config.rule.name == "bayes" else 0
+    what = f"a prediction by {max(members, 1)} members over {config.steps} time steps"
+    afford(
+        "predict.samples, network and time steps",
+        members * weights + 4 * config.steps * values,
+        what,
+    )
+    return layers
+
+
+def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Network:
+    """The untrained network of a config, for inputs (T, B, *shape), on the CPU."""
+    layers = [layer for layer, _ in _planned(config, shape)]
+    return Network(
+        *layers,
+        input_shape=shape,
+        readout=outputs,
+        neuron=SRM(**config.neuron.model_dump()),
+        weights="real" if config.rule.name == "full" else "binary",
+        gradient=config.network.gradient,
+        readout_after=config.network.readout_after,
+        readout_gain=config.network.readout_gain,
+        init=config.network.init,
+        seed=config.seed,
+        dtype=getattr(torch, config.train.dtype),
+    )
+
+
+@dataclass(frozen=True)
+class Model:
+    """A trained network with all it takes to predict: encoding, scale of features and targets,
+    names of columns and classes.
+    """
+
+    net: Network
+    config: Config
+    classes: tuple[str, ...]  # empty for regression
+    low: Tensor  # (d,) the training rows' range; empty for recordings
+    high: Tensor
+    epoch: int  # that the weights are from
+    data: str  # fingerprint of the points it was trained on
+    schema: Schema | None = None  # of a table: from its columns to features
+    # a table's target is what the network says, times the scale, plus the mean
+    target_mean: float = 0.0
+    target_scale: float = 1.0
+
+    @classmethod
+    def of(cls, net: Network, config: Config, data: Dataset, epoch: int) -> Model:
+        target = (data.target_mean, data.target_scale)
+        return cls(
+            net,
+            config,
+            data.classes,
+            data.low,
+            data.high,
+            epoch,
+            data.digest(),
+            data.schema,
+            *target,
+        )
+
+    @property
+    def features(self) -> int:
+        return len(self.low)
+
+    @property
+    def members(self) -> int | None:
+        """Members of the usual predictor: those of the config's ensemble, or None where there is no
+        posterior to draw from.
+        """
+        return self.config.predict.samples if self.config.rule.name == "bayes" else None
+
+    @property
+    def batch(self) -> int:
+        """Points or recordings that are worked on together."""
+        values = math.prod(self.net.input_shape) + sum(
+            math.prod(layer.current_shape) for layer in self.net.layers
+        )
+        most = VALUES if next(self.net.parameters()).device.type == "cpu" else VALUES_ON_GPU
+        return max(1, min(BATCH, most // (self.config.steps * values)))
+
+    def predict(
+        self,
+        x: Any,
+        samples: int | Literal["usual"] | None = "usual",
+        over_time: str = "mean",
+        advance: Callable[[int], Any] = lambda points: None,
+    ) -> Classification | Regression:
+        """Predict from raw features, in the units of the training file; predictions are in those of
+        its targets.
+
+        Args:
+            x: an array (N, d), one row per point. For a model of a table, as
+                `bisnn.packed.columns.Schema.encode` takes it: all columns but the target, numbers
+                or text, NaN where a cell is blank; or a mapping from their names to a value, or to
+                one per point. A line on stderr says what no training row was like.
+            samples: "usual" for the config's ensemble (or the one set of weights, where there is no
+                posterior), None for the MAP weights, K for an ensemble of K.
+            over_time: as in `bisnn.predict`.
+            advance: called with the number of points done, now and then.
+        """
+        if isinstance(self.config.data, Events):
+            raise ValueError(
+                f"x: this model was trained on {self.config.data.name} recordings and takes no features; use predict_recordings"
+            )
+        if self.schema is not None:
+            x, notes = self.schema.encode(x)
+            for text in notes:
+                note(text)
+        x = np.asarray(x, dtype=np.float64)
+        if x.ndim != 2 or x.shape[1] != self.features or len(x) == 0 or not np.isfinite(x).all():
+            raise ValueError(
+                f"x: must be finite, (N, {self.features}) with N >= 1; got shape {x.shape}; one row a point"
+            )
+        members = self._members(samples)
+        return self.predict_points(rescaled(x, self.low, self.high), members, over_time, advance)
+
+    def predict_recordings(
+        self,
+        recordings: Sequence[str | Path | np.ndarray | Recording],
+        samples: int | Literal["usual"] | None = "usual",
+        over_time: str = "mean",
+        advance: Callable[[int], Any] = lambda recordings: None,
+    ) -> Classification:
+        """Predict recordings of an event camera, seen as those that the model was trained on: same
+        pixels, same time steps.
+
+        Args:
+            recordings: files (`.aedat`, `.bin`), arrays of events with the fields x, y, t, p, or
+                what `read_events` gives. Each is read when its turn comes; one that is no recording
+                is a BadEvents, and then there are no predictions at all. A line on stderr says what
+                was left out of them.
+            samples, over_time: as in `predict`.
+            advance: called with the number of recordings done, now and then.
+        """
+        data = self.config.data
+        if not isinstance(data, Events):
+            raise ValueError(
+                f"recordings: this model was trained on the points of {data.name} and takes no recordings; use predict"
+            )
+        if not isinstance(recordings, (list, tuple)) or not recordings:
+            raise ValueError(
+                f"recordings: must be a list of one or more; got {type(recordings).__name__}; give e.g. [file]"
+            )
+        if (
+            isinstance(data, Tonic)
+            and data.dataset != "NMNIST"
+            and any(isinstance(some, (str, Path)) for some in recordings)
+        ):
+            raise ValueError(
+                f"recordings: no file that can be read here is one of {data.dataset}; give arrays, as tonic's dataset[i][0]"
+            )
+        if isinstance(data, Digits) and not data.root:
+            note(
+                "recordings: this model knows digits along a path of their own, which no file has; of others, expect guesses"
+            )
+        loose = Loose(recordings, window(data))
+        clips = Clips(loose, torch.arange(len(recordings)))
+        result = self.predict_points(clips, self._members(samples), over_time, advance)
+        loose.say()
+        assert isinstance(result, Classification)
+        return result
+
+    def _members(self, samples: int | Literal["usual"] | None) -> int | None:
+        if samples not in (None, "usual") and self.members is None:
+            raise ValueError(
+                f"samples: the rule {self.config.rule.name!r} has no posterior to draw from; got {samples!r}; leave it out"
+            )
+        count = self.members if samples == "usual" else samples
+        if isinstance(count, int):
+            afford("samples", count * weight_bits(self.net), f"an ensemble of {count:,} members")
+        return count
+
+    def predict_points(
+        self,
+        x: Tensor | Clips,
+        samples: int | None,
+        over_time: str = "mean",
+        advance: Callable[[int], Any] = lambda points: None,
+    ) -> Classification | Regression:
+        """Predict points x (N, d) in the units of the encoding, or recordings: all by the same
+        members, on the same spikes.
+        """
+        members_of: list[Tensor] = []  # each (K, ..., C), of some of the points
+        device = next(self.net.parameters()).device
+        members = None
+        if samples is not None:
+            latents = [layer.weight.detach() for layer in self.net.layers]
+            members = draw_members(latents, positive_int("samples", samples), self.config.seed)
+        options: dict[str, Any] = {"task": self.config.task, "over_time": over_time}
+        options |= {"burn_in": self.config.burn_in, "readouts": self.config.predict.readouts}
+        for index in torch.arange(len(x)).split(self.batch):
+            coded = (
+                spikes(self.config, x[index], device, e)
+                for e in range(self.config.predict.encodings)
+            )
+            results = [predict(self.net, s, members, **options) for s in coded]
+            members_of.append(torch.stack([result.members for result in results]).mean(0))
+            advance(len(index))
+        joined = type(results[0]).of(torch.cat(members_of, 1 if over_time == "mean" else 2))
+        return self._in_units(joined) if isinstance(joined, Regression) else joined
+
+    def _in_units(self, result: Regression) -> Regression:
+        """Of the targets; in float64, as an offset may be large beside the deviations."""
+        if self.target_scale == 1 and self.target_mean == 0:
+            return result
+        mean, members = (
+            self.target_mean + self.target_scale * part.double()
+            for part in (result.mean, result.members)
+        )
+        return Regression(mean, members, self.target_scale * result.std.double())
+
+    def score(self, result: Classification | Regression, labels: Sequence[str]) -> str:
+        """Accuracy, or RMSE, on the rows whose class or target is given, as a line of text."""
+        rows = [i for i, label in enumerate(labels) if not is_blank(label)]
+        if not rows:
+            return "the column of the class or target is blank: no score"
+        given, mean = [labels[i] for i in rows], result.mean.cpu()[rows]
+        where = f"on {len(rows)} rows that have their class or target"
+        if isinstance(result, Regression):
+            y = torch.from_numpy(table.targets("labels", given))
+            return f"RMSE {metrics.rmse(mean, y):.4g} {where}"
+        names = [category(name) for name in self.classes]
+        right = [
+            names[best] == category(label)
+            for best, label in zip(mean.argmax(-1).tolist(), given, strict=True)
+        ]
+        unknown = sum(category(label) not in names for label in given)
+        more = (
+            f"; {unknown} of a class that the model does not know count as wrong" if unknown else ""
+        )
+        return f"accuracy {sum(right) / len(rows):.4f} {where}{more}"
+
+    def save(self, path: Path) -> None:
+        """One safetensors file: latents, constants, readouts; settings and scales in its header."""
+        about: dict[str, Any] = {
+            "config": self.config.model_dump(exclude_none=True),
+            "classes": list(self.classes),
+        }
+        about |= {
+            "epoch": self.epoch,
+            "data": self.data,
+            "schema": self.schema and self.schema.to_json(),
+        }
+        about["target"] = {"mean": self.target_mean, "scale": self.target_scale}
+        scale = {"low": self.low, "high": self.high}
+        save_tree(path, {**about, "scale": scale, "net": self.net.state_dict()}, "model")
+
+
+def file_of(path: str | Path) -> Path:
+    """The model file of a run folder; a file is taken as it is."""
+    if not Path(path).is_dir():
+        return Path(path)
+    run = RunFolder(path)
+    run.read_config()  # says what is wrong if it is no run folder
+    if not run.model_file.exists():
+        raise ValueError(
+            f"{path}: has no model yet: its training has not ended; continue it with: bisnn resume {path}"
+        )
+    return run.model_file
+
+
+def load(path: str | Path) -> Model:
+    """A trained model from its run folder or its file. Loading runs no code."""
+    file = file_of(path)
+    try:
+        tree = load_tree(file, "model")
+        config = config_module.parse(tree["config"], "config")
+        classes = tuple(tree["classes"])
+        low, high = tree["scale"]["low"], tree["scale"]["high"]
+        _check(config, classes, low, high, tree)
+        net = build_network(config, input_shape(config, len(low)), len(classes) or 1)
+        net.load_state_dict(tree["net"])
+        model = Model(
+            net, config, classes, low, high, tree["epoch"], tree["data"], **_units(tree, len(low))
+        )
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path}: there is no such run folder or model file; `bisnn train CONFIG` makes one"
+        ) from None
+    except Damaged:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise Damaged(f"{file}: is no model of this version of bisnn ({error})") from None
+    if not all(torch.isfinite(p).all() for p in net.state_dict().values()):
+        raise Damaged(f"{file}: holds weights that are not finite; train again")
+    return model
+
+
+def _check(
+    config: Config, classes: tuple[Any, ...], low: Any, high: Any, tree: dict[str, Any]
+) -> None:
+    """See that what a model file says fits together, before a network of its sizes is built."""
+    named = all(isinstance(name, str) for name in classes) and len(set(classes)) == len(classes)
+    if not named or bool(classes) != (config.task == "classification"):
+        raise ValueError("its classes are no names, or do not fit its task")
+    scaled = all(
+        isinstance(x, Tensor) and x.dtype == torch.float64 and x.ndim == 1 and x.isfinite().all()
+        for x in (low, high)
+    )
+    if (
+        not scaled
+        or len(low) != len(high)
+        or not bool((low < high).all())
+        or bool(len(low)) == isinstance(config.data, Events)
+    ):
+        raise ValueError("its scale is none of features")
+    if type(tree["epoch"]) is not int or tree["epoch"] < 0 or not isinstance(tree["data"], str):
+        raise ValueError("its epoch or its fingerprint is none")
+    layers = _planned(config, input_shape(config, len(low)))
+    shapes = {f"layers.{i}.weight": layer.weight_shape() for i, (layer, _) in enumerate(layers)}
+    last = len(layers) - 1
+    for i, (_, leaving) in enumerate(layers):
+        if i == last or config.network.readout_after == "every":
+            shapes[f"readouts.{i}.V"] = (len(classes) or 1, math.prod(leaving))
+    for name, shape in shapes.items():
+        if tuple(tree["net"][name].shape) != shape or not tree["net"][name].is_floating_point():
+            raise ValueError(
+                f"its {name} is {tuple(tree['net'][name].shape)}, and its config says {shape}"
+            )
+
+
+def _units(tree: dict[str, Any], features: int) -> dict[str, Any]:
+    """What a model file says of its table, checked."""
+    schema = None if tree["schema"] is None else Schema.from_json(tree["schema"], features)
+    mean, scale = tree["target"]["mean"], tree["target"]["scale"]
+    if not (math.isfinite(mean) and math.isfinite(scale) and scale > 0):
+        raise BadSchema(f"its targets have the mean {mean} and the scale {scale}")
+    return {"schema": schema, "target_mean": mean, "target_scale": scale}
+
+
+def weight_bits(net: Network) -> int:
+    """The number of weights, which is the number of bits that a binary network needs."""
+    return sum(math.prod(p.shape) for p in net.parameters())

@@ -1,0 +1,103 @@
+"""Which predictor of a run to use, by its evaluation: the MAP weights, or the ensemble.
+
+The most probable weights were never seen in training, which draws them anew at every step: they can
+    be far worse than the ensemble.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from bisnn.display import note
+from bisnn.files import file_digest, read_text
+from bisnn.intervals import Interval
+from bisnn.runs import model
+
+SHOWN = {
+    "classification": ("nll", "accuracy"),
+    "regression": ("rmse",),
+}  # the first decides; lower is better
+NAMES = {"nll": "NLL", "rmse": "RMSE"}
+
+
+class Comparison(NamedTuple):
+    """MAP and the ensemble on the test points: for each metric shown, the one's value and the
+    other's.
+    """
+
+    ensemble: str
+    values: dict[str, tuple[Interval, Interval]]
+
+    @property
+    def recommended(self) -> str:
+        """MAP where it is clearly better; else the ensemble, which also knows how sure it is."""
+        ours, theirs = next(iter(self.values.values()))
+        return "map" if ours.high < theirs.low else "members"
+
+    @property
+    def map_clearly_worse(self) -> bool:
+        """Whether the intervals do not even touch."""
+        ours, theirs = next(iter(self.values.values()))
+        return ours.low > theirs.high
+
+    def __str__(self) -> str:
+        pairs = {
+            name: [f"{v.value:.3g} ({v.low:.3g} to {v.high:.3g})" for v in pair]
+            for name, pair in self.values.items()
+        }
+        return ", ".join(
+            f"{NAMES.get(name, name)} {' against '.join(pair)}" for name, pair in pairs.items()
+        )
+
+
+def compare(run: str | Path) -> Comparison | None:
+    """What the evaluation of a run with a posterior found; None where there is none of this model
+    that can be read.
+    """
+    file = model.file_of(run)
+    try:
+        found = json.loads(read_text(file.parent / "evaluation.json"))
+        if found["model"] != file_digest(file):
+            return None
+        metrics = dict(found["metrics"])
+        ours = metrics.pop("MAP")
+        ((ensemble, theirs),) = metrics.items()
+        pairs = {
+            name: (_interval(ours[name]), _interval(theirs[name])) for name in SHOWN[found["task"]]
+        }
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return Comparison(str(ensemble), pairs)
+
+
+def _interval(found: dict[str, float]) -> Interval:
+    return Interval(float(found["value"]), float(found["low"]), float(found["high"]))
+
+
+def warn_of_map(run: str | Path, way: str) -> None:
+    """A line if the run's evaluation found MAP clearly worse than the ensemble; `way` says how to
+    get the latter.
+    """
+    found = compare(run)
+    if found is not None and found.map_clearly_worse:
+        note(
+            f"{run}: MAP is clearly worse than its {found.ensemble} on the test points: {found}; {way}"
+        )
+
+
+def recommended(run: str | Path, members: int) -> str:
+    """ "map" or "members": what the run's evaluation recommends, else the usual one; a line says
+    which and why.
+    """
+    found = compare(run)
+    if found is None:
+        way = f"bisnn evaluate {run} compares it with MAP"
+        note(
+            f"{run}: has no evaluation of this model, so its usual ensemble of {members} is taken; {way}"
+        )
+        return "members"
+    name = "MAP" if found.recommended == "map" else f"the {found.ensemble}"
+    note(f"{run}: its evaluation recommends {name}: MAP has {found} of the ensemble")
+    return found.recommended
