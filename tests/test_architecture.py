@@ -11,9 +11,9 @@ import bisnn
 
 SOURCE = Path(bisnn.__file__).parent
 BASE = {"lazy", "checks", "files", "errors", "display"}  # what every part may use
-DESCRIPTION = {"neuron", "spec"}  # of a network: values, without PyTorch
+DESCRIPTION = {"alphabet", "neuron", "spec"}  # of a network: values, without PyTorch
 PAPER = {
-    *("weights", "layers", "network", "losses", "rules", "prediction"),
+    *("weights", "realisation", "optimizer", "layers", "network", "losses", "rules", "prediction"),
     *("metrics", "intervals", "encode", "packing"),
 }
 

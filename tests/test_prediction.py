@@ -259,10 +259,10 @@ def test_members_may_be_drawn_before():
     net, x = build("deep", init=0.1, dtype=torch.float32), spikes(15, 3, 6)
     drawn = draw_members([layer.weight.detach() for layer in net.layers], 3, seed=1)
     assert torch.equal(predict(net, x, drawn).members, predict(net, x, 3, seed=1).members)
-    for bad in ([], drawn[0], [drawn[0][:1]], [[up.float() for up in drawn[0]]], [1, 2], "ten"):
+    for bad in ([], drawn[0], [drawn[0][:1]], [[w.float() for w in drawn[0]]], [1, 2], "ten"):
         with pytest.raises(
             ValueError,
-            match=r"samples: members need a bool tensor for every layer, \(\d+, 6\).* number 0 has others",
+            match=r"samples: members need an int8 tensor for every layer, \(\d+, 6\).* number 0 has others",
         ):
             predict(net, x, bad)
 

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bisnn.alphabet import BINARY
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.checks import positive_int
@@ -28,7 +29,8 @@ from bisnn.kernels.layer import srm_layer
 from bisnn.kernels.reference import advance, potential
 from bisnn.kernels.scan import spike, srm_scan
 from bisnn.neuron import SRM
-from bisnn.weights import is_hard, is_realised, pinned, sign
+from bisnn.realisation import is_hard, is_realised, pinned
+from bisnn.weights import latents_for, mark_latents, sign
 
 
 class LayerState(NamedTuple):
@@ -157,7 +159,7 @@ class Layer(nn.Module):
         self.neuron = self.own_neuron or neuron
         w = _normal(self.weight_shape(), seed, Purpose.WEIGHTS, number)
         self.weight = nn.Parameter((init * sign(w) if binary else w).to(dtype))
-        self.weight._bisnn_synapses = True  # type: ignore[attr-defined]  # see weights.is_synapses
+        mark_latents(self.weight, latents_for(BINARY, False))
         self.register_buffer("kappa", self._parents().rsqrt().to(dtype))
         self.register_buffer(
             "constants", torch.from_numpy(self.neuron.constants(np.float64)).to(dtype)
@@ -221,6 +223,10 @@ class Layer(nn.Module):
                 'weights declare Network(..., weights="real")'
             )
         return self.weight
+
+    def _levels(self, weight: Tensor) -> list[int]:
+        """The levels, where all weights are known to be among them; else none."""
+        return [-1, 1] if is_hard(weight) else []
 
     def _before(
         self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool
@@ -319,11 +325,11 @@ class Linear(Layer):
             (self.neuron.surrogate, self.neuron.slope, bptt),
         )
         reading = (None, None) if readout is None else (readout.V, readout.scale)
-        settings: tuple[list[int], list[int], int, bool, bool] = (
+        settings: tuple[list[int], list[int], int, list[int], bool] = (
             [],
             [],
             1,
-            is_hard(weight),
+            self._levels(weight),
             spikes,
         )
         y, s, u, P, Q, R, _ = srm_layer(
@@ -420,7 +426,7 @@ class Conv2d(Layer):
         # Channels come last in memory: then a pixel's neighbours are whole vectors, for the kernels
         # and for the scan.
         before = (z.movedim(1, -1) for z in self._before(x, weight, state, bptt))
-        settings = (list(self.stride), list(self.padding), self.pool, is_hard(weight), spikes)
+        settings = (list(self.stride), list(self.padding), self.pool, self._levels(weight), spikes)
         neuron = (self.neuron.surrogate, self.neuron.slope, bptt)
         reading: tuple[Tensor | None, Tensor | None] = (None, None)
         if readout is not None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bisnn.checks import choice, number, positive_int, seed_number
 from bisnn.layers import Conv2d, Layer, LayerState, Linear, Readout, Recurrent
 from bisnn.neuron import SRM
-from bisnn.weights import is_spikes
+from bisnn.realisation import is_spikes
 
 NetworkState = tuple[LayerState, ...]
 

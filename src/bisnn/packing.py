@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bisnn import weights
+from bisnn import realisation, weights
 from bisnn.layers import Conv2d, Readout, Recurrent
 from bisnn.layers import Layer as TorchLayer
 from bisnn.network import Network as TorchNetwork
@@ -30,8 +30,8 @@ def describe(
 
     Args:
         net: float32, binary weights.
-        members: for each member one bool tensor a layer, True where the weight is +1; None for the
-            MAP weights sign(w^r).
+        members: for each member one tensor per layer, its weights, as `weights.draw_members` gives
+            them; None for the MAP weights.
         readouts: how many of the last layers speak, as in `bisnn.predict`; other readouts serve
             learning and stay out.
         posterior: put the posterior itself in, at 8 bits a weight; its MAP weights are those of the
@@ -47,13 +47,13 @@ def describe(
         raise ValueError(
             f"net: must be float32, as all kernels that ship are; got {net.dtype}; {way}"
         )
-    if any(weights.is_realised(p) for p in net.parameters()):
+    if any(realisation.is_realised(p) for p in net.parameters()):
         raise RuntimeError(
             "describe(): the parameters hold a realisation w and not the latents w^r; call it outside the block"
         )
     net.check_readouts(readouts)
     if members is None:
-        members = [[layer.weight.detach() >= 0 for layer in net.layers]]
+        members = [[realisation.map_weight(layer.weight) for layer in net.layers]]
     layers = []
     for i, (layer, readout) in enumerate(zip(net.layers, net.readouts, strict=True)):
         reads = isinstance(readout, Readout) and i >= len(net.layers) - readouts
@@ -87,7 +87,7 @@ def _layer(
         kind=kind,
         input_shape=layer.input_shape,
         neurons=neurons,
-        weights=np.stack([full(w.cpu().numpy()) for w in up]),
+        weights=np.stack([full(w.cpu().numpy() > 0) for w in up]),
         kappa=layer.kappa.cpu().numpy().reshape(-1),
         constants=layer.constants.cpu().numpy(),
         **places,

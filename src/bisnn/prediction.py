@@ -13,14 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bisnn import kernels, weights
+from bisnn import kernels, realisation, weights
 from bisnn.checks import choice, finite, positive_int
 from bisnn.losses import time_weights
 from bisnn.network import Network, Readout, check_network
 
-Members = Sequence[
-    Sequence[Tensor]
-]  # for each member one bool tensor a layer, True where the weight is +1
+Members = Sequence[Sequence[Tensor]]  # for each member one int8 tensor per layer, its weights
 
 
 @dataclass(frozen=True)
@@ -113,19 +111,18 @@ def predict(
             )
         if isinstance(samples, Sequence):
             _check_members(net, samples)
-    if any(weights.is_realised(p) for p in net.parameters()):
+    if any(realisation.is_realised(p) for p in net.parameters()):
         raise RuntimeError(
             "predict(): the parameters hold a realisation w and not the latents w^r; call it outside the block"
         )
     x = net.checked(x)
     finite("x", x)
-    latents = [layer.weight.detach() for layer in net.layers]
+    latents = [layer.weight for layer in net.layers]
     if net.weights == "real":
         y = net(x, weights=latents).logits(readouts)[None]
     elif samples is None:
-        y = _readouts(
-            net, x, [[w_r >= 0 for w_r in latents]], readouts
-        )  # where the most probable weights are +1
+        most_probable = [realisation.map_weight(w_r).to(torch.int8) for w_r in latents]
+        y = _readouts(net, x, [most_probable], readouts)
     else:
         members = (
             samples
@@ -145,18 +142,18 @@ def _check_members(net: Network, members: Members) -> None:
     shapes = [layer.weight.shape for layer in net.layers]
     for k, member in enumerate(members or [()]):
         layers = member if isinstance(member, Sequence) else ()
-        if [w.shape for w in layers if isinstance(w, Tensor) and w.dtype == torch.bool] != shapes:
+        if [w.shape for w in layers if isinstance(w, Tensor) and w.dtype == torch.int8] != shapes:
             raise ValueError(
-                f"samples: members need a bool tensor for every layer, {', '.join(str(tuple(n)) for n in shapes)}; number {k} has "
+                f"samples: members need an int8 tensor for every layer, {', '.join(str(tuple(n)) for n in shapes)}; number {k} has "
                 "others; take them from weights.draw_members, or say how many"
             )
 
 
 def _readouts(net: Network, x: Tensor, members: Members, readouts: int) -> Tensor:
     """What each member says, (K, T, B, C)."""
-    if kernels.name_for(x.device, x.dtype) == "cpu" and weights.is_spikes(x):
+    if kernels.name_for(x.device, x.dtype) == "cpu" and realisation.is_spikes(x):
         return _packed_readouts(net, x, members, readouts)
-    run = lambda member: net(x, weights=[weights.hard(2 * up.to(x) - 1) for up in member])  # noqa: E731
+    run = lambda member: net(x, weights=[realisation.hard(w.to(x)) for w in member])  # noqa: E731
     return torch.stack([run(member).logits(readouts) for member in members])
 
 

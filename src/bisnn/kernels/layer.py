@@ -32,7 +32,7 @@ def srm_layer(
     stride: list[int],
     padding: list[int],
     pool: int,
-    hard: bool,
+    levels: list[int],
     spikes: bool,
     surrogate: str,
     slope: float,
@@ -47,8 +47,9 @@ def srm_layer(
         V, scale: of the readout y = scale V s, (outputs, ...), images with channels last; None for
             no readout.
         stride, padding, pool: of a convolution.
-        hard, spikes: promises that the weights are -1 and +1, and that the inputs are 0 and 1:
-            products are then exact, and faster.
+        levels: a promise that every weight is one of these integers, sorted, as an alphabet's;
+            empty for any numbers.
+        spikes: a promise that the inputs are 0 and 1. With both, products are exact, and faster.
 
     Returns:
         the readout y (empty if there is none), what leaves the layer s, potentials u, the state P,
@@ -56,7 +57,7 @@ def srm_layer(
     """
     kernel = kernels.choose(x)
     kept = kernel.keep(x, padding) if spikes else None
-    I = kernel.product(x, kept, weight, stride, padding, hard)
+    I = kernel.product(x, kept, weight, stride, padding, levels)
     s, *outputs = kernel.scan(I, P, Q, R, kappa, constants, pool, reuse=True)
     y = s.new_empty(0) if V is None or scale is None else kernel.readout(s, V, scale)
     return (y, s, *outputs, x.new_empty(0) if kept is None else kept)
@@ -112,7 +113,7 @@ def _(
     stride,
     padding,
     pool,
-    hard,
+    levels,
     spikes,
     surrogate,
     slope,

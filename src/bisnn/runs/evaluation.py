@@ -13,7 +13,7 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
-from bisnn import kernels, metrics, weights
+from bisnn import kernels, metrics, realisation, weights
 from bisnn.data.dataset import Dataset, Split, load_dataset, spikes
 from bisnn.data.recordings import Clips
 from bisnn.display import bars, note
@@ -355,9 +355,7 @@ def _activity(model: Model, x: Tensor | Clips, some: Tensor, few: Tensor) -> dic
     weights (or the real ones).
     """
     net = model.net
-    realised = [
-        weights.hard(weights.sign(p)) if net.weights == "binary" else p for p in net.parameters()
-    ]
+    realised = [p if net.weights == "real" else realisation.map_weight(p) for p in net.parameters()]
 
     def run(points: Tensor) -> list[Tensor]:
         s = _test_spikes(model, x, points)

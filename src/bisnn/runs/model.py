@@ -243,7 +243,7 @@ class Model:
         device = next(self.net.parameters()).device
         members = None
         if samples is not None:
-            latents = [layer.weight.detach() for layer in self.net.layers]
+            latents = [layer.weight for layer in self.net.layers]
             members = draw_members(latents, positive_int("samples", samples), self.config.seed)
         options: dict[str, Any] = {"task": self.config.task, "over_time": over_time}
         options |= {"burn_in": self.config.burn_in, "readouts": self.config.predict.readouts}

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bisnn import weights
+from bisnn import realisation, weights
 from bisnn.checks import choice, number, positive_int
 from bisnn.layers import Conv2d, Layer, Linear, Readout, Recurrent
 from bisnn.network import Network
@@ -144,7 +144,7 @@ def work(net: Network, x: Tensor, realised: Sequence[Tensor], readouts: int = 1)
     """
     net.check_readouts(readouts)
     x = net.checked(x)
-    if not weights.is_spikes(x):
+    if not realisation.is_spikes(x):
         raise ValueError(
             "x: must be spikes, 0 or 1, or there is nothing to count; got other values; encode them first"
         )
@@ -219,14 +219,14 @@ def ledger(
     12800.0
     """
     costs, x = costs or Costs(), net.checked(x)
-    latents = [layer.weight.detach() for layer in net.layers]
+    latents: list[Tensor] = [layer.weight for layer in net.layers]
     real = net.weights == "real"
     if real and any(members is not None for members in predictors.values()):
         raise ValueError(
             f"predictors: a full-precision network has no posterior to draw from; got {dict(predictors)}; give None"
         )
     single = work(
-        net, x, latents if real else [weights.hard(weights.sign(w_r)) for w_r in latents], readouts
+        net, x, latents if real else [realisation.map_weight(p) for p in latents], readouts
     )
     rows = {} if real else {HYPOTHETICAL: _spiking([single], True, costs)}
     for name, members in predictors.items():
@@ -254,7 +254,7 @@ def _drawn(
     for k, member in enumerate(
         weights.draw_members(latents, positive_int("predictors", members), seed)
     ):
-        realised = [weights.hard(2 * up.to(x.dtype) - 1) for up in member]
+        realised = [realisation.hard(w.to(x.dtype)) for w in member]
         first, *others = work(net, x, realised, readouts)
         counts.append(
             [
