@@ -247,7 +247,7 @@ def test_every_trained_config(name, tmp_path, monkeypatch):
     monkeypatch.setenv("BISNN_CACHE", str(tmp_path / "cache"))
     run = _short_training(name, tmp_path)
     model = bisnn.load(run)
-    if model.net.weights == "real":
+    if model.net.alphabet is None:
         with pytest.raises(ValueError, match="binary"):
             bisnn.export(run)
         return

@@ -87,6 +87,8 @@ class Levels:
         >>> Ternary().bits(np.array([-1, 0, 1])).astype(int).tolist()
         [[0, 1, 0], [0, 0, 1]]
         """
+        if self.planes == 1:
+            return (w > self.low)[None]
         codes = self.codes(w)
         return np.stack([codes >> k & 1 for k in range(self.planes)]).astype(bool)
 

@@ -1,10 +1,9 @@
-"""A network: layers in a row, and fixed random +-1 readouts after every layer (DECOLLE) or after
-the last only.
+"""A network: layers that read the ones before them, and fixed random +-1 readouts after every layer
+(DECOLLE) or after the last only.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,10 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bisnn.checks import choice, number, positive_int, seed_number
-from bisnn.layers import Conv2d, Layer, LayerState, Linear, Readout, Recurrent
+from bisnn.alphabet import Levels, alphabet_of
+from bisnn.checks import choice, flag, number, positive_int, seed_number
+from bisnn.layers import Conv2d, Layer, LayerState, Linear, Readout, Recurrent, joined
 from bisnn.neuron import SRM
 from bisnn.realisation import is_spikes
+from bisnn.spec import INPUT, LayerSpec, Shape
 
 NetworkState = tuple[LayerState, ...]
 
@@ -30,36 +31,39 @@ class Output(NamedTuple):
     ]  # linear readouts, (T, B, outputs); None where a layer has none
     state: NetworkState | None  # for the next chunk of time, if one was passed in
 
-    def logits(self, readouts: int = 1) -> Tensor:
-        """The mean of the last so many readouts, (T, B, outputs): their sum, from the lowest layer
-        on, times 1 / readouts.
-        """
-        said = [y for y in self.readouts[-readouts:] if y is not None]
-        if readouts < 1 or len(said) != readouts:
-            there = sum(y is not None for y in self.readouts)
+    @property
+    def logits(self) -> Tensor:
+        """The last layer's readout, (T, B, outputs), from which predictions come."""
+        last = self.readouts[-1]
+        if last is None:
             raise ValueError(
-                f"readouts: must be 1 to {there}, which there are; got {readouts}; give another number"
+                "logits: need a readout after the last layer; got a network without one; build it "
+                "with readout=..., or use `spikes`"
             )
-        total = functools.reduce(torch.add, said)
-        return total if readouts == 1 else total * (1 / readouts)
+        return last
 
 
 class Network(nn.Module):
-    """Layers of SRM neurons in a row, with fixed random readouts.
+    """Layers of SRM neurons, each reading earlier ones, with fixed random readouts.
 
     Args:
         *layers: `Linear`, `Conv2d`, `Recurrent`.
         readout: outputs of each readout (classes, or regression targets); None for a network
             without readouts, whose last layer's spikes are the output.
         neuron: the SRM of every layer that names none of its own.
-        weights: "binary" (parameters are the latents w^r; call it inside a realisation) or "real"
-            (full precision).
+        weights: "binary" or "ternary", a list of levels or an alphabet such as `bisnn.Levels(-3, -1,
+            1, 3)` (parameters are latents; call it inside a realisation), or "real" (full
+            precision).
+        posterior: whether the latents of an alphabet other than binary are the logits of a
+            posterior over its levels, one per level, for BayesBiSNN; else they are one number per
+            weight, for STBiSNN. Those of binary weights serve both.
         gradient: "local" (each layer learns from its own readout, nothing passes between layers or
             through time) or "bptt".
         readout_after: "every" layer (DECOLLE) or the "last" only.
         readout_gain: factor on the readouts' scale 1/sqrt(n).
         input_shape: axes of the input after (T, B); needed if the first layer is a Conv2d.
-        init: latents start at +-init.
+        init: binary latents start at +-init; logits with log-odds of 2 init for a random level,
+            and other latents at one.
         seed: of initial weights and readouts, 0 to 2^32 - 1.
         dtype: float32, or float64 for checks. Constants are computed in float64 and rounded once to
             it.
@@ -77,7 +81,8 @@ class Network(nn.Module):
         *layers: Layer,
         readout: int | None,
         neuron: SRM | None = None,
-        weights: str = "binary",
+        weights: str | Sequence[int] | Levels = "binary",
+        posterior: bool = False,
         gradient: str = "local",
         readout_after: str = "every",
         readout_gain: float = 1.0,
@@ -87,7 +92,7 @@ class Network(nn.Module):
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
-        choice("weights", weights, ("binary", "real"))
+        flag("posterior", posterior)
         choice("gradient", gradient, ("local", "bptt"))
         choice("readout_after", readout_after, ("every", "last"))
         if dtype not in (torch.float32, torch.float64):
@@ -110,27 +115,21 @@ class Network(nn.Module):
                 "readout_after: local learning needs a readout after every layer, or the layers below the last never learn; "
                 'got "last"; use "every", or gradient="bptt"'
             )
-        self.weights, self.gradient = weights, gradient
-        self.input_shape = shape = _input_shape(layers, input_shape)
+        self.alphabet, self.gradient = alphabet_of(weights), gradient
+        self.input_shape = _input_shape(layers, input_shape)
         seed_number(seed)
         self.layers: Sequence[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.readouts = nn.ModuleList()
+        shapes: list[Shape] = []
         for i, layer in enumerate(layers):
-            layer.build(shape, neuron or SRM(), weights == "binary", init, seed, i, dtype)
-            shape = layer.output_shape
+            spec = layer.plan(i, [*shapes, self.input_shape], neuron or SRM(), self.alphabet)
+            layer.build(spec, posterior, init, seed, i, dtype)
+            shapes.append(spec.output_shape)
             if readout is None or (readout_after == "last" and i < len(layers) - 1):
                 self.readouts.append(nn.Identity())  # stands for none
             else:
-                self.readouts.append(
-                    Readout(
-                        math.prod(shape),
-                        positive_int("readout", readout),
-                        readout_gain,
-                        seed,
-                        i,
-                        dtype,
-                    )
-                )
+                n, outputs = math.prod(spec.output_shape), positive_int("readout", readout)
+                self.readouts.append(Readout(n, outputs, readout_gain, seed, i, dtype))
 
     def forward(
         self,
@@ -151,11 +150,11 @@ class Network(nn.Module):
         """
         spikes = is_spikes(x)
         x = self.checked(x, state)
-        if weights is not None and [w.shape for w in weights] != [
-            layer.weight.shape for layer in self.layers
+        if weights is not None and [tuple(w.shape) for w in weights] != [
+            layer.spec.weight_shape for layer in self.layers
         ]:
             raise ValueError(
-                f"weights: must have the layers' shapes {[tuple(layer.weight.shape) for layer in self.layers]}; got "
+                f"weights: must have the layers' shapes {[layer.spec.weight_shape for layer in self.layers]}; got "
                 f"{[tuple(w.shape) for w in weights]}; give one tensor a layer"
             )
         with torch.autocast(x.device.type, enabled=False):
@@ -169,33 +168,34 @@ class Network(nn.Module):
         binary: bool,
         seen: Sequence[Tensor] | None,
     ) -> Output:
-        spikes, potentials, readouts, states = [], [], [], []
+        bptt = self.gradient == "bptt"
+        spikes: list[Tensor] = []
+        potentials, readouts, states = [], [], []
         for i, (layer, readout) in enumerate(zip(self.layers, self.readouts, strict=True)):
-            before, weight = (
-                None if state is None else state[i],
-                None if weights is None else weights[i],
-            )
+            before = None if state is None else state[i]
+            weight = None if weights is None else weights[i]
             reading = readout if isinstance(readout, Readout) else None
-            x, u, y, after = layer(
-                x,
-                before,
-                self.gradient == "bptt",
-                weight,
-                binary or i > 0,
-                reading if seen is None else None,
-            )
+            exact = binary or INPUT not in layer.spec.inputs  # layers give spikes
+            told = reading if seen is None else None
+            s, u, y, after = layer(self.read(i, x, spikes), before, bptt, weight, exact, told)
             if seen is not None and reading is not None:
-                y = reading(x.flatten(2) * seen[i])
-            spikes.append(x)
+                y = reading(s.flatten(2) * seen[i])
+            spikes.append(s)
             potentials.append(u)
             readouts.append(y)
             states.append(after)
-        return Output(
-            tuple(spikes),
-            tuple(potentials),
-            tuple(readouts),
-            None if state is None else tuple(states),
-        )
+        after = None if state is None else tuple(states)
+        return Output(tuple(spikes), tuple(potentials), tuple(readouts), after)
+
+    def read(self, number: int, x: Tensor, spikes: Sequence[Tensor]) -> Tensor:
+        """What layer `number` reads of the network's input x and of what has left the layers."""
+        spec, everything = self.layers[number].spec, [*spikes[:number], x]  # INPUT is the last
+        return joined(spec.kind, [everything[n] for n in spec.inputs])
+
+    @property
+    def spec(self) -> tuple[LayerSpec, ...]:
+        """The description of the layers."""
+        return tuple(layer.spec for layer in self.layers)
 
     def initial_state(self, batch_size: int) -> NetworkState:
         """The state before the first time step: all zero."""
@@ -204,20 +204,11 @@ class Network(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        return f"weights={self.weights}, gradient={self.gradient}, neuron={self.layers[0].neuron}"
+        return f"weights={self.alphabet or 'real'}, gradient={self.gradient}, neuron={self.layers[0].neuron}"
 
     @property
     def dtype(self) -> torch.dtype:
         return self.layers[0].kappa.dtype
-
-    def check_readouts(self, readouts: int) -> None:
-        """A ValueError if more of the last layers are to speak than have a readout."""
-        positive_int("readouts", readouts)
-        there = sum(isinstance(readout, Readout) for readout in self.readouts)
-        if readouts > max(1, there):
-            raise ValueError(
-                f"readouts: must be at most {max(1, there)}, the readouts there are; got {readouts}; lower it"
-            )
 
     def checked(self, x: Tensor, state: NetworkState | None = None) -> Tensor:
         """The input in the network's dtype, or a ValueError that says what is wrong with it."""

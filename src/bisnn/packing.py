@@ -5,42 +5,51 @@ starts from.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bisnn import realisation, weights
-from bisnn.layers import Conv2d, Readout, Recurrent
-from bisnn.layers import Layer as TorchLayer
-from bisnn.network import Network as TorchNetwork
-from bisnn.network import check_network
-from bisnn.packed import file
+from bisnn.layers import Layer, Readout
+from bisnn.network import Network, check_network
+from bisnn.packed.network import PackedLayer, PackedNetwork, PackedReadout, spread
 
 
 def describe(
-    net: TorchNetwork,
-    members: Sequence[Sequence[Tensor]] | None = None,
-    *,
-    readouts: int = 1,
-    posterior: bool = False,
-) -> file.Network:
-    """A network of binary weights as its bits.
+    net: Network, members: Sequence[Sequence[Tensor]] | None = None, *, posterior: bool = False
+) -> PackedNetwork:
+    """A network whose weights are from an alphabet as its bits.
 
     Args:
-        net: float32, binary weights.
+        net: float32, weights from an alphabet. The readout of its last layer goes along, if there is one;
+            others serve learning and stay out.
         members: for each member one tensor per layer, its weights, as `weights.draw_members` gives
             them; None for the MAP weights.
-        readouts: how many of the last layers speak, as in `bisnn.predict`; other readouts serve
-            learning and stay out.
-        posterior: put the posterior itself in, at 8 bits a weight; its MAP weights are those of the
-            network.
+        posterior: put the posterior itself in, at 8 bits per weight and level but one; its MAP
+            weights are those of the network.
     """
+    _check(net)
+    if members is None:
+        members = [[realisation.map_weight(layer.weight) for layer in net.layers]]
+    layers = [
+        _layer(layer, [member[i] for member in members], posterior)
+        for i, layer in enumerate(net.layers)
+    ]
+    readout = None
+    last = net.readouts[-1]
+    if isinstance(last, Readout):
+        readout = PackedReadout((last.V > 0).cpu().numpy(), np.float32(last.scale.item()))
+    return PackedNetwork(tuple(layers), net.input_shape, readout)
+
+
+def _check(net: Network) -> None:
+    """A ValueError or RuntimeError that says why this network has no bits to pack."""
     check_network(net)
-    if net.weights != "binary":
+    if net.alphabet is None:
         raise ValueError(
-            "net: must have binary weights, or it has no bits to pack; got a full-precision network; train another rule"
+            "net: must have weights from an alphabet, or it has no bits to pack; "
+            "got a full-precision network; train another rule"
         )
     if net.dtype != torch.float32:
         way = "use net.float(), or train with train.dtype = 'float32'"
@@ -51,58 +60,40 @@ def describe(
         raise RuntimeError(
             "describe(): the parameters hold a realisation w and not the latents w^r; call it outside the block"
         )
-    net.check_readouts(readouts)
-    if members is None:
-        members = [[realisation.map_weight(layer.weight) for layer in net.layers]]
-    layers = []
-    for i, (layer, readout) in enumerate(zip(net.layers, net.readouts, strict=True)):
-        reads = isinstance(readout, Readout) and i >= len(net.layers) - readouts
-        kept = cast("Readout", readout) if reads else None
-        layers.append(_layer(layer, [member[i] for member in members], kept, posterior))
-    return file.Network(tuple(layers), readouts=readouts)
 
 
-def _layer(
-    layer: TorchLayer, up: list[Tensor], readout: Readout | None, posterior: bool
-) -> file.Layer:
-    kind, neurons, places, mask, outputs = "dense", layer.current_shape[0], {}, None, None
-    if isinstance(layer, Conv2d):
-        kind, places = (
-            "conv",
-            {name: getattr(layer, name) for name in ("stride", "padding", "pool")},
-        )
-        places["kernel"] = layer.kernel_size
-    elif isinstance(layer, Recurrent):
-        kind, outputs = "recurrent", None if layer.outputs is None else tuple(layer.outputs)
-        mask = None if layer.mask is None else layer.mask.cpu().numpy()
-
-    def full(values: np.ndarray) -> np.ndarray:
-        if mask is None:
-            return values.reshape(neurons, -1)
-        spread = np.zeros(mask.shape, values.dtype)
-        spread[mask] = values
-        return spread
-
-    return file.Layer(
-        kind=kind,
-        input_shape=layer.input_shape,
-        neurons=neurons,
-        weights=np.stack([full(w.cpu().numpy() > 0) for w in up]),
-        kappa=layer.kappa.cpu().numpy().reshape(-1),
+def _layer(layer: Layer, members: list[Tensor], posterior: bool) -> PackedLayer:
+    spec = layer.spec
+    drawn = np.stack([w.cpu().numpy().astype(np.int8).reshape(-1) for w in members])
+    shares = quantised(layer.weight) if posterior else None
+    return PackedLayer(
+        **vars(spec),
+        weights=spread(drawn, spec),
+        scale=layer.kappa.cpu().numpy().reshape(-1),
         constants=layer.constants.cpu().numpy(),
-        **places,
-        mask=mask,
-        outputs=outputs,
-        readout=None
-        if readout is None
-        else file.Readout((readout.V > 0).cpu().numpy(), np.float32(readout.scale.item())),
-        posterior=full(quantised(layer.weight.detach().cpu())) if posterior else None,
+        posterior=None if shares is None else spread(shares.reshape(len(shares), -1), spec),
     )
 
 
-def quantised(w_r: Tensor) -> np.ndarray:
-    """p = sigma(2 w^r) as round(255 p), uint8, with the sign of w^r kept: 128 and above where w^r
-    >= 0.
+@torch.no_grad()
+def quantised(parameter: Tensor) -> np.ndarray:
+    """The posterior of a layer's weights, uint8 (levels - 1, *shape): of 255 shares those of the
+    highest level, of the two highest, and so on.
+
+    Each level has its probability's share, rounded so that they add up (the largest remainders go
+    up), and the most probable level, which is the network's, keeps the most shares.
     """
-    q = torch.floor(255 * weights.probability(w_r.double()) + 0.5)
-    return torch.where(w_r >= 0, q.clamp(128, 255), q.clamp(0, 127)).to(torch.uint8).numpy()
+    latents = weights.latents_of(parameter)
+    w_r = parameter.detach().cpu().double()
+    below = latents.limits(w_r).numpy()  # cumulated from the highest level down
+    exact = 255 * np.diff(below, axis=0, prepend=0, append=1)
+    shares = np.floor(exact)
+    order = np.argsort(np.argsort(shares - exact, axis=0, kind="stable"), axis=0)
+    shares += order < 255 - shares.sum(0)
+    levels = np.array(latents.alphabet.levels[::-1]).reshape(-1, *(1,) * (below.ndim - 1))
+    chosen = latents.modes(w_r).numpy() == levels
+    for _ in range(len(levels)):
+        top = np.expand_dims(shares.argmax(0), 0) == np.arange(len(levels)).reshape(levels.shape)
+        moved = top & ~chosen
+        shares += chosen * moved.any(0) - moved
+    return np.cumsum(shares, axis=0)[:-1].astype(np.uint8)

@@ -2,7 +2,7 @@
 they are.
 
 The predicted distribution is the mean, over time after the burn-in and over the members, of the
-softmax of the last readout, or of the mean of the last ones.
+softmax of the last readout.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ def predict(
     task: str = "classification",
     over_time: str = "mean",
     burn_in: int = 0,
-    readouts: int = 1,
     mask: Tensor | None = None,
     seed: int = 0,
 ) -> Classification | Regression:
@@ -75,16 +74,15 @@ def predict(
     Args:
         net: a network with a readout after its last layer. Its parameters are left as they are.
         x: input, finite.
-        samples: None for one prediction with the MAP weights sign(w^r) (or a full-precision
-            network's own), K for so many members drawn from Bern(sigma(2 w^r)), or the members, as
-            `weights.draw_members` gives them: to draw once for many calls.
+        samples: None for one prediction with the MAP weights, for binary ones sign(w^r) (or a
+            full-precision network's own), K for so many members drawn from the posterior, for
+            binary weights Bern(sigma(2 w^r)), or the members, as `weights.draw_members` gives them:
+            to draw once for many calls.
         task: "classification" (softmax of the readout) or "regression" (the readout itself).
         over_time: "mean" over the time steps that count; "running", that mean up to each time step;
             "step", each by itself.
         burn_in: number of first time steps that do not count ("running" and "step" then return the
             T - burn_in others).
-        readouts: how many of the last layers speak: predictions come from the mean of their
-            readouts. The paper's is 1.
         mask: (T, B), True where a recording is real; see `bisnn.pad`.
         seed: of the members, 0 to 2^32 - 1; the same members on every device.
 
@@ -102,10 +100,9 @@ def predict(
         raise ValueError(
             "net: predict needs a readout after the last layer; got readout=None; give the network one"
         )
-    net.check_readouts(readouts)
     if samples is not None:
         count = len(samples) if isinstance(samples, Sequence) else positive_int("samples", samples)
-        if net.weights == "real":
+        if net.alphabet is None:
             raise ValueError(
                 f"samples: a full-precision network has no posterior to draw from; got {count} of them; leave it out"
             )
@@ -118,18 +115,18 @@ def predict(
     x = net.checked(x)
     finite("x", x)
     latents = [layer.weight for layer in net.layers]
-    if net.weights == "real":
-        y = net(x, weights=latents).logits(readouts)[None]
+    if net.alphabet is None:
+        y = net(x, weights=latents).logits[None]
     elif samples is None:
         most_probable = [realisation.map_weight(w_r).to(torch.int8) for w_r in latents]
-        y = _readouts(net, x, [most_probable], readouts)
+        y = _logits(net, x, [most_probable])
     else:
         members = (
             samples
             if isinstance(samples, Sequence)
             else weights.draw_members(latents, samples, seed)
         )
-        y = _readouts(net, x, members, readouts)  # (K, T, B, C)
+        y = _logits(net, x, members)  # (K, T, B, C)
     if task == "classification":
         y = (
             y.movedim(-1, 0).contiguous().softmax(0).movedim(0, -1)
@@ -139,32 +136,34 @@ def predict(
 
 
 def _check_members(net: Network, members: Members) -> None:
-    shapes = [layer.weight.shape for layer in net.layers]
+    shapes = [layer.spec.weight_shape for layer in net.layers]
     for k, member in enumerate(members or [()]):
         layers = member if isinstance(member, Sequence) else ()
-        if [w.shape for w in layers if isinstance(w, Tensor) and w.dtype == torch.int8] != shapes:
+        if [
+            tuple(w.shape) for w in layers if isinstance(w, Tensor) and w.dtype == torch.int8
+        ] != shapes:
             raise ValueError(
                 f"samples: members need an int8 tensor for every layer, {', '.join(str(tuple(n)) for n in shapes)}; number {k} has "
                 "others; take them from weights.draw_members, or say how many"
             )
 
 
-def _readouts(net: Network, x: Tensor, members: Members, readouts: int) -> Tensor:
-    """What each member says, (K, T, B, C)."""
+def _logits(net: Network, x: Tensor, members: Members) -> Tensor:
+    """Of each member, (K, T, B, C)."""
     if kernels.name_for(x.device, x.dtype) == "cpu" and realisation.is_spikes(x):
-        return _packed_readouts(net, x, members, readouts)
+        return _packed_logits(net, x, members)
     run = lambda member: net(x, weights=[realisation.hard(w.to(x)) for w in member])  # noqa: E731
-    return torch.stack([run(member).logits(readouts) for member in members])
+    return torch.stack([run(member).logits for member in members])
 
 
-def _packed_readouts(net: Network, x: Tensor, members: Members, readouts: int) -> Tensor:
+def _packed_logits(net: Network, x: Tensor, members: Members) -> Tensor:
     """All members on packed bits: the network's own bits, without its potentials. Members share
     what is done with the input.
     """
     from bisnn import packing  # numba takes a while to load
     from bisnn.packed.engine import Engine
 
-    described = packing.describe(net, members, readouts=readouts)
+    described = packing.describe(net, members)
     engine = Engine(
         described, torch.get_num_threads(), sparse=False
     )  # for one run a table does not pay

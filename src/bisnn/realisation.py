@@ -69,13 +69,18 @@ def is_hard(w: Tensor, alphabet: Levels = BINARY) -> bool:
     what wrote them.
     """
     if not _readable(w) or w.device.type != "cpu":
-        return getattr(w, "_bisnn_hard", False)
+        return is_marked_hard(w)
     if w.numel() == 0:
         return True
     if alphabet != BINARY:
         return bool(torch.isin(w.detach(), level_tensor(alphabet, w.dtype, w.device)).all())
     least, most = w.detach().square().aminmax()  # w^2 = 1 exactly, also rounded, only for -1 and +1
     return bool(least == 1) and bool(most == 1)
+
+
+def is_marked_hard(w: Tensor) -> bool:
+    """Whether what wrote these weights, or what stands for them, said that they are levels."""
+    return getattr(w, "_bisnn_hard", False)
 
 
 def hard(w: Tensor) -> Tensor:
@@ -136,13 +141,13 @@ def _write(
 
 
 def binary_parameters(of: nn.Module | Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """The latents of a network's binary layers, and of a module those that a rule trains; an
-    iterable is taken as it is.
+    """The latents of a network's layers, and of a module those that a rule trains; an iterable is
+    taken as it is.
     """
     if not isinstance(of, nn.Module):
         return list(of)
-    layers = [m for m in of.modules() if hasattr(m, "binary")]
-    ours = {layer.weight for layer in layers if layer.binary}
+    layers = [m for m in of.modules() if hasattr(m, "has_latents")]
+    ours = {layer.weight for layer in layers if layer.has_latents}
     found = [p for p in of.parameters() if p in ours or is_binary(p)]
     if not found and not layers:
         raise ValueError(

@@ -293,8 +293,12 @@ def _add_plane(x, r, last, w, first, n, shift, sums):
 @kernel(f"void(int64, int64, {_B}, uint32[:, :, ::1], int64, int64, {_M})")
 def plane_counts(lo, hi, x, w, low, gap, out):
     """out[r, i] = sum_j w_ij s_j for rows x (R, words) and weights low + gap sum_k 2^k b_k, whose
-    bit planes b_k are w (planes, words, n_out). Four rows at a time, as `counts`.
+    bit planes b_k are w (planes, words, n_out). Four rows at a time, as `counts`, which is the case
+    of {-1, +1}.
     """
+    if w.shape[0] == 1 and low == -1 and gap == 2:
+        counts(lo, hi, x, w[0], out)
+        return
     n_out = w.shape[2]
     least, step = np.int32(low), np.int32(gap)
     sums = np.empty(4 * COLUMNS, np.uint32)
@@ -315,17 +319,17 @@ def plane_counts(lo, hi, x, w, low, gap, out):
                     o[i] = _F(base + step * np.int32(part[i]))
 
 
-@kernel(f"void(int64, int64, {_B}, {_B}, int8[:, ::1], {_M})")
-def events(lo, hi, x, w, rows, out):
-    """As `counts`, the cheaper way: where few inputs are active, their rows of W^T, int8 (n_in,
+@kernel(f"void(int64, int64, {_B}, uint32[:, :, ::1], int64, int64, int8[:, ::1], {_M})")
+def events(lo, hi, x, w, low, gap, rows, out):
+    """As `plane_counts`, the cheaper way: where few inputs are active, their rows of W^T, int8 (n_in,
     n_out), are added.
     """
-    n_words, n_out = w.shape
+    n_words, n_out = w.shape[1], w.shape[2]
     active, block = _U0, x[lo:hi].reshape(-1)
     for k in range(block.shape[0]):
         active += popcount(block[k])
-    if active * WORDS > block.shape[0]:
-        counts(lo, hi, x, w, out)
+    if active * WORDS > block.shape[0] * w.shape[0]:
+        plane_counts(lo, hi, x, w, low, gap, out)
         return
     index = np.empty(32 * n_words, np.uint32)
     total = np.empty(n_out, np.int32)

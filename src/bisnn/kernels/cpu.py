@@ -18,7 +18,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from bisnn.alphabet import BINARY, Levels
+from bisnn.alphabet import Levels
 from bisnn.bits import counting, threads
 from bisnn.bits.counting import kernel
 from bisnn.kernels import reference
@@ -624,14 +624,9 @@ def product(
     out = I.numpy().reshape(-1, len(w))
     if levels:
         of = Levels(*levels)
-        bits = [
-            np.ascontiguousarray(_words(keep(plane, [])).T) for plane in _planes(w.to(x.dtype), of)
-        ]
-        if of == BINARY:
-            run(counting.counts, rows.size * len(w), len(rows), rows, *bits, out)
-        else:
-            counted = (rows, np.stack(bits), of.low, of.gap, out)
-            run(counting.plane_counts, rows.size * len(w) * len(bits), len(rows), *counted)
+        planes = [_words(keep(plane, [])).T for plane in _planes(w.to(x.dtype), of)]
+        counted = (rows, np.stack(planes), of.low, of.gap, out)
+        run(counting.plane_counts, rows.size * len(w) * of.planes, len(rows), *counted)
     else:
         run(counting.add_rows, rows.size * len(w), len(rows), rows, w.t().contiguous().numpy(), out)
     return I

@@ -16,8 +16,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
+from bisnn.alphabet import BINARY, alphabet_of
 from bisnn.display import note
 from bisnn.files import read_text
 from bisnn.runs import config_errors, defaults
@@ -157,28 +165,56 @@ class Encode(Section):
     width: Positive = 1.0  # of the tuning curves, in spacings
 
 
+# Layers whose spikes a layer reads: numbers from 0, convolutions first, or "input"; by default the
+# layer before it.
+Inputs = list[Annotated[int, Field(ge=0)] | Literal["input"]] | None
+
+
 class Convolution(Section):
     channels: Count
     kernel: Count
     stride: Count = 1
     padding: Annotated[int, Field(ge=0)] = 0
     pool: Count = 1  # edge of the max-pooling window
+    inputs: Inputs = None
+
+
+class Dense(Section):
+    """A layer of neurons; in a file, its number of neurons alone stands for one with all defaults."""
+
+    neurons: Count
+    recurrent: bool = False  # each neuron reads all neurons of the layer too, one time step later
+    inputs: Inputs = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number(cls, given: Any) -> Any:
+        return given if isinstance(given, dict) else {"neurons": given}
+
+    @model_serializer(mode="wrap")
+    def _plain(self, whole: Any) -> Any:
+        return self.neurons if self == Dense(neurons=self.neurons) else whole(self)
 
 
 class Architecture(Section):
     # Convolutional layers, for recordings; the dense ones come after them
     conv: list[Convolution] = []
-    layers: list[Count] = [256, 256]  # neurons of each dense layer
+    # Dense layers: the number of neurons, or a table with `recurrent` and `inputs`
+    layers: list[Dense] = [Dense(neurons=256), Dense(neurons=256)]
+    # "binary", "ternary", or a list of levels such as [-3, -1, 1, 3]; rule "full" has real weights
+    weights: Literal["binary", "ternary"] | list[int] = "binary"
     gradient: Literal["local", "bptt"] = "local"
     readout_after: Literal["every", "last"] = "every"
     readout_gain: Positive = 1.0
-    init: NotNegative = 0.5  # latents start at +-init
+    # Binary latents start at +-init; logits of other levels with log-odds of 2 init for one of them
+    init: NotNegative = 0.5
     dropout: Share = 0.0  # of the neurons, whose spikes a readout does not see while training
 
     @model_validator(mode="after")
     def _any(self) -> Architecture:
         if not self.layers and not self.conv:
             raise ValueError("layers must have at least one item where there is no conv")
+        alphabet_of(self.weights)
         return self
 
 
@@ -298,9 +334,6 @@ class Predict(Section):
     encodings: Count = 1  # spike trains that a point's prediction is the mean over; points only
     # First time steps that predictions leave out; by default train.burn_in
     burn_in: Annotated[int, Field(ge=0)] | None = None
-    # How many of the last layers speak: predictions come from the mean of their readouts; the
-    # paper's is 1
-    readouts: Count = 1
 
 
 class Config(Section):
@@ -380,16 +413,16 @@ class Config(Section):
             raise ValueError(
                 f'train.samples: rule "{self.rule.name}" has one realisation of its weights; got {self.train.samples}'
             )
+        if self.rule.name in ("full", "bop") and alphabet_of(self.network.weights) != BINARY:
+            raise ValueError(
+                f'network.weights: rule "{self.rule.name}" trains no other levels than its own; '
+                f"got {self.network.weights!r}: leave it out, or take rule st or bayes"
+            )
         if self.train.chunk and self.train.activity:
             raise ValueError(
                 "train.activity looks at whole recordings, train.chunk never sees one: leave one of the two at 0"
             )
         depth = len(self.network.conv) + len(self.network.layers)
-        readouts = depth if self.network.readout_after == "every" else 1
-        if self.predict.readouts > readouts:
-            raise ValueError(
-                f"predict.readouts must be at most {readouts}, the readouts there are; got {self.predict.readouts}: lower it"
-            )
         local = self.network.gradient == "local" and depth > 1
         if local and self.network.readout_after == "last":
             raise ValueError(

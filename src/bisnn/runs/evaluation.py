@@ -344,9 +344,7 @@ def _energy(model: Model, x: Tensor | Clips, costs: Costs | None) -> dict[str, A
     points x.
     """
     s = _test_spikes(model, x, _evenly(len(x), COUNTED))
-    return ledger(
-        model.net, s, predictors(model), costs, model.config.seed, model.config.predict.readouts
-    )
+    return ledger(model.net, s, predictors(model), costs, model.config.seed)
 
 
 @torch.no_grad()
@@ -355,7 +353,7 @@ def _activity(model: Model, x: Tensor | Clips, some: Tensor, few: Tensor) -> dic
     weights (or the real ones).
     """
     net = model.net
-    realised = [p if net.weights == "real" else realisation.map_weight(p) for p in net.parameters()]
+    realised = [p if net.alphabet is None else realisation.map_weight(p) for p in net.parameters()]
 
     def run(points: Tensor) -> list[Tensor]:
         s = _test_spikes(model, x, points)
@@ -410,13 +408,13 @@ def _counted(s: Tensor) -> Tensor:
 
 
 def _posterior(model: Model) -> dict[str, Any] | None:
-    """Histogram of p = sigma(2 w^r) of each layer, over [0, 1]; None where the weights are no
-    posterior.
+    """Histogram, over [0, 1], of the probability that a weight of each layer is the highest level,
+    for binary weights p = sigma(2 w^r); None where the weights are no posterior.
     """
     if model.config.rule.name != "bayes":
         return None
     counts = [
-        torch.histc(weights.probability(p.detach().float()), BINS, 0, 1)
+        torch.histc(weights.latents_of(p).limits(p.detach().float())[0], BINS, 0, 1)
         for p in model.net.parameters()
     ]
     return {"counts": torch.stack(counts).to(torch.int64), "edges": torch.linspace(0, 1, BINS + 1)}
