@@ -477,7 +477,14 @@ def test_what_is_kept_of_the_inputs(layer, kernel):
 # The way taken on the CPU
 
 KERNELS_OF = {
-    counting: ("pack", "windows", "counts", "add_rows", "add_rows_transposed", "add_rows_by_fours"),
+    counting: (
+        "pack",
+        "windows",
+        "plane_counts",
+        "add_rows",
+        "add_rows_transposed",
+        "add_rows_by_fours",
+    ),
     cpu: ("_scan", "_adjoint", "_weight_gradient"),
     kernels.reference: ("product", "weight_gradient", "input_gradient"),
 }
@@ -519,9 +526,9 @@ def forward_and_backward(layer, inputs, hard, learns_x=False):
 @pytest.mark.parametrize(
     ("inputs", "hard", "forward", "backward"),
     [
-        (0.05, True, {"pack", "counts"}, "add_rows_transposed"),
-        (0.25, True, {"pack", "counts"}, "add_rows_by_fours"),
-        (1.0, True, {"pack", "counts"}, "add_rows_by_fours"),
+        (0.05, True, {"pack", "plane_counts"}, "add_rows_transposed"),
+        (0.25, True, {"pack", "plane_counts"}, "add_rows_by_fours"),
+        (1.0, True, {"pack", "plane_counts"}, "add_rows_by_fours"),
         (0.05, False, {"pack", "add_rows"}, "add_rows_transposed"),
         (0.25, False, {"pack", "add_rows"}, "add_rows_by_fours"),
         (0.6, False, {"pack", "product"}, "add_rows_by_fours"),
@@ -539,7 +546,7 @@ def test_which_way_is_taken(layer, inputs, hard, forward, backward, learns_x, mo
     monkeypatch.setattr(cpu, "DENSE", 0.4)
     *_, there, back = forward_and_backward(layer, inputs, hard, learns_x)
     assert there.keys() - {"windows"} == forward | {"_scan"}
-    assert ("windows" in there) == bool(layer.stride and {"counts", "add_rows"} & forward)
+    assert ("windows" in there) == bool(layer.stride and {"plane_counts", "add_rows"} & forward)
     if backward == "weight_gradient" or learns_x:
         assert back.keys() - {"windows"} == {"_adjoint", backward} | (
             {"input_gradient"} if learns_x else set()

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import bisnn
 from bisnn import SRM, Conv2d, Linear, Network, Recurrent, packing, weights
+from bisnn.alphabet import Levels
 from bisnn.bits import counting
 from bisnn.packed import BadFile, Engine, file
 from bisnn.packed import load as load_packed
@@ -34,7 +35,7 @@ LIVELY = SRM(tau_mem=5.0, tau_syn=3.0, tau_ref=2.0, threshold=0.02)
 
 
 def drawn(net: Network, K: int, seed: int = 0) -> list[list[torch.Tensor]]:
-    return weights.draw_members([layer.weight.detach() for layer in net.layers], K, seed)
+    return weights.draw_members([layer.weight for layer in net.layers], K, seed)
 
 
 def assert_same_bits(net: Network, x: torch.Tensor, K: int = 1, threads: int = 1) -> Engine:
@@ -48,9 +49,7 @@ def assert_same_bits(net: Network, x: torch.Tensor, K: int = 1, threads: int = 1
     )
     for k, member in enumerate(members):
         with torch.no_grad():
-            theirs = net(
-                x, net.initial_state(x.shape[1]), weights=[2 * up.float() - 1 for up in member]
-            )
+            theirs = net(x, net.initial_state(x.shape[1]), weights=[w.float() for w in member])
         for a, b in zip(ours.spikes, theirs.spikes, strict=True):
             assert np.array_equal(a[k], b.numpy())
         last = theirs.readouts[-1]
@@ -92,19 +91,20 @@ def test_dense_layers_of_any_size(n_in, n, K, B, density, threads):
     )
 
 
-def test_few_active_inputs_are_added_and_many_counted():
+@pytest.mark.parametrize("of", [Levels(-1, 1), Levels(-1, 0, 1), Levels(-127, 3, 127)])
+def test_few_active_inputs_are_added_and_many_counted(of):
     """Both ways are taken, and the currents are the same exact integers."""
     rng = np.random.default_rng(0)
-    w = rng.integers(0, 2, (300, 70)).astype(np.int8) * 2 - 1  # (n_in, n_out)
-    columns = np.ascontiguousarray(words(w.T > 0).T)
+    w = rng.choice(np.array(of.levels, np.int8), (300, 70))  # (n_in, n_out)
+    planes = np.ascontiguousarray(words(of.bits(w.T)).swapaxes(1, 2))
     for density in (0.005, 0.3):
         x = rng.random((9, 300)) < density
         counted, added = np.empty((9, 70), np.float32), np.empty((9, 70), np.float32)
-        counting.counts(0, 9, words(x), columns, counted)
-        counting.events(0, 9, words(x), columns, w, added)
+        counting.plane_counts(0, 9, words(x), planes, of.low, of.gap, counted)
+        counting.events(0, 9, words(x), planes, of.low, of.gap, w, added)
         assert np.array_equal(counted, x.astype(int) @ w)
         assert np.array_equal(added, counted)
-        counting.events(0, 9, words(x), columns, 0 * w, added)  # tells which way was taken
+        counting.events(0, 9, words(x), planes, of.low, of.gap, 0 * w, added)  # which way?
         assert added.any() == (density == 0.3)
 
 
@@ -260,7 +260,7 @@ def test_every_trained_config(name, tmp_path, monkeypatch):
         result = engine.run(s.numpy(), spikes=True)
         assert len(result.logits) == len(members)
         for k, member in enumerate(members):
-            output = model.net(s, weights=[2 * up.float() - 1 for up in member])
+            output = model.net(s, weights=[w.float() for w in member])
             assert np.array_equal(result.logits[k], output.logits.detach().numpy())
             for a, b in zip(result.spikes, output.spikes, strict=True):
                 assert np.array_equal(a[k], b.detach().numpy())

@@ -95,5 +95,5 @@ def quantised(parameter: Tensor) -> np.ndarray:
     for _ in range(len(levels)):
         top = np.expand_dims(shares.argmax(0), 0) == np.arange(len(levels)).reshape(levels.shape)
         moved = top & ~chosen
-        shares += chosen * moved.any(0) - moved
+        shares += (chosen & moved.any(0)).astype(int) - moved
     return np.cumsum(shares, axis=0)[:-1].astype(np.uint8)

@@ -193,6 +193,10 @@ class Signs:
 
     alphabet: Levels = BINARY
 
+    def shape(self, weights: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the latents of weights of this shape."""
+        return weights
+
     def initial(self, z: Tensor, init: float) -> Tensor:
         """Latents to begin with, +-init, from standard normal numbers."""
         return init * sign(z)
@@ -274,6 +278,9 @@ class Categorical(Signs):
 
     def __init__(self, alphabet: Levels):
         self.alphabet = alphabet
+
+    def shape(self, weights: tuple[int, ...]) -> tuple[int, ...]:
+        return (len(self.alphabet.levels), *weights)
 
     def initial(self, z: Tensor, init: float) -> Tensor:
         """A level for each weight, all equally likely, with log-odds of 2 init against each other

@@ -625,7 +625,7 @@ def product(
     if levels:
         of = Levels(*levels)
         planes = [_words(keep(plane, [])).T for plane in _planes(w.to(x.dtype), of)]
-        counted = (rows, np.stack(planes), of.low, of.gap, out)
+        counted = (rows, np.ascontiguousarray(np.stack(planes)), of.low, of.gap, out)
         run(counting.plane_counts, rows.size * len(w) * of.planes, len(rows), *counted)
     else:
         run(counting.add_rows, rows.size * len(w), len(rows), rows, w.t().contiguous().numpy(), out)

@@ -14,6 +14,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from bisnn import kernels, metrics, realisation, weights
+from bisnn.alphabet import BINARY
 from bisnn.data.dataset import Dataset, Split, load_dataset, spikes
 from bisnn.data.recordings import Clips
 from bisnn.display import bars, note
@@ -21,7 +22,7 @@ from bisnn.files import file_digest, write_atomic
 from bisnn.prediction import Classification, Regression
 from bisnn.runs.config import Events
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
-from bisnn.runs.model import Model, load, weight_bits
+from bisnn.runs.model import Model, load, weight_count
 from bisnn.shipping.energy import Costs, ledger
 
 SHOWN = 200  # test points that rates and uncertainty over time are taken from
@@ -53,7 +54,9 @@ def predictors(model: Model) -> dict[str, int | None]:
     """Name and number of members of each predictor that the run's rule has."""
     if model.config.rule.name == "bayes":
         return {"MAP": None, f"ensemble of {model.members}": model.members}
-    return {"real weights" if model.config.rule.name == "full" else "sign": None}
+    if model.net.alphabet is None:
+        return {"real weights": None}
+    return {"sign" if model.net.alphabet == BINARY else "nearest level": None}
 
 
 def evaluate(
@@ -200,7 +203,8 @@ def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
         if len(plane):
             probs = model.predict_points(plane, members, advance=advance).mean.cpu()
             planes[name] = probs.reshape(PLANE, PLANE, -1)
-    bits = weight_bits(model.net)
+    count = weight_count(model.net)
+    bits = 1 if model.net.alphabet is None else model.net.alphabet.planes
     return {
         "format": FORMAT,
         "task": model.config.task,
@@ -218,7 +222,12 @@ def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
         "plane": _plane(planes, model, data.train),
         **_activity(model, x, some, _examples(result, y)),
         "posterior": _posterior(model),
-        "memory": {"weights": bits, "bytes_1_bit": -(-bits // 8), "bytes_32_bit": 4 * bits},
+        "memory": {
+            "weights": count,
+            "bits": bits,
+            "bytes": -(-bits * count // 8),
+            "bytes_32_bit": 4 * count,
+        },
     }
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bisnn import metrics
-from bisnn.alphabet import alphabet_of
+from bisnn.alphabet import BINARY, alphabet_of
 from bisnn.checks import positive_int
 from bisnn.data import table
 from bisnn.data.dataset import Dataset, input_shape, rescaled, spikes, window
@@ -32,7 +32,7 @@ from bisnn.runs import config as config_module
 from bisnn.runs.config import Config, Convolution, Dense, Digits, Events, Tonic
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
 from bisnn.spec import LayerSpec, Shape, read_from, side_by_side
-from bisnn.weights import draw_members
+from bisnn.weights import draw_members, latents_for
 
 BATCH = 250  # points predicted at a time, at most
 # Of input and neurons, over all time steps, in a batch of predictions
@@ -242,7 +242,7 @@ class Model:
             )
         count = self.members if samples == "usual" else samples
         if isinstance(count, int):
-            afford("samples", count * weight_bits(self.net), f"an ensemble of {count:,} members")
+            afford("samples", count * weight_count(self.net), f"an ensemble of {count:,} members")
         return count
 
     def predict_points(
@@ -382,7 +382,12 @@ def _check(
     if type(tree["epoch"]) is not int or tree["epoch"] < 0 or not isinstance(tree["data"], str):
         raise ValueError("its epoch or its fingerprint is none")
     layers = _planned(config, input_shape(config, len(low)))
-    shapes = {f"layers.{i}.weight": spec.weight_shape for i, (_, spec) in enumerate(layers)}
+    latents = latents_for(
+        alphabet_of(config.network.weights) or BINARY, config.rule.name == "bayes"
+    )
+    shapes = {
+        f"layers.{i}.weight": latents.shape(spec.weight_shape) for i, (_, spec) in enumerate(layers)
+    }
     last = len(layers) - 1
     for i, (_, spec) in enumerate(layers):
         if i == last or config.network.readout_after == "every":
@@ -403,6 +408,6 @@ def _units(tree: dict[str, Any], features: int) -> dict[str, Any]:
     return {"schema": schema, "target_mean": mean, "target_scale": scale}
 
 
-def weight_bits(net: Network) -> int:
-    """The number of weights, which is the number of bits that a binary network needs."""
-    return sum(math.prod(p.shape) for p in net.parameters())
+def weight_count(net: Network) -> int:
+    """The number of weights, and of a binary network of the bits that it needs."""
+    return sum(layer.spec.synapses for layer in net.layers)
