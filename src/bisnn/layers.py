@@ -25,7 +25,6 @@ from bisnn.bits.philox import Purpose
 from bisnn.checks import positive_int
 from bisnn.kernels import reference
 from bisnn.kernels.layer import srm_layer
-from bisnn.kernels.reference import advance, potential
 from bisnn.kernels.scan import spike, srm_scan
 from bisnn.neuron import SRM
 from bisnn.weights import is_hard, is_realised, pinned, sign
@@ -591,10 +590,10 @@ class Recurrent(Layer):
         P, Q, R = (I_in[0] - I_in[0],) * 3 if state is None else state[:3]
         steps = []
         for I_t in I_in:
-            u_t = potential(P, Q, R, self.kappa)
+            u_t = self.neuron.potential((P, Q, R), self.kappa, self.constants)
             s_t = spike(u_t, self.constants[3], self.neuron.surrogate, self.neuron.slope)
             I_t = I_t + F.linear(s_t, W_rec)
-            P, Q, R = advance(I_t, s_t, P, Q, R, self.constants)
+            P, Q, R = self.neuron.advance(I_t, s_t, (P, Q, R), self.constants)
             steps.append((I_t, s_t, u_t))
         I, s, u = (torch.stack(x) for x in zip(*steps, strict=True))
         return I, s, u, (P, Q, R)

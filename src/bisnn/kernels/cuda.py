@@ -27,8 +27,9 @@ from torch import Tensor
 
 from bisnn.kernels import reference
 from bisnn.kernels.reference import Errors, LayerConstants
+from bisnn.neuron import FLUSH
 
-_FLUSH = tl.constexpr(reference.FLUSH)
+_FLUSH = tl.constexpr(FLUSH)
 
 
 # The scan. A program has BLOCK windows of neurons, in memory order of what leaves the layer, and
