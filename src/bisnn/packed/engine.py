@@ -26,26 +26,23 @@ from llvmlite import ir
 from numba import types
 from numba.core.extending import intrinsic
 
-from bisnn.bits import counting, threads
+from bisnn.bits import counting, neurons, threads
 from bisnn.bits.counting import kernel
 from bisnn.files import most_bytes
-from bisnn.neuron import FLUSH
 from bisnn.packed import encoding, file
 
 _F = np.float32
-_ZERO, _ONE, _FLUSH = _F(0), _F(1), _F(FLUSH)
-_U0 = np.uint32(0)
+_ZERO, _ONE = _F(0), _F(1)
+_U0, _I0 = np.uint32(0), np.int32(0)
+_NO_INTEGERS = np.empty((6, 0), np.int32)
 # Recordings of a dense layer that are worked on together: weights are then read once for all of
 # them
 GROUP = 8
 ROWS = 16  # of the input that are counted together, at least, by taking several time steps at once
 POINTS = 250  # encoded and predicted at a time, at most
 TABLE = 1 << 26  # bytes of a layer's weights as int8 up to which they are kept, for sparse inputs
-_X, _W, _S = (
-    "uint32[:, :, :, :, :, ::1]",
-    "uint32[:, :, ::1]",
-    "float32[:, :, ::1]",
-)  # spikes, weights, state
+_X, _W = "uint32[:, :, :, :, :, ::1]", "uint32[:, :, ::1]"  # spikes, weights
+_S = "int32[:, :, ::1]"  # state: float32 neurons lay the bits of their traces there
 
 State = tuple[
     tuple[np.ndarray, np.ndarray, np.ndarray], ...
@@ -134,23 +131,31 @@ def _negative(typingctx, x, first):
     return types.uint32(x, types.int64), generate
 
 
-@kernel("void(float32[::1], float32[::1], float32[::1], float32[::1], float32, float32[::1])")
-def _advance(u, p, q, r, kappa, c):
+@kernel(
+    "void(float32[::1], int32[::1], int32[::1], int32[::1], float32, float32[::1], int32[:, ::1])"
+)
+def _advance(u, P, Q, R, kappa, c, integers):
     """One step of neurons with one kappa: u holds currents, and then theta - u, whose sign bit is
-    the spike.
+    the spike. With `integers` the neurons are FixedSRM, and what u holds then is an int32.
     """
+    if integers.shape[1]:
+        a_m, a_s, a_r, fraction = integers[0, 0], integers[1, 0], integers[2, 0], integers[3, 0]
+        one, threshold, margin = integers[4, 0], integers[5, 0], u.view(np.int32)
+        for i in range(u.shape[0]):
+            I, v = u[i], neurons.fixed_potential(P[i], Q[i], R[i])
+            s = one if v > threshold else _I0
+            P[i], Q[i], R[i] = neurons.fixed_advance(
+                P[i], Q[i], R[i], I, s, a_m, a_s, a_r, fraction
+            )
+            margin[i] = threshold - v
+        return
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
+    p, q, r = P.view(np.float32), Q.view(np.float32), R.view(np.float32)
     for i in range(u.shape[0]):
-        v = kappa * (p[i] - q[i]) - r[i]
-        p_i, q_i, r_i = (
-            a_m * (p[i] + u[i]),
-            a_s * (q[i] + u[i]),
-            a_r * (r[i] + (_ONE if v > theta else _ZERO)),
-        )
+        v = neurons.srm_potential(p[i], q[i], r[i], kappa)
+        x = _ONE if v > theta else _ZERO
+        p[i], q[i], r[i] = neurons.srm_advance(p[i], q[i], r[i], u[i], x, a_m, a_s, a_r)
         u[i] = theta - v
-        p[i] = _ZERO if abs(p_i) <= _FLUSH else p_i
-        q[i] = _ZERO if abs(q_i) <= _FLUSH else q_i
-        r[i] = _ZERO if abs(r_i) <= _FLUSH else r_i
 
 
 @kernel("void(float32[::1], int64, int64, int64, int64, uint32[:, :, :, ::1])")
@@ -187,11 +192,11 @@ def _fired(u, height, width, n_out, pool, out):
 
 @kernel(
     f"void(int64, int64, {_X}, {_W}, int8[:, :, ::1], int64, int64, int64, int64, int64, int64, int64, int64, int64, float32, "
-    f"float32[::1], {_S}, {_S}, {_S}, {_X})"
+    f"float32[::1], int32[:, ::1], {_S}, {_S}, {_S}, {_X})"
 )
 def _spikes(
-    lo, hi, x, weights, table, channels, k0, k1, s0, s1, p0, p1, pool, group, kappa, c, P, Q, R, out
-):
+    lo, hi, x, weights, table, channels, k0, k1, s0, s1, p0, p1, pool, group, kappa, c, integers, P, Q, R, out
+):  # fmt: skip
     """Items lo..hi through a layer: an item is a group of recordings of a member. x has K = 1 where
     members share their input.
 
@@ -203,7 +208,7 @@ def _spikes(
     steps = max(
         1, ROWS // (min(group, B) * pixels)
     )  # time steps whose currents are counted together
-    traces = np.empty((3, group, pixels * n_out), np.float32)  # where nobody wants to go on
+    traces = np.empty((3, group, pixels * n_out), np.int32)  # where nobody wants to go on
     rows = np.empty((steps, group, height, width, n_words), np.uint32)
     u = np.empty((steps * group * pixels, n_out), np.float32)
     for item in range(lo, hi):
@@ -218,7 +223,7 @@ def _spikes(
                 R[member, first : first + n],
             )
         else:
-            traces[:] = _ZERO
+            traces[:] = _I0
         inputs = rows.reshape(-1)[: steps * n * pixels * n_words].reshape(
             (steps, n, height, width, n_words)
         )
@@ -256,7 +261,7 @@ def _spikes(
                 )
             for t in range(m):
                 potentials = u[t * n * pixels : (t + 1) * n * pixels].reshape(-1)
-                _advance(potentials, p.reshape(-1), q.reshape(-1), r.reshape(-1), kappa, c)
+                _advance(potentials, p.reshape(-1), q.reshape(-1), r.reshape(-1), kappa, c, integers)
                 _fired(
                     potentials,
                     height,
@@ -268,20 +273,53 @@ def _spikes(
 
 
 @kernel(
-    f"void(int64, int64, {_X}, {_W}, uint32[:, ::1], int64[::1], float32[::1], float32[::1], {_S}, {_S}, {_S}, {_X})",
+    "void(int32[::1], int32[::1], int32[::1], float32[::1], float32[::1], int32[:, ::1], uint32[::1])"
 )
-def _recurrent(lo, hi, x, weights, mask, outputs, kappa, c, P, Q, R, out):
+def _fire(P, Q, R, kappa, c, integers, own):
+    """own = whether each neuron, with a kappa of its own, is above its threshold."""
+    if integers.shape[1]:
+        for i in range(own.shape[0]):
+            own[i] = np.uint32(neurons.fixed_potential(P[i], Q[i], R[i]) > integers[5, i])
+        return
+    p, q, r = P.view(np.float32), Q.view(np.float32), R.view(np.float32)
+    for i in range(own.shape[0]):
+        own[i] = np.uint32(neurons.srm_potential(p[i], q[i], r[i], kappa[i]) > c[3])
+
+
+@kernel(
+    "void(float32[::1], uint32[::1], int32[::1], int32[::1], int32[::1], float32[::1], int32[:, ::1])"
+)
+def _integrate(I, own, P, Q, R, c, integers):
+    """The traces of the next time step, from currents and spikes."""
+    if integers.shape[1]:
+        a_m, a_s, a_r, fraction = integers[0, 0], integers[1, 0], integers[2, 0], integers[3, 0]
+        for i in range(own.shape[0]):
+            s = integers[4, i] if own[i] else _I0
+            P[i], Q[i], R[i] = neurons.fixed_advance(
+                P[i], Q[i], R[i], I[i], s, a_m, a_s, a_r, fraction
+            )
+        return
+    p, q, r = P.view(np.float32), Q.view(np.float32), R.view(np.float32)
+    for i in range(own.shape[0]):
+        p[i], q[i], r[i] = neurons.srm_advance(
+            p[i], q[i], r[i], I[i], np.float32(own[i]), c[0], c[1], c[2]
+        )
+
+
+@kernel(
+    f"void(int64, int64, {_X}, {_W}, uint32[:, ::1], int64[::1], float32[::1], float32[::1], int32[:, ::1], {_S}, {_S}, {_S}, {_X})",
+)
+def _recurrent(lo, hi, x, weights, mask, outputs, kappa, c, integers, P, Q, R, out):
     """As `_spikes`, for neurons that are each other's inputs: one recording of a member is an item,
     and time cannot be folded.
     """
-    a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
     T, B, n_words, n = x.shape[1], x.shape[2], weights.shape[1], weights.shape[2]
     inputs = x.shape[5]
     row = np.empty((1, n_words), np.uint32)
     own, I, traces = (
         np.empty(n, np.uint32),
         np.empty((1, n), np.float32),
-        np.empty((3, n), np.float32),
+        np.empty((3, n), np.int32),
     )
     for item in range(lo, hi):
         member, b = item // B, item % B
@@ -289,12 +327,12 @@ def _recurrent(lo, hi, x, weights, mask, outputs, kappa, c, P, Q, R, out):
         if P.shape[0]:
             p, q, r = P[member, b], Q[member, b], R[member, b]
         else:
-            traces[:] = _ZERO
+            traces[:] = _I0
         for t in range(T):
             row[:] = _U0
             row[0, :inputs] = x[min(member, x.shape[0] - 1), t, b, 0, 0]
+            _fire(p, q, r, kappa, c, integers, own)
             for i in range(n):
-                own[i] = np.uint32(kappa[i] * (p[i] - q[i]) - r[i] > theta)
                 row[0, inputs + (i >> 5)] |= own[i] << np.uint32(i & 31)
             if mask.shape[0]:
                 for i in range(n):
@@ -307,15 +345,7 @@ def _recurrent(lo, hi, x, weights, mask, outputs, kappa, c, P, Q, R, out):
                     I[0, i] = np.float32(np.int32(2) * np.int32(up) - np.int32(active))
             else:
                 counting.counts(0, 1, row, w, I)
-            for i in range(n):
-                p_i, q_i, r_i = (
-                    a_m * (p[i] + I[0, i]),
-                    a_s * (q[i] + I[0, i]),
-                    a_r * (r[i] + np.float32(own[i])),
-                )
-                p[i] = _ZERO if abs(p_i) <= _FLUSH else p_i
-                q[i] = _ZERO if abs(q_i) <= _FLUSH else q_i
-                r[i] = _ZERO if abs(r_i) <= _FLUSH else r_i
+            _integrate(I[0], own, p, q, r, c, integers)
             target = out[member, t, b, 0, 0]
             target[:] = _U0
             for i in range(outputs.shape[0]):
@@ -338,7 +368,7 @@ def _readout(lo, hi, x, V, scale, out):
             out[r, i] = scale * np.float32(np.int32(2) * np.int32(total) - np.int32(active))
 
 
-_NO_STATE = np.empty((0, 0, 0), np.float32)
+_NO_STATE = np.empty((0, 0, 0), np.int32)
 
 
 class Engine:
