@@ -33,7 +33,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -92,6 +92,10 @@ class Neuron:
     def integers(self, kappa: np.ndarray, most: int) -> np.ndarray | None:
         """The constants of a neuron that computes in integers, or None; see `FixedSRM`."""
         return None
+
+    def to_json(self) -> dict[str, Any]:
+        """Kind and settings, for a header."""
+        return {"kind": self.kind, **vars(self)}
 
 
 @dataclass(frozen=True)

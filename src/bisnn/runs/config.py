@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from bisnn.display import note
 from bisnn.files import read_text
@@ -157,18 +164,42 @@ class Encode(Section):
     width: Positive = 1.0  # of the tuning curves, in spacings
 
 
+# Layers whose spikes a layer reads: numbers from 0, convolutions first, or "input"; by default the
+# layer before it.
+Inputs = list[Annotated[int, Field(ge=0)] | Literal["input"]] | None
+
+
 class Convolution(Section):
     channels: Count
     kernel: Count
     stride: Count = 1
     padding: Annotated[int, Field(ge=0)] = 0
     pool: Count = 1  # edge of the max-pooling window
+    inputs: Inputs = None
+
+
+class Dense(Section):
+    """A layer of neurons; in a file, its number of neurons alone stands for one with all defaults."""
+
+    neurons: Count
+    recurrent: bool = False  # each neuron reads all neurons of the layer too, one time step later
+    inputs: Inputs = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number(cls, given: Any) -> Any:
+        return given if isinstance(given, dict) else {"neurons": given}
+
+    @model_serializer(mode="wrap")
+    def _plain(self, whole: Any) -> Any:
+        return self.neurons if self == Dense(neurons=self.neurons) else whole(self)
 
 
 class Architecture(Section):
     # Convolutional layers, for recordings; the dense ones come after them
     conv: list[Convolution] = []
-    layers: list[Count] = [256, 256]  # neurons of each dense layer
+    # Dense layers: the number of neurons, or a table with `recurrent` and `inputs`
+    layers: list[Dense] = [Dense(neurons=256), Dense(neurons=256)]
     gradient: Literal["local", "bptt"] = "local"
     readout_after: Literal["every", "last"] = "every"
     readout_gain: Positive = 1.0
@@ -298,9 +329,6 @@ class Predict(Section):
     encodings: Count = 1  # spike trains that a point's prediction is the mean over; points only
     # First time steps that predictions leave out; by default train.burn_in
     burn_in: Annotated[int, Field(ge=0)] | None = None
-    # How many of the last layers speak: predictions come from the mean of their readouts; the
-    # paper's is 1
-    readouts: Count = 1
 
 
 class Config(Section):
@@ -385,11 +413,6 @@ class Config(Section):
                 "train.activity looks at whole recordings, train.chunk never sees one: leave one of the two at 0"
             )
         depth = len(self.network.conv) + len(self.network.layers)
-        readouts = depth if self.network.readout_after == "every" else 1
-        if self.predict.readouts > readouts:
-            raise ValueError(
-                f"predict.readouts must be at most {readouts}, the readouts there are; got {self.predict.readouts}: lower it"
-            )
         local = self.network.gradient == "local" and depth > 1
         if local and self.network.readout_after == "last":
             raise ValueError(
