@@ -44,8 +44,8 @@ def _place(unit, pool, H, row, size, neurons):
 
 
 @njit(inline="always")
-def _any_of_windows(x, pool, row, C, s):
-    """s = the OR over each window of the spikes x of a row of windows."""
+def _any_of_windows(x, threshold, pool, row, C, s):
+    """s = whether any of each window of a row of windows has x > threshold."""
     for w in range(s.shape[0] // C):
         s_w = s[w * C : (w + 1) * C]
         for i in range(C):
@@ -55,7 +55,7 @@ def _any_of_windows(x, pool, row, C, s):
                 at = dy * row + (w * pool + dx) * C
                 x_w = x[at : at + C]
                 for i in range(C):
-                    s_w[i] = max(s_w[i], x_w[i])
+                    s_w[i] = _ONE if x_w[i] > threshold else s_w[i]
 
 
 @kernel(
@@ -64,21 +64,28 @@ def _any_of_windows(x, pool, row, C, s):
 def scan(lo, hi, I, P, Q, R, kappa, c, s, pool, H, row, size, C):
     """SRM. Potentials take the place of the currents: half the memory, and one stream less."""
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
-    spikes, width = np.empty(pool * row, np.float32), row // C // pool * C
+    width = row // C // pool * C
     for unit in range(lo, hi):
         first, last, out = _place(unit, pool, H, row, size, P.shape[0])
         p, q, r, k = P[first:last], Q[first:last], R[first:last], kappa[first:last]
         for t in range(I.shape[0]):
             u_t = I[t, first:last]  # I_t before, u_t after
-            s_t = s[t, first:last] if pool == 1 else spikes[: last - first]
+            if pool == 1:
+                s_t = s[t, first:last]
+                for i in range(last - first):
+                    v = srm_potential(p[i], q[i], r[i], k[i])
+                    x = _ONE if v > theta else _ZERO
+                    s_t[i] = x
+                    p[i], q[i], r[i] = srm_advance(p[i], q[i], r[i], u_t[i], x, a_m, a_s, a_r)
+                    u_t[i] = v
+                continue
             for i in range(last - first):
                 v = srm_potential(p[i], q[i], r[i], k[i])
                 x = _ONE if v > theta else _ZERO
-                s_t[i] = x
                 p[i], q[i], r[i] = srm_advance(p[i], q[i], r[i], u_t[i], x, a_m, a_s, a_r)
                 u_t[i] = v
             if out >= 0:
-                _any_of_windows(spikes, pool, row, C, s[t, out * width : (out + 1) * width])
+                _any_of_windows(u_t, theta, pool, row, C, s[t, out * width : (out + 1) * width])
 
 
 @kernel(
@@ -107,7 +114,7 @@ def fixed_scan(lo, hi, I, P, Q, R, scale, c, feedback, threshold, s, pool, H, ro
                 )
                 u_t[i] = k[i] * _f(v)
             if out >= 0:
-                _any_of_windows(spikes, pool, row, C, s[t, out * width : (out + 1) * width])
+                _any_of_windows(spikes, _HALF, pool, row, C, s[t, out * width : (out + 1) * width])
 
 
 @njit(inline="always")
@@ -188,26 +195,18 @@ def _add_readout_error(g_y, V, first, last, e):
 
 
 @njit(inline="always")
-def _spike_error(g_s, g_y, V, t, first, last, out, u_t, pool, row, C, e_windows, e):
-    """e = the error on the spikes of a unit: from g_s, and from readouts as g_y and V, where not
-    empty; with pooling, what comes from a window goes to its first maximum.
+def _window_error(g_s, g_y, V, t, out, u_t, pool, row, C, e_windows, e):
+    """e = the error on the spikes of row `out` of windows: what comes from a window, by g_s and by
+    readouts as g_y and V where not empty, goes to its first maximum.
     """
-    n = last - first
-    e[:] = _ZERO
-    if pool == 1:
-        if g_s.shape[0] > 0:
-            e[:] = g_s[t, first:last]
-        if g_y.shape[0] > 0:
-            _add_readout_error(g_y[t], V, first, last, e)
-    elif out >= 0:
-        width = row // C // pool * C
-        e_w = e_windows[:width]
-        e_w[:] = _ZERO
-        if g_s.shape[0] > 0:
-            e_w[:] = g_s[t, out * width : (out + 1) * width]
-        if g_y.shape[0] > 0:
-            _add_readout_error(g_y[t], V, out * width, (out + 1) * width, e_w)
-        _to_first_maximum(e_w, u_t, pool, row, C, e[:n])
+    width = row // C // pool * C
+    e_w = e_windows[:width]
+    e_w[:] = _ZERO
+    if g_s.shape[0] > 0:
+        e_w[:] = g_s[t, out * width : (out + 1) * width]
+    if g_y.shape[0] > 0:
+        _add_readout_error(g_y[t], V, out * width, (out + 1) * width, e_w)
+    _to_first_maximum(e_w, u_t, pool, row, C, e)
 
 
 @kernel(
@@ -223,7 +222,7 @@ def adjoint(
     as g_y and V, where not empty.
     """
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
-    has_u = g_u.shape[0] > 0
+    has_s, has_y, has_u = g_s.shape[0] > 0, g_y.shape[0] > 0, g_u.shape[0] > 0
     g, e_windows = np.empty(pool * row, np.float32), np.empty(row, np.float32)
     for unit in range(lo, hi):
         first, last, out = _place(unit, pool, H, row, size, G_P.shape[0])
@@ -234,7 +233,14 @@ def adjoint(
         e = g[:n]  # error on the spikes
         for t in range(u.shape[0] - 1, -1, -1):
             u_t, g_I_t = u[t, first:last], g_I[t, first - origin : last - origin]
-            _spike_error(g_s, g_y, V, t, first, last, out, u_t, pool, row, C, e_windows, e)
+            e[:] = _ZERO
+            if pool == 1:
+                if has_s:
+                    e[:] = g_s[t, first:last]
+                if has_y:
+                    _add_readout_error(g_y[t], V, first, last, e)
+            elif out >= 0:
+                _window_error(g_s, g_y, V, t, out, u_t, pool, row, C, e_windows, e)
             if sigmoid and not (refractory or has_u):  # local learning, as it mostly is: one loop
                 for i in range(n):
                     d = k[i] * (e[i] * (slope * _sigmoid_derivative(slope * (u_t[i] - theta))))

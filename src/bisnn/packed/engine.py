@@ -132,31 +132,29 @@ def _negative(typingctx, x, first):
     return types.uint32(x, types.int64), generate
 
 
-@kernel(
-    "void(float32[::1], int32[::1], int32[::1], int32[::1], float32, float32[::1], int32[:, ::1])"
-)
-def _advance(u, P, Q, R, kappa, c, integers):
-    """One step of neurons with one kappa: u holds currents, and then theta - u, whose sign bit is
-    the spike. With `integers` the neurons are FixedSRM, and what u holds then is an int32.
+@kernel("void(float32[::1], float32[::1], float32[::1], float32[::1], float32, float32[::1])")
+def _advance(u, p, q, r, kappa, c):
+    """One step of SRM neurons with one kappa: u holds currents, and then theta - u, whose sign bit
+    is the spike.
     """
-    if integers.shape[1]:
-        a_m, a_s, a_r, fraction = integers[0, 0], integers[1, 0], integers[2, 0], integers[3, 0]
-        one, threshold, margin = integers[4, 0], integers[5, 0], u.view(np.int32)
-        for i in range(u.shape[0]):
-            I, v = u[i], neurons.fixed_potential(P[i], Q[i], R[i])
-            s = one if v > threshold else _I0
-            P[i], Q[i], R[i] = neurons.fixed_advance(
-                P[i], Q[i], R[i], I, s, a_m, a_s, a_r, fraction
-            )
-            margin[i] = threshold - v
-        return
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
-    p, q, r = P.view(np.float32), Q.view(np.float32), R.view(np.float32)
     for i in range(u.shape[0]):
         v = neurons.srm_potential(p[i], q[i], r[i], kappa)
         x = _ONE if v > theta else _ZERO
         p[i], q[i], r[i] = neurons.srm_advance(p[i], q[i], r[i], u[i], x, a_m, a_s, a_r)
         u[i] = theta - v
+
+
+@kernel("void(float32[::1], int32[::1], int32[::1], int32[::1], int32[:, ::1])")
+def _fixed_advance(u, p, q, r, integers):
+    """As `_advance`, of FixedSRM neurons; what u holds afterwards is an int32."""
+    a_m, a_s, a_r, fraction = integers[0, 0], integers[1, 0], integers[2, 0], integers[3, 0]
+    one, theta, margin = integers[4, 0], integers[5, 0], u.view(np.int32)
+    for i in range(u.shape[0]):
+        I, v = u[i], neurons.fixed_potential(p[i], q[i], r[i])
+        s = one if v > theta else _I0
+        p[i], q[i], r[i] = neurons.fixed_advance(p[i], q[i], r[i], I, s, a_m, a_s, a_r, fraction)
+        margin[i] = theta - v
 
 
 @kernel("void(float32[::1], int64, int64, int64, int64, uint32[:, :, :, ::1])")
@@ -225,6 +223,8 @@ def _spikes(
             )
         else:
             traces[:] = _I0
+        p, q, r = p.reshape(-1), q.reshape(-1), r.reshape(-1)
+        p_f, q_f, r_f = p.view(np.float32), q.view(np.float32), r.view(np.float32)
         inputs = rows.reshape(-1)[: steps * n * pixels * n_words].reshape(
             (steps, n, height, width, n_words)
         )
@@ -262,9 +262,10 @@ def _spikes(
                 )
             for t in range(m):
                 potentials = u[t * n * pixels : (t + 1) * n * pixels].reshape(-1)
-                _advance(
-                    potentials, p.reshape(-1), q.reshape(-1), r.reshape(-1), kappa, c, integers
-                )
+                if integers.shape[1]:
+                    _fixed_advance(potentials, p, q, r, integers)
+                else:
+                    _advance(potentials, p_f, q_f, r_f, kappa, c)
                 _fired(
                     potentials,
                     height,
@@ -275,38 +276,37 @@ def _spikes(
                 )
 
 
-@kernel(
-    "void(int32[::1], int32[::1], int32[::1], float32[::1], float32[::1], int32[:, ::1], uint32[::1])"
-)
-def _fire(P, Q, R, kappa, c, integers, own):
-    """own = whether each neuron, with a kappa of its own, is above its threshold."""
-    if integers.shape[1]:
-        for i in range(own.shape[0]):
-            own[i] = np.uint32(neurons.fixed_potential(P[i], Q[i], R[i]) > integers[5, i])
-        return
-    p, q, r = P.view(np.float32), Q.view(np.float32), R.view(np.float32)
+@kernel("void(float32[::1], float32[::1], float32[::1], float32[::1], float32, uint32[::1])")
+def _fire(p, q, r, kappa, theta, own):
+    """own = whether each SRM neuron, with a kappa of its own, is above its threshold."""
     for i in range(own.shape[0]):
-        own[i] = np.uint32(neurons.srm_potential(p[i], q[i], r[i], kappa[i]) > c[3])
+        own[i] = np.uint32(neurons.srm_potential(p[i], q[i], r[i], kappa[i]) > theta)
 
 
 @kernel(
-    "void(float32[::1], uint32[::1], int32[::1], int32[::1], int32[::1], float32[::1], int32[:, ::1])"
+    "void(float32[::1], uint32[::1], float32[::1], float32[::1], float32[::1], float32, float32, float32)"
 )
-def _integrate(I, own, P, Q, R, c, integers):
+def _integrate(I, own, p, q, r, a_m, a_s, a_r):
     """The traces of the next time step, from currents and spikes."""
-    if integers.shape[1]:
-        a_m, a_s, a_r, fraction = integers[0, 0], integers[1, 0], integers[2, 0], integers[3, 0]
-        for i in range(own.shape[0]):
-            s = integers[4, i] if own[i] else _I0
-            P[i], Q[i], R[i] = neurons.fixed_advance(
-                P[i], Q[i], R[i], I[i], s, a_m, a_s, a_r, fraction
-            )
-        return
-    p, q, r = P.view(np.float32), Q.view(np.float32), R.view(np.float32)
     for i in range(own.shape[0]):
-        p[i], q[i], r[i] = neurons.srm_advance(
-            p[i], q[i], r[i], I[i], np.float32(own[i]), c[0], c[1], c[2]
-        )
+        s = np.float32(own[i])
+        p[i], q[i], r[i] = neurons.srm_advance(p[i], q[i], r[i], I[i], s, a_m, a_s, a_r)
+
+
+@kernel("void(int32[::1], int32[::1], int32[::1], int32[:, ::1], uint32[::1])")
+def _fixed_fire(p, q, r, integers, own):
+    """As `_fire`, of FixedSRM neurons."""
+    for i in range(own.shape[0]):
+        own[i] = np.uint32(neurons.fixed_potential(p[i], q[i], r[i]) > integers[5, i])
+
+
+@kernel("void(float32[::1], uint32[::1], int32[::1], int32[::1], int32[::1], int32[:, ::1])")
+def _fixed_integrate(I, own, p, q, r, integers):
+    """As `_integrate`, of FixedSRM neurons."""
+    a_m, a_s, a_r, fraction = integers[0, 0], integers[1, 0], integers[2, 0], integers[3, 0]
+    for i in range(own.shape[0]):
+        s = integers[4, i] if own[i] else _I0
+        p[i], q[i], r[i] = neurons.fixed_advance(p[i], q[i], r[i], I[i], s, a_m, a_s, a_r, fraction)
 
 
 @kernel(
@@ -317,6 +317,7 @@ def _recurrent(lo, hi, x, weights, mask, outputs, kappa, c, integers, P, Q, R, o
     """As `_spikes`, for neurons that are each other's inputs: one recording of a member is an item,
     and time cannot be folded.
     """
+    a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
     T, B, n_words, n = x.shape[1], x.shape[2], weights.shape[1], weights.shape[2]
     inputs = x.shape[5]
     row = np.empty((1, n_words), np.uint32)
@@ -325,6 +326,7 @@ def _recurrent(lo, hi, x, weights, mask, outputs, kappa, c, integers, P, Q, R, o
         np.empty((1, n), np.float32),
         np.empty((3, n), np.int32),
     )
+    current = I[0]
     for item in range(lo, hi):
         member, b = item // B, item % B
         w, p, q, r = weights[member], traces[0], traces[1], traces[2]
@@ -332,12 +334,19 @@ def _recurrent(lo, hi, x, weights, mask, outputs, kappa, c, integers, P, Q, R, o
             p, q, r = P[member, b], Q[member, b], R[member, b]
         else:
             traces[:] = _I0
+        p_f, q_f, r_f = p.view(np.float32), q.view(np.float32), r.view(np.float32)
         for t in range(T):
             row[:] = _U0
             row[0, :inputs] = x[min(member, x.shape[0] - 1), t, b, 0, 0]
-            _fire(p, q, r, kappa, c, integers, own)
-            for i in range(n):
-                row[0, inputs + (i >> 5)] |= own[i] << np.uint32(i & 31)
+            if integers.shape[1]:
+                _fixed_fire(p, q, r, integers, own)
+            else:
+                _fire(p_f, q_f, r_f, kappa, theta, own)
+            for k in range(-(-n // 32)):
+                word = _U0
+                for i in range(min(32, n - 32 * k)):
+                    word |= own[32 * k + i] << np.uint32(i)
+                row[0, inputs + k] = word
             if mask.shape[0]:
                 for i in range(n):
                     up = active = _U0
@@ -349,7 +358,10 @@ def _recurrent(lo, hi, x, weights, mask, outputs, kappa, c, integers, P, Q, R, o
                     I[0, i] = np.float32(np.int32(2) * np.int32(up) - np.int32(active))
             else:
                 counting.counts(0, 1, row, w, I)
-            _integrate(I[0], own, p, q, r, c, integers)
+            if integers.shape[1]:
+                _fixed_integrate(current, own, p, q, r, integers)
+            else:
+                _integrate(current, own, p_f, q_f, r_f, a_m, a_s, a_r)
             target = out[member, t, b, 0, 0]
             target[:] = _U0
             for i in range(outputs.shape[0]):
