@@ -141,7 +141,7 @@ def _fixed_scan(
         k = tl.load(scale + at, inside, 0.0)
         one, theta = tl.load(feedback + at, inside, 0), tl.load(threshold + at, inside, 0)
     p, q, r = tl.load(P + at, inside, 0), tl.load(Q + at, inside, 0), tl.load(R + at, inside, 0)
-    for t in range(T):
+    for _ in range(T):
         c = tl.load(I + at, inside, 0).to(tl.int32)
         v = p - q - r
         fires = v > theta
