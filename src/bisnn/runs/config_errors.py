@@ -96,6 +96,9 @@ def line(details: Any, settings: dict[str, Any], config: type[BaseModel]) -> str
     # Pydantic puts the variant's name behind the section's
     if len(location) > 1 and location[0] in ("data", "rule"):
         del location[1]
+    # A number stands for a dense layer
+    if location[-1:] == ["neurons"] and not isinstance(details["input"], dict):
+        del location[-1]
     key, kind, context = ".".join(location), details["type"], details.get("ctx", {})
     if key in REMOVED:
         return f"{key}: {REMOVED[key]}"
