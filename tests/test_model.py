@@ -389,7 +389,9 @@ def test_a_config_may_wire_layers_and_have_cycles(tmp_path):
     assert [spec.kind for spec in model.net.spec] == ["dense", "recurrent", "dense"]
     assert model.net.layers[2].weight.shape == (9, 20 + 12 + 10)
     points = np.random.default_rng(0).random((5, 2))
-    packed = bisnn.packed.load(bisnn.export(run, out=tmp_path / "p.safetensors", predictor="members")["path"])
+    packed = bisnn.packed.load(
+        bisnn.export(run, out=tmp_path / "p.safetensors", predictor="members")["path"]
+    )
     ours, theirs = packed.predict_features(points), model.predict(points)
     np.testing.assert_allclose(ours.mean, theirs.mean.numpy(), atol=1e-6)
 
