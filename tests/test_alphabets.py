@@ -387,7 +387,7 @@ def test_realisations_are_levels_and_latents_come_back(name):
     before = [p.detach().clone() for p in net.parameters()]
     relaxed = name in ("bayes", "bayes adam", "bayes prior")
     with rule.sampled():
-        realised = [layer.realised().detach() for layer in net.layers]
+        realised = [layer.realised().detach().clone() for layer in net.layers]
     for w, layer in zip(realised, net.layers, strict=True):
         assert w.shape == layer.spec.weight_shape
         assert is_hard(w, Ternary()) != relaxed
