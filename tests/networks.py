@@ -11,13 +11,14 @@ NEURON = SRM(tau_mem=5.0, tau_syn=3.0, tau_ref=2.0, threshold=0.05, slope=2.0)
 KINDS = (
     *("dense", "deep", "conv", "conv stride", "pooled", "recurrent", "masked", "mixed"),
     *("skip", "skip conv", "skip mixed"),
-    *("ternary", "levels", "levels conv"),
 )
 POSTERIORS = {  # alphabets with a posterior, on the layers of another kind
     "ternary": ("mixed", "ternary"),
+    "ternary masked": ("masked", "ternary"),
     "levels": ("skip mixed", Levels(-3, -1, 1, 3)),
     "levels conv": ("pooled", Levels(0, 2, 12)),
 }
+EVERY = (*KINDS, *POSTERIORS)
 
 
 def mask(n: int, n_in: int, seed: int, density: float = 0.5) -> torch.Tensor:

@@ -25,10 +25,10 @@ from bisnn.packed.engine import Engine
 from bisnn.runs.exporting import export
 from bisnn.weights import draw_members
 from conftest import spikes
-from networks import KINDS, NEURON, build
+from networks import EVERY, NEURON, build
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 @pytest.mark.parametrize("binary", [True, False], ids=["spikes", "real input"])
 def test_members_are_the_networks_at_posterior_samples(kind, binary):
     net = build(kind, 1, dtype=torch.float32, init=0.4)

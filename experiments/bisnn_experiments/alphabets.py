@@ -82,7 +82,9 @@ def measured(config: Config, folder: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--data", help="a folder of recordings or images; else two moons and digits"
+        "--data",
+        action="append",
+        help="two_moons, digits, or a folder of recordings or images; by default the first two",
     )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--seeds", type=int, default=5)

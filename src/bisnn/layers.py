@@ -244,7 +244,7 @@ class Layer(nn.Module):
         everywhere. `readout` reads what leaves the layer.
         """
         if weight is None:
-            weight = self._realisation()
+            weight = self.realised()
         if not bptt:
             x = x.detach()
         if self.integers is not None:
@@ -263,7 +263,8 @@ class Layer(nn.Module):
         """The whole layer as one operation; `Recurrent` has its own way."""
         raise NotImplementedError
 
-    def _realisation(self) -> Tensor:
+    def realised(self) -> Tensor:
+        """The weights w of the present realisation, or real ones; with the gradient of the parameter."""
         if not self.is_built:
             raise RuntimeError(
                 "a layer has weights only as part of a network: bisnn.Network(layer, ...) builds it"

@@ -127,7 +127,8 @@ def _assemble(network: PackedNetwork, member: int | None, dt: float, profile: st
     k = _checked(network, member, dt)
     graph, last = _Graph({"input": nir.Input(np.array(network.input_shape))}), ["input"]
     for i, layer in enumerate(network.layers):
-        W = layer.weights[k].astype(np.float32)  # (neurons, inputs), 0 where there is no synapse
+        W = layer.weights[k].astype(np.float32)  # (neurons, inputs)
+        W = W if layer.mask is None else W * layer.mask
         if profile == "cubalif":
             # One threshold for all, or importers refuse: what differs goes into the weights.
             W *= (layer.scale / layer.scale.max())[:, None]
