@@ -27,7 +27,7 @@ from conftest import seeded, spikes
 
 nir = pytest.importorskip("nir")
 POOLED = ("pooled", "mixed", "skip mixed")
-KINDS = (*(kind for kind in networks.KINDS if kind not in POOLED), "conv and dense")
+KINDS = (*(kind for kind in networks.FLOAT if kind not in POOLED), "conv and dense")
 SQUARE = {"conv stride": False}  # kernels; nir's own check of shapes takes all for square
 
 
