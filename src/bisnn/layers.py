@@ -176,6 +176,11 @@ class Layer(nn.Module):
         constants = torch.from_numpy(spec.neuron.constants(np.float64))
         self.register_buffer("constants", constants.to(dtype))
         whole = spec.integers
+        if whole is not None and spec.alphabet is None:
+            raise ValueError(
+                f"neuron: {type(self.neuron).__name__} takes hard weights; got a network of real "
+                'weights; use weights="binary", or SRM'
+            )
         integers = None if whole is None else torch.from_numpy(whole)
         self.register_buffer("integers", integers, persistent=False)
 
