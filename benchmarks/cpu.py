@@ -36,7 +36,8 @@ from typing import Any
 import figure
 from contestants import CONV, MLP, PEERS, THRESHOLDS, Workload
 from processes import ROOT, Contender, setup
-from report import machine, note, table
+
+from bisnn_experiments.measurement import machine, note, table
 
 Case = dict[str, Any]
 FLOORS = ["ReLU network", "products alone"]

@@ -51,7 +51,8 @@ from contestants import (
     spikingjelly,
     step_by_step,
 )
-from report import machine, note, table
+
+from bisnn_experiments.measurement import machine, note, table
 
 ROOT = Path(__file__).resolve().parent.parent
 

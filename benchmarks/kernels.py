@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from report import machine, table
 
 from bisnn.bits import counting
 from bisnn.kernels import cpu
+from bisnn_experiments.measurement import machine, table
 
 ROWS, N = 6400, 256  # T B rows of N spikes, N x N weights
 DENSITIES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0)

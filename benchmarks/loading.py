@@ -24,7 +24,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from report import machine, table
 
 from bisnn import kernels
 from bisnn.bits import philox
@@ -37,6 +36,7 @@ from bisnn.runs import config
 from bisnn.runs.config import Augment
 from bisnn.runs.training import Processes, Training
 from bisnn_experiments import recognition
+from bisnn_experiments.measurement import machine, table
 
 
 def milliseconds(function: Callable[[], Any], repeats: int, wait: Callable[[], Any]) -> float:

@@ -53,7 +53,8 @@ from inference import (
     TEN,
 )
 from processes import ROOT, Contender
-from report import machine, note, show, table
+
+from bisnn_experiments.measurement import machine, note, show, table
 
 DENSE = Workload("dense", 100, 1, (1024,), 0.1)
 NETWORKS = {"mlp": replace(MLP, B=1), "conv": Workload("conv", 50, 1, (64, 128, 128), padding=3)}

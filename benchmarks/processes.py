@@ -29,11 +29,14 @@ from typing import Any
 import torch
 from contestants import ON_CPU, Built, Workload
 from inference import INFERENCE
-from report import mib
 from torch import nn
 
+# The peers' environment has no package of ours.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
+from bisnn_experiments.measurement import mib
+
 CONTESTANTS = ON_CPU | INFERENCE
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 PEER_PYTHON = ROOT / ".venv-peers" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
