@@ -1,5 +1,4 @@
-"""Networks that have been trained, run by the packed engine and by others: the contestants of
-packed.py.
+"""Trained networks, run by the packed engine and by others: the contestants of packed.py.
 
 All get the same float +-1 weights, drawn from a seed here, without bisnn, which the peers'
 environment does not have; the same neurons with their refractory feedback, and one recording of
@@ -20,8 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from contestants import KERNEL, Build, Built, Contestant, Sizes, Workload, network
+from contestants import Build, Built, Contestant, network
 from torch import Tensor
+from workloads import KERNEL, Sizes, Workload
 
 TAU_MEM, TAU_SYN, TAU_REF = 10.0, 6.0, 2.0
 MEMBERS = 10
@@ -38,11 +38,9 @@ class Stage:
     constants: tuple[float, ...]  # a_m, a_s, a_r, theta
 
     def current(self, s: Tensor) -> Tensor:
-        return (
-            F.linear(s, self.weight)
-            if self.weight.ndim == 2
-            else F.conv2d(s, self.weight, padding=self.size.padding)
-        )
+        if self.weight.ndim == 2:
+            return F.linear(s, self.weight)
+        return F.conv2d(s, self.weight, padding=self.size.padding)
 
 
 @dataclass(frozen=True)
@@ -55,45 +53,37 @@ class Plain:
 
 
 def plain(workload: Workload) -> Plain:
+    """The network of a workload, with weights drawn from a seed."""
     generator = torch.Generator().manual_seed(0)
     stages = []
     for size, threshold in zip(workload.layers, workload.thresholds, strict=True):
-        channels, kernel = (
-            (size.neurons[0], size.inputs[0]),
-            () if len(size.inputs) == 1 else (KERNEL, KERNEL),
-        )
-        weight = _signs((*channels, *kernel), generator)
+        kernel = () if len(size.inputs) == 1 else (KERNEL, KERNEL)
+        weight = _signs((size.neurons[0], size.inputs[0], *kernel), generator)
         decays = [math.exp(-1 / tau) for tau in (TAU_MEM, TAU_SYN, TAU_REF)]
-        stages.append(
-            Stage(
-                size,
-                weight,
-                _rounded(size.parents**-0.5),
-                tuple(map(_rounded, (*decays, threshold))),
-            )
-        )
+        constants = tuple(map(_float32, (*decays, threshold)))
+        stages.append(Stage(size, weight, _float32(size.parents**-0.5), constants))
     n = math.prod(workload.layers[-1].outputs)
     V = _signs((workload.classes, n), generator) if workload.classes else None
-    return Plain(stages, V, _rounded(n**-0.5))
+    return Plain(stages, V, _float32(n**-0.5))
 
 
 def _signs(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.randint(0, 2, shape, generator=generator) * 2.0 - 1.0
 
 
-def _rounded(value: float) -> float:
+def _float32(value: float) -> float:
     return float(np.float32(value))
 
 
-def listed(spikes: list[Any]) -> dict[str, str]:
-    """Spikes of each layer as a fact that fits into a line of JSON."""
+def spikes_as_fact(spikes: list[Any]) -> dict[str, str]:
+    """The spikes of each layer as a fact that fits into a line of JSON."""
     bits = np.packbits(np.concatenate([np.asarray(s).astype(bool).reshape(-1) for s in spikes]))
     return {SPIKES: base64.b64encode(zlib.compress(bits.tobytes())).decode()}
 
 
-def differing(one: str, other: str) -> float:
-    """The fraction of spikes (and silences) in which two contestants differ, of those of the first:
-    0 is the same bits.
+def share_that_differs(one: str, other: str) -> float:
+    """The number of places in which the spikes of two contestants differ, per spike of the first: 0
+    means the same bits.
     """
     a, b = (
         np.unpackbits(np.frombuffer(zlib.decompress(base64.b64decode(s)), np.uint8))
@@ -111,11 +101,9 @@ def trained(workload: Workload) -> Any:
     with torch.no_grad():
         for layer, stage in zip(net.layers, same.stages, strict=True):
             layer.weight.copy_(0.5 * stage.weight)
-            if (
-                layer.constants.tolist() != list(stage.constants)
-                or layer.kappa.item() != stage.kappa
-            ):
-                raise RuntimeError("bisnn's constants are others than those written here")
+            ours = [*layer.constants.tolist(), layer.kappa.item()]
+            if ours != [*stage.constants, stage.kappa]:
+                raise RuntimeError("bisnn's constants differ from those written here")
         if same.V is not None:
             net.readouts[-1].V.copy_(same.V)
             net.readouts[-1].scale.fill_(same.scale)
@@ -135,8 +123,8 @@ def described(workload: Workload, members: int | None = None, posterior: bool = 
 
 
 def engine(members: int | None = None, apart: bool = False, stream: bool = False) -> Build:
-    """The packed engine: a recording in one call, or each time step in a call; members in one
-    engine, or each in its own.
+    """The packed engine: a recording in one call, or a stream with one call per time step; members
+    in one engine, or each in its own.
     """
     import bisnn  # noqa: F401  the version in the results is its
     from bisnn.packed import Engine, State
@@ -162,11 +150,9 @@ def engine(members: int | None = None, apart: bool = False, stream: bool = False
                 one.run(x)
 
         def facts() -> dict[str, Any]:
-            return (
-                {}
-                if members is not None
-                else listed([s[0] for s in engines[0].run(x, spikes=True).spikes])
-            )
+            if members is not None:
+                return {}
+            return spikes_as_fact([s[0] for s in engines[0].run(x, spikes=True).spikes])
 
         return Built(steps if stream else whole, facts=facts)
 
@@ -184,7 +170,10 @@ def folded() -> Build:
             with torch.no_grad(), bisnn.map_weights(net):
                 return net(x)
 
-        return Built(lambda: forward() and None, facts=lambda: listed(list(forward().spikes)))
+        def facts() -> dict[str, Any]:
+            return spikes_as_fact(list(forward().spikes))
+
+        return Built(forward, facts=facts)
 
     return build
 
@@ -230,7 +219,7 @@ def by_step() -> Build:
             fired, left = ([list[Tensor]() for _ in net.stages] for _ in range(2))
             forward(fired, left)
             rates = [round(torch.stack(s).mean().item(), 4) for s in fired]
-            return {"firing_rates": rates} | listed([torch.stack(s) for s in left])
+            return {"firing_rates": rates} | spikes_as_fact([torch.stack(s) for s in left])
 
         return Built(iteration, facts=facts)
 
@@ -279,18 +268,15 @@ def onnx_runtime(scan: bool = False) -> Build:
             graph = Graph(net, workload.B, spikes=True)
             check, state, left = session(graph), dict(zeros), list[list[Any]]()
             for x_t in x:
-                after, (_, *spikes) = _parted(check.run(None, state | {"x": x_t}), len(zeros))
+                values = check.run(None, state | {"x": x_t})
+                after, (_, *spikes) = values[: len(zeros)], values[len(zeros) :]
                 state = dict(zip(zeros, after, strict=True))
                 left.append(spikes)
-            return listed([np.stack(s) for s in zip(*left, strict=True)])
+            return spikes_as_fact([np.stack(s) for s in zip(*left, strict=True)])
 
         return Built(iteration, facts=facts)
 
     return build
-
-
-def _parted(values: list[Any], n: int) -> tuple[list[Any], list[Any]]:
-    return values[:n], values[n:]
 
 
 def _bound_steps(
@@ -379,12 +365,10 @@ class Graph:
         )
         for trace, decay, value in ((P, a_m, I), (Q, a_s, I), (R, a_r, s)):
             self._add("Mul", [self._add("Add", [trace, value]), decay], f"{trace}_next")
-        pool = stage.size.pool
-        return (
-            s
-            if pool == 1
-            else self._add("MaxPool", [s], kernel_shape=[pool, pool], strides=[pool, pool])
-        )
+        if stage.size.pool == 1:
+            return s
+        pool = [stage.size.pool] * 2
+        return self._add("MaxPool", [s], kernel_shape=pool, strides=pool)
 
     def graph(self) -> Any:
         helper, kind = self.onnx.helper, self.onnx.TensorProto.FLOAT
@@ -397,12 +381,8 @@ class Graph:
     def over_time(self, T: int) -> Graph:
         """This step as the body of a loop: x and logits get a first axis of T."""
         whole = object.__new__(Graph)
-        whole.onnx, whole.states, whole.x, whole.constants = (
-            self.onnx,
-            self.states,
-            (T, *self.x),
-            [],
-        )
+        whole.onnx, whole.constants = self.onnx, []
+        whole.states, whole.x = self.states, (T, *self.x)
         whole.outputs = {
             name: (T, *shape) if name == "logits" else shape for name, shape in self.outputs.items()
         }
@@ -414,10 +394,9 @@ class Graph:
 
     def model(self) -> bytes:
         helper = self.onnx.helper
-        opset = helper.make_opsetid("", 18)
-        return helper.make_model(
-            self.graph(), opset_imports=[opset], ir_version=9
-        ).SerializeToString()
+        opsets = [helper.make_opsetid("", 18)]
+        model = helper.make_model(self.graph(), opset_imports=opsets, ir_version=9)
+        return model.SerializeToString()
 
 
 ENGINE = "packed engine"

@@ -1,4 +1,4 @@
-"""The paper's Figure 1, the 1-D regression, with the tuned recipe: `bisnn reproduce fig1` as a script.
+"""The paper's Figure 1, the 1-D regression: what `bisnn reproduce fig1` does, as a script.
 
 python examples/figure1.py
 """
