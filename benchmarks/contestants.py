@@ -219,7 +219,10 @@ def standard(
             if size.pool > 1:
                 modules.append(Flattened(nn.MaxPool2d(size.pool)))
         n = math.prod(workload.layers[-1].outputs)
-        modules += [nn.Flatten(2), _initialised(nn.Linear(n, workload.classes, bias=False), n, 0.1)]
+        modules += [
+            nn.Flatten(2),
+            _with_initial_weights(nn.Linear(n, workload.classes, bias=False), n, 0.1),
+        ]
         sequence = nn.Sequential(*modules).to(workload.device)
         if channels_last and workload.kind == "conv":
             sequence.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -243,15 +246,15 @@ def standard(
 def _product(size: Sizes, density: float) -> nn.Module:
     channels = size.inputs[0], size.neurons[0]
     if len(size.inputs) == 1:
-        return _initialised(nn.Linear(*channels, bias=False), size.parents, density)
+        return _with_initial_weights(nn.Linear(*channels, bias=False), size.parents, density)
     return Flattened(
-        _initialised(
+        _with_initial_weights(
             nn.Conv2d(*channels, KERNEL, padding=size.padding, bias=False), size.parents, density
         )
     )
 
 
-def _initialised(module: Any, parents: int, density: float) -> Any:
+def _with_initial_weights(module: Any, parents: int, density: float) -> Any:
     """Weights that make currents of about 1, so that no layer is silent."""
     nn.init.normal_(
         module.weight, std=(parents * density) ** -0.5, generator=torch.Generator().manual_seed(0)

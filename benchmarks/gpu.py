@@ -117,7 +117,7 @@ class Clock:
         torch.cuda.synchronize()
         return [a.elapsed_time(b) for a, b in pairwise(events)]
 
-    def allocated(self) -> int:
+    def allocated_bytes(self) -> int:
         if not self.cuda:
             return 0
         torch.cuda.synchronize()
@@ -163,7 +163,7 @@ def measure(
         note(f"{workload.kind}, B = {workload.B}: {name}")
         try:
             built = entry.function(**entry.arguments)(workload)
-            before = clock.allocated()
+            before = clock.allocated_bytes()
             initial = [p.detach().sum(dtype=torch.float64).item() for p in built.parameters]
             with settings(entry.fast):
                 for _ in range(max(3, built.settles)):

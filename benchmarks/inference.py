@@ -95,7 +95,7 @@ def share_that_differs(one: str, other: str) -> float:
 # Ours
 
 
-def trained(workload: Workload) -> Any:
+def trained_network(workload: Workload) -> Any:
     """The same network in bisnn."""
     net, same = network(workload, "bptt"), plain(workload)
     with torch.no_grad():
@@ -110,11 +110,11 @@ def trained(workload: Workload) -> Any:
     return net
 
 
-def described(workload: Workload, members: int | None = None, posterior: bool = False) -> Any:
+def packed_network(workload: Workload, members: int | None = None, posterior: bool = False) -> Any:
     """The same network as bits; with `members` draws from its posterior."""
     from bisnn import packing, weights
 
-    net, drawn = trained(workload), None
+    net, drawn = trained_network(workload), None
     if members is not None:
         drawn = weights.draw_members(
             [layer.weight.detach() for layer in net.layers], members, seed=0
@@ -130,7 +130,7 @@ def engine(members: int | None = None, apart: bool = False, stream: bool = False
     from bisnn.packed import Engine, State
 
     def build(workload: Workload) -> Built:
-        x, packed = workload.batch(torch.uint8)[0].numpy(), described(workload, members)
+        x, packed = workload.batch(torch.uint8)[0].numpy(), packed_network(workload, members)
         several = [packed]
         if apart:
             parts = [
@@ -159,12 +159,12 @@ def engine(members: int | None = None, apart: bool = False, stream: bool = False
     return build
 
 
-def folded() -> Build:
+def in_pytorch() -> Build:
     """Our network in PyTorch, as it is trained: all time steps of a layer at once."""
     import bisnn
 
     def build(workload: Workload) -> Built:
-        x, net = workload.batch()[0], trained(workload)
+        x, net = workload.batch()[0], trained_network(workload)
 
         def forward() -> Any:
             with torch.no_grad(), bisnn.map_weights(net):
@@ -412,7 +412,7 @@ INFERENCE: dict[str, Contestant] = {
     STREAM: Contestant("bisnn", engine, {"stream": True}),
     TEN: Contestant("bisnn", engine, {"members": MEMBERS}),
     APART: Contestant("bisnn", engine, {"members": MEMBERS, "apart": True}),
-    FOLDED: Contestant("bisnn", folded, {}),
+    FOLDED: Contestant("bisnn", in_pytorch, {}),
     STEPS: Contestant("torch", by_step, {}),
     PRODUCT: Contestant("torch", product, {}),
     ORT: Contestant("onnxruntime", onnx_runtime, {}),

@@ -199,7 +199,7 @@ def files(quick: bool) -> dict[str, Case]:
             }
             sizes[kind] = {"float32_weights": floats}
             for name, options in kinds.items():
-                network = inference.described(workload, **options)
+                network = inference.packed_network(workload, **options)
                 size = sizes[kind][name] = write(network, Path(folder) / "file")
                 limit = floats / 30 + 4096 if name == "map" else None
                 about = {"unit": "bytes", "of_float": size / floats}
@@ -218,7 +218,7 @@ def c_code(quick: bool) -> dict[str, Case]:
     if shutil.which("gcc") is None:
         return {"c": {"ratios": [], "left_out": {"C code": "there is no gcc"}}}
     workload = replace(small("mlp") if quick else MLP, B=1, T=100 if quick else STEPS_OF_C)
-    x, packed = workload.batch(torch.uint8)[0][:, 0].numpy(), inference.described(workload)
+    x, packed = workload.batch(torch.uint8)[0][:, 0].numpy(), inference.packed_network(workload)
     rounds = 2 if quick else 10
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

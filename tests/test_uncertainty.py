@@ -213,14 +213,14 @@ def test_pictures_are_seen_as_the_runs_digits_are(place):
     data = parse({**RECORDED, "data": DIGITS, "train": {"epochs": 1, "burn_in": 0}}, "digits").data
     images, _ = simulation.sklearn_digits()
     numbers = list(range(1437, 1443))
-    clips = uncertainty.simulated(
+    clips = uncertainty.simulate(
         "digits", uncertainty.Pictures(images[numbers], numbers), data, "cpu"
     )[0]
     own = simulation.Digits(train=False, steps=3, bin_us=10_000, show=False)
     assert torch.equal(clips.spikes(), own.batch(range(6)))
 
     data = settings(**{"data.steps": 4}).data
-    clips = uncertainty.simulated(
+    clips = uncertainty.simulate(
         "digits", uncertainty.Pictures(images[numbers], numbers), data, "cpu"
     )[0]
     camera, motion, _ = uncertainty.scene_of(data)

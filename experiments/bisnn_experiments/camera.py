@@ -169,7 +169,7 @@ def summary(s: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def speed(image: torch.Tensor, device: str, pixels: int) -> dict[str, float]:
-    """Recordings of 2 s made per second, with so many pixels in a batch."""
+    """How many recordings of 2 s are made per second, in batches with so many pixels."""
     motion, found = dataclasses.replace(MNIST_DVS_MOTION, duration_us=2_000_000), {}
     windows: dict[str, tuple[int, int, int, int]] = {"128x128": (0, 0, 128, 128), "26x26": CROP}
     for name, window in windows.items():

@@ -315,7 +315,7 @@ def measure(config: Config, folder: Path, picture: bool, train: bool) -> dict[st
         raise _stopping  # the pool hands a worker its next task even after a signal
     torch.set_num_threads(config.train.threads)
     try:
-        _trained(config, folder, train)
+        _ensure_trained(config, folder, train)
     except Interrupted as stop:
         _stopping = stop
         raise
@@ -331,7 +331,7 @@ def measure(config: Config, folder: Path, picture: bool, train: bool) -> dict[st
 _stopping: Interrupted | None = None  # in a worker process that got a signal
 
 
-def _trained(config: Config, folder: Path, train: bool) -> None:
+def _ensure_trained(config: Config, folder: Path, train: bool) -> None:
     run = RunFolder(folder)
     if train and not run.config_file.exists():
         training.train(config, folder, show=False)

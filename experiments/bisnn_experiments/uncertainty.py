@@ -252,7 +252,7 @@ def scene_of(data: Data) -> simulation.Scene:
     )
 
 
-def simulated(name: str, what: Pictures, data: Data, device: str) -> list[Clips]:
+def simulate(name: str, what: Pictures, data: Data, device: str) -> list[Clips]:
     """Recordings of pictures, binned as those of the runs; made once, then read from the cache."""
     source = hashlib.blake2b(what.images.numpy().tobytes()).hexdigest()
     how: dict[str, Any] = {
@@ -328,7 +328,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     seen = pictures(args.images, known, data.classes, args.most)
     others = {OTHER: other_digits(digits, data)} if digits else {}
     tests = own_recordings(runs, args.device)
-    others |= {name: simulated(name, what, data, args.device) for name, what in seen.items()}
+    others |= {name: simulate(name, what, data, args.device) for name, what in seen.items()}
     return {
         "command": results.command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
