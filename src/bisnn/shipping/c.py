@@ -1,14 +1,12 @@
 """A packed network as C99: one header, one source, no library, no allocation; the spikes and logits
 are those of the engine.
 
-All bits lie in one order, whatever the layer: bit n of a vector is bit n % 32 of word n / 32, and
-    an image has its channels last,
-n = (y W + x) C + c. What a kernel sees of a row is then one run of bits. Tables of weights are
-[member][block of 32 neurons] [word][neuron], so that compilers vectorise over the neurons of a
-block and read it from front to back.
+All bits lie in one order, whatever the layer: bit n of a vector is bit n % 32 of word n / 32, and an
+image has its channels last, n = (y W + x) C + c. What a kernel sees of a row is then one run of
+bits. Tables of weights are [member][block of 32 neurons][word][neuron], so that compilers vectorise
+over the neurons of a block and read it from front to back.
 
-Only numpy is needed, and the engine for the golden vectors. What is the same in every network is in
-the templates `*.in`.
+What is the same in every network is in the templates `*.in`, one of them for each neuron.
 """
 
 from __future__ import annotations
