@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bisnn import SRM, Conv2d, FixedSRM, Linear, Network, Recurrent
+from bisnn import SRM, Conv2d, FixedSRM, Levels, Linear, Network, Recurrent
 from conftest import seeded
 
 NEURON = SRM(tau_mem=5.0, tau_syn=3.0, tau_ref=2.0, threshold=0.05, slope=2.0)
@@ -13,6 +13,13 @@ KINDS = (
     *("dense", "deep", "conv", "conv stride", "pooled", "recurrent", "masked", "mixed"),
     *("skip", "skip conv", "skip mixed", "fixed"),
 )
+POSTERIORS = {  # alphabets with a posterior, on the layers of another kind
+    "ternary": ("mixed", "ternary"),
+    "ternary masked": ("masked", "ternary"),
+    "levels": ("skip mixed", Levels(-3, -1, 1, 3)),
+    "levels conv": ("pooled", Levels(0, 2, 12)),
+}
+EVERY = (*KINDS, *POSTERIORS)
 FLOAT = tuple(kind for kind in KINDS if kind != "fixed")  # for laws of real numbers
 
 
@@ -26,6 +33,9 @@ def mask(n: int, n_in: int, seed: int, density: float = 0.5) -> torch.Tensor:
 
 def build(kind: str, seed: int = 0, **options) -> Network:
     options = {"neuron": NEURON, "readout": 3, "seed": seed, "dtype": torch.float64, **options}
+    if kind in POSTERIORS:
+        kind, weights = POSTERIORS[kind]
+        options = {"weights": weights, "posterior": True, **options}
     if kind == "dense":
         return Network(Linear(6, 7), **options)
     if kind == "deep":

@@ -458,9 +458,9 @@ def test_compiles_in_one_graph(kinds, backend, monkeypatch):
     """
     torch.compiler.reset()
     compiled = torch.compile(loss_of, fullgraph=True, backend=backend)
-    counts, counted = counting.counts, []
+    counts, counted = counting.plane_counts, []
     monkeypatch.setattr(
-        counting, "counts", lambda *arguments: (counted.append(1), counts(*arguments))
+        counting, "plane_counts", lambda *arguments: (counted.append(1), counts(*arguments))
     )
     for kind in kinds:
         net = build(kind, dtype=torch.float32, readout=2)
@@ -549,7 +549,15 @@ def network(*layers, **options):
             "layers: each layer object belongs to one network, once",
         ),
         (lambda: network(readout=0), "readout: must be a positive whole number; got 0"),
-        (lambda: network(weights="ternary"), "weights: must be one of binary, real; got 'ternary'"),
+        (
+            lambda: network(weights="trinary"),
+            'weights: must be "binary", "ternary", "real", a list of levels .*; got \'trinary\'',
+        ),
+        (
+            lambda: network(weights=[1, 1]),
+            r"levels: must be two or more distinct integers; got \(1, 1\)",
+        ),
+        (lambda: network(posterior="yes"), "posterior: must be True or False"),
         (lambda: network(gradient="rtrl"), "gradient: must be one of local, bptt"),
         (lambda: network(readout_after="first"), "readout_after: must be one of every, last"),
         (

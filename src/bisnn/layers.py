@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bisnn.alphabet import BINARY, Levels
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.checks import positive_int
@@ -28,8 +29,9 @@ from bisnn.kernels.fixed import with_gradient_of
 from bisnn.kernels.layer import srm_layer
 from bisnn.kernels.scan import spike, srm_scan
 from bisnn.neuron import Neuron
+from bisnn.realisation import hard, is_hard, is_marked_hard, is_realised, pinned
 from bisnn.spec import LayerSpec, Shape, read_from, side_by_side
-from bisnn.weights import is_hard, is_realised, pinned, sign
+from bisnn.weights import Categorical, Signs, latents_for, mark_latents, sign
 
 Inputs = Sequence[int | Literal["input"]] | None
 
@@ -110,15 +112,15 @@ class Layer(nn.Module):
 
     kind: str  # as in `LayerSpec`
     spec: LayerSpec  # from the moment a network builds it
-    weight: nn.Parameter  # w^r if the layer is binary; inside a realisation, w
-    kappa: Tensor  # 1/sqrt(|P_i|), () or (N,)
+    weight: nn.Parameter  # latents, or real weights; inside a realisation, what stands for w
+    latents: Signs  # what the latents are
+    kappa: Tensor  # 1/sqrt(|P_i|) over the size of the levels, () or (N,)
     constants: Tensor  # of the neuron: (a_m, a_s, a_r, theta)
     integers: Tensor | None  # of a neuron that computes in them, see `FixedSRM.integers`
 
     def __init__(self, inputs: Inputs, neuron: Neuron | None):
         super().__init__()
         self.own_inputs, self.own_neuron = inputs, neuron
-        self.binary = False
 
     # What a subclass provides
 
@@ -132,7 +134,9 @@ class Layer(nn.Module):
 
     # Construction
 
-    def plan(self, number: int, shapes: Sequence[Shape], neuron: Neuron) -> LayerSpec:
+    def plan(
+        self, number: int, shapes: Sequence[Shape], neuron: Neuron, alphabet: Levels | None
+    ) -> LayerSpec:
         """The description of this layer as a network's layer `number`.
 
         `shapes` are what leaves the earlier layers, and last, where INPUT finds it, the shape of
@@ -141,31 +145,38 @@ class Layer(nn.Module):
         inputs = read_from(self.own_inputs, number)
         parts = tuple(shapes[n] for n in inputs)
         settings = self.settings(side_by_side(self.kind, parts))
-        neuron = self.own_neuron or neuron
-        spec = LayerSpec(kind=self.kind, inputs=inputs, parts=parts, neuron=neuron, **settings)
+        settings |= {"neuron": self.own_neuron or neuron, "alphabet": alphabet}
+        spec = LayerSpec(kind=self.kind, inputs=inputs, parts=parts, **settings)
         spec.check()
         return spec
 
     def build(
-        self, spec: LayerSpec, binary: bool, init: float, seed: int, number: int, dtype: torch.dtype
+        self,
+        spec: LayerSpec,
+        posterior: bool,
+        init: float,
+        seed: int,
+        number: int,
+        dtype: torch.dtype,
     ) -> None:
         """Make weights and constants; called once, by the network, of which this is layer `number`.
 
-        Latents are +-init, real weights N(0, 1).
+        Real weights are N(0, 1); how latents begin, `weights` says.
         """
         if self.is_built:
             raise ValueError(
                 f"layers: each layer object belongs to one network, once; got {self} a second time"
             )
-        self.spec, self.binary = spec, binary
+        self.spec, self.latents = spec, latents_for(spec.alphabet or BINARY, posterior)
         w = _normal(spec.weight_shape, seed, Purpose.WEIGHTS, number)
-        self.weight = nn.Parameter((init * sign(w) if binary else w).to(dtype))
-        self.weight._bisnn_synapses = True  # type: ignore[attr-defined]  # see weights.is_synapses
+        w = self.latents.initial(w, init) if self.has_latents else w
+        self.weight = nn.Parameter(w.to(dtype))
+        mark_latents(self.weight, self.latents)
         self.register_buffer("kappa", torch.from_numpy(spec.kappa).to(dtype))
         constants = torch.from_numpy(spec.neuron.constants(np.float64))
         self.register_buffer("constants", constants.to(dtype))
         whole = spec.integers
-        if whole is not None and not binary:
+        if whole is not None and spec.alphabet is None:
             raise ValueError(
                 f"neuron: {type(self.neuron).__name__} takes hard weights; got a network of real "
                 'weights; use weights="binary", or SRM'
@@ -176,6 +187,11 @@ class Layer(nn.Module):
     @property
     def is_built(self) -> bool:
         return "spec" in self.__dict__
+
+    @property
+    def has_latents(self) -> bool:
+        """Whether weights come from an alphabet, and are not real numbers."""
+        return self.is_built and self.spec.alphabet is not None
 
     @property
     def input_shape(self) -> Shape:
@@ -233,11 +249,11 @@ class Layer(nn.Module):
         everywhere. `readout` reads what leaves the layer.
         """
         if weight is None:
-            weight = self._realisation()
+            weight = self.realised()
         if not bptt:
             x = x.detach()
         if self.integers is not None:
-            _check_whole(weight, spikes)
+            _check_whole(bool(self._levels(weight)), spikes)
         return self._run(x, weight, state, bptt, spikes, readout)
 
     def _run(
@@ -252,18 +268,28 @@ class Layer(nn.Module):
         """The whole layer as one operation; `Recurrent` has its own way."""
         raise NotImplementedError
 
-    def _realisation(self) -> Tensor:
+    def realised(self) -> Tensor:
+        """The weights w of the present realisation, or real ones; with the gradient of the parameter."""
         if not self.is_built:
             raise RuntimeError(
                 "a layer has weights only as part of a network: bisnn.Network(layer, ...) builds it"
             )
-        if self.binary and not is_realised(self.weight):
+        if self.has_latents and not is_realised(self.weight):
             raise RuntimeError(
-                "a network of binary weights was called while its parameters hold the latents w^r: to train, call it inside "
-                "`with rule.sampled():`; to infer, use `bisnn.predict(net, x)` or `with bisnn.map_weights(net):`; for real "
-                'weights declare Network(..., weights="real")'
+                f"a network of {'binary' if self.spec.alphabet == BINARY else 'discrete'} weights was "
+                "called while its parameters hold the latents w^r: to train, call it inside "
+                "`with rule.sampled():`; to infer, use `bisnn.predict(net, x)` or `with "
+                'bisnn.map_weights(net):`; for real weights declare Network(..., weights="real")'
             )
-        return self.weight
+        if not isinstance(self.latents, Categorical):
+            return self.weight
+        w = self.latents.read(pinned(self.weight))
+        return hard(w) if is_marked_hard(self.weight) else w
+
+    def _levels(self, weight: Tensor) -> list[int]:
+        """The levels, where all weights are known to be among them; else none."""
+        alphabet = self.spec.alphabet or BINARY
+        return list(alphabet.levels) if is_hard(weight, alphabet) else []
 
     def _before(
         self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool
@@ -349,7 +375,12 @@ class Layer(nn.Module):
             s, u, readout(s) if readout else None, self._next_state(x, state, after, bptt)
         )
 
-    # Files
+    # Files and copies
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self.is_built:
+            mark_latents(self.weight, self.latents)  # a parameter's copy loses its marks
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         if self.is_built and is_realised(self.weight):
@@ -420,11 +451,11 @@ class Linear(Layer):
             return self._run_loop(x, weight, state, bptt, readout)
         before, neuron = self._before(x, weight, state, bptt), self._neuron_settings(bptt)
         reading = (None, None) if readout is None else (readout.V, readout.scale)
-        settings: tuple[list[int], list[int], int, bool, bool] = (
+        settings: tuple[list[int], list[int], int, list[int], bool] = (
             [],
             [],
             1,
-            is_hard(weight),
+            self._levels(weight),
             spikes,
         )
         y, s, u, P, Q, R, _ = srm_layer(
@@ -513,7 +544,7 @@ class Conv2d(Layer):
         # Channels come last in memory: then a pixel's neighbours are whole vectors, for the kernels
         # and for the scan.
         before = (z.movedim(1, -1) for z in self._before(x, weight, state, bptt))
-        settings = (list(self.stride), list(self.padding), self.pool, is_hard(weight), spikes)
+        settings = (list(self.stride), list(self.padding), self.pool, self._levels(weight), spikes)
         neuron = self._neuron_settings(bptt)
         reading: tuple[Tensor | None, Tensor | None] = (None, None)
         if readout is not None:
@@ -718,14 +749,14 @@ def _check_size(n_in: int, input_shape: tuple[int, ...]) -> None:
         )
 
 
-def _check_whole(weight: Tensor, spikes: bool) -> None:
+def _check_whole(hard: bool, spikes: bool) -> None:
     """A ValueError where a layer of FixedSRM would have to add up what are no whole numbers."""
     if not spikes:
         raise ValueError(
             "x: FixedSRM adds up whole numbers and takes spikes, 0 or 1; got real values; encode "
             "them as spikes, or take SRM (straight_through makes weights hard, not inputs)"
         )
-    if not is_hard(weight):
+    if not hard:
         raise ValueError(
             "weights: FixedSRM adds up whole numbers and takes hard weights; got a relaxed sample or "
             "real weights; train with BayesBiSNN(..., straight_through=True) or STBiSNN, or take SRM"

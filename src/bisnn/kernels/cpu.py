@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bisnn.alphabet import Levels
 from bisnn.bits import counting, threads
 from bisnn.bits.counting import kernel
 from bisnn.kernels import reference
@@ -243,9 +244,9 @@ def _adjoint_arguments(
     return (G_P, G_Q, G_R), (e_s, e_y, v, e_u, *flat, surrogate == "sigmoid", _f(slope), refractory)
 
 
-# Products with spikes. Hard weights: popcounts. Real ones: adding the rows of the active inputs, up
-# to a density of spikes DENSE beyond which a dense product is faster. The weight gradient: adding
-# rows at all densities, by fours of inputs beyond RARE.
+# Products with spikes. Hard weights: popcounts, over the bit planes of their alphabet. Real ones:
+# adding the rows of the active inputs, up to a density of spikes DENSE beyond which a dense product
+# is faster. The weight gradient: adding rows at all densities, by fours of inputs beyond RARE.
 
 RARE, DENSE = 0.15, 0.25  # as measured (benchmarks/kernels.py)
 CACHED = 1 << 17  # numbers of a gradient that are worked on at a time
@@ -325,20 +326,28 @@ def _rounds() -> bool:
     )
 
 
+def _planes(w: Tensor, alphabet: Levels) -> list[Tensor]:
+    """The bit planes of weights as 0 and 1, in their dtype."""
+    if alphabet.planes == 1:
+        return [(w > alphabet.low).to(w.dtype)]
+    codes = ((w - alphabet.low) / alphabet.gap).to(torch.uint8)
+    return [(codes >> k & 1).to(w.dtype) for k in range(alphabet.planes)]
+
+
 def product(
     x: Tensor,
     kept: Tensor | None,
     weight: Tensor,
     stride: list[int],
     padding: list[int],
-    hard: bool,
+    levels: list[int],
 ) -> Tensor:
     """As `reference.product`; the same bits for hard weights and spikes."""
-    if kept is None or not (hard or _density(kept, x.shape[-1]) <= DENSE):
+    if kept is None or not (levels or _density(kept, x.shape[-1]) <= DENSE):
         if kept is None or not _rounds():
-            return reference.product(x, kept, weight, stride, padding, hard)
+            return reference.product(x, kept, weight, stride, padding, levels)
         return reference.product(
-            x.bfloat16(), kept, weight.detach().bfloat16(), stride, padding, hard
+            x.bfloat16(), kept, weight.detach().bfloat16(), stride, padding, levels
         ).float()
     w = (
         weight.detach() if weight.ndim == 2 else weight.detach().movedim(1, -1).flatten(1)
@@ -348,9 +357,11 @@ def product(
         _rows(kept, weight, stride, padding),
     )
     out = I.numpy().reshape(-1, len(w))
-    if hard:
-        w_bits = np.ascontiguousarray(_words(keep((w > 0).to(x.dtype), [])).T)
-        run(counting.counts, rows.size * len(w), len(rows), rows, w_bits, out)
+    if levels:
+        of = Levels(*levels)
+        planes = [_words(keep(plane, [])).T for plane in _planes(w.to(x.dtype), of)]
+        counted = (rows, np.ascontiguousarray(np.stack(planes)), of.low, of.gap, out)
+        run(counting.plane_counts, rows.size * len(w) * of.planes, len(rows), *counted)
     else:
         run(counting.add_rows, rows.size * len(w), len(rows), rows, w.t().contiguous().numpy(), out)
     return I

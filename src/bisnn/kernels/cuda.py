@@ -2,8 +2,8 @@
 
 Products are implicit: no matrix of windows is ever written.
 
-What is exact: hard weights and spikes are multiplied as 8-bit integers and summed as 32-bit ones:
-    currents are exact at any size.
+What is exact: hard weights, levels from -127 to 127, and spikes are multiplied as 8-bit integers and
+summed as 32-bit ones: currents are exact at any size.
 What is rounded: where PyTorch is allowed TF32 (`torch.backends`), relaxed weights and the gradients
     of currents enter products in
 half precision, which has TF32's 10 bits of mantissa; sums are float32. Gradients are scaled by a
@@ -231,15 +231,15 @@ def product(
     weight: Tensor,
     stride: list[int],
     padding: list[int],
-    hard: bool,
+    levels: list[int],
 ) -> Tensor:
     """As `reference.product`: exact, as integers of 16 or 32 bits, for hard weights and spikes."""
-    if kept is None or not (hard or _rounds(weight)):
-        return reference.product(x, kept, weight, stride, padding, hard)
-    result = (
-        torch.float32 if not hard else torch.int16 if weight[0].numel() < 1 << 15 else torch.int32
-    )
-    return _convolved(kept if hard else _as_half(kept), weight, stride, result)
+    if kept is None or not (levels or _rounds(weight)):
+        return reference.product(x, kept, weight, stride, padding, levels)
+    if not levels:
+        return _convolved(_as_half(kept), weight, stride, torch.float32)
+    largest = max(map(abs, levels)) * weight[0].numel()  # that a current can be
+    return _convolved(kept, weight, stride, torch.int16 if largest < 1 << 15 else torch.int32)
 
 
 def _convolved(x: Tensor, weight: Tensor, stride: list[int], result: torch.dtype) -> Tensor:

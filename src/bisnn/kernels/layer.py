@@ -32,7 +32,7 @@ def srm_layer(
     stride: list[int],
     padding: list[int],
     pool: int,
-    hard: bool,
+    levels: list[int],
     spikes: bool,
     surrogate: str,
     slope: float,
@@ -48,8 +48,9 @@ def srm_layer(
         V, scale: of the readout y = scale V s, (outputs, ...), images with channels last; None for
             no readout.
         stride, padding, pool: of a convolution.
-        hard, spikes: promises that the weights are -1 and +1, and that the inputs are 0 and 1:
-            products are then exact, and faster.
+        levels: a promise that every weight is one of these integers, sorted, as an alphabet's;
+            empty for any numbers.
+        spikes: a promise that the inputs are 0 and 1. With both, products are exact, and faster.
 
     Returns:
         the readout y (empty if there is none), what leaves the layer s, potentials u, the state P,
@@ -57,7 +58,7 @@ def srm_layer(
     """
     kernel = kernels.choose(x)
     kept = kernel.keep(x, padding) if spikes else None
-    I = kernel.product(x, kept, weight, stride, padding, hard)
+    I = kernel.product(x, kept, weight, stride, padding, levels)
     scanned = fixed.scan(kernel, I, (P, Q, R), kappa, constants, integers, pool, reuse=True)
     s = scanned[0]
     y = s.new_empty(0) if V is None or scale is None else kernel.readout(s, V, scale)
@@ -119,7 +120,7 @@ def _(
     stride,
     padding,
     pool,
-    hard,
+    levels,
     spikes,
     surrogate,
     slope,

@@ -151,8 +151,8 @@ def adjoint(
 
 
 # The product of a layer, and its gradients. Inputs are (T, B, n_in) for weights (n_out, n_in), or
-# images (T, B, H, W, C) for kernels (C_out, C, k0, k1). `hard` promises weights of +-1 and `spikes`
-# inputs of 0 and 1: a kernel may use it.
+# images (T, B, H, W, C) for kernels (C_out, C, k0, k1). `levels` promises that every weight is one
+# of them (empty: any number), `spikes` that inputs are 0 and 1: a kernel may use it.
 
 
 def keep(x: Tensor, padding: list[int]) -> Tensor:
@@ -181,7 +181,7 @@ def product(
     weight: Tensor,
     stride: list[int],
     padding: list[int],
-    hard: bool,
+    levels: list[int],
 ) -> Tensor:
     """Currents I = W s of all time steps; `kept` is None where the inputs are no spikes."""
     if weight.ndim == 2:

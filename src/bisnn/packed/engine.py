@@ -25,6 +25,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core.extending import intrinsic
 
+from bisnn.alphabet import Levels
 from bisnn.bits import counting, neurons, threads
 from bisnn.bits.counting import kernel
 from bisnn.files import most_bytes
@@ -44,7 +45,7 @@ GROUP = 8
 ROWS = 16  # of the input that are counted together, at least, by taking several time steps at once
 POINTS = 250  # encoded and predicted at a time, at most
 TABLE = 1 << 26  # bytes of a layer's weights as int8 up to which they are kept, for sparse inputs
-_X, _W = "uint32[:, :, :, :, :, ::1]", "uint32[:, :, ::1]"  # spikes, weights
+_X, _W = "uint32[:, :, :, :, :, ::1]", "uint32[:, :, :, ::1]"  # spikes, weights
 _S = "int32[:, :, ::1]"  # state: float32 neurons lay the bits of their traces there
 
 State = tuple[
@@ -86,9 +87,9 @@ class Prediction:
 class _Layer:
     """A layer as the kernels take it."""
 
-    weights: (
-        np.ndarray
-    )  # uint32 (K, words, n_out): bits of the inputs in the order of `counting.windows`
+    # Uint32 (K, planes, words, n_out): bit planes, inputs in the order of `counting.windows`
+    weights: np.ndarray
+    alphabet: Levels
     # Int8 (K, n_in, n_out): the same for sparse inputs; empty where counting bits is never slower
     table: np.ndarray
     channels: int  # inputs of a pixel
@@ -112,7 +113,7 @@ class _Layer:
     def of_windows(self) -> _Layer:
         """The same layer for inputs that `_windows` has gathered already."""
         return replace(
-            self, channels=32 * self.weights.shape[1], kernel=(1, 1), stride=(1, 1), padding=(0, 0)
+            self, channels=32 * self.weights.shape[2], kernel=(1, 1), stride=(1, 1), padding=(0, 0)
         )
 
 
@@ -190,18 +191,20 @@ def _fired(u, height, width, n_out, pool, out):
 
 
 @kernel(
-    f"void(int64, int64, {_X}, {_W}, int8[:, :, ::1], int64, int64, int64, int64, int64, int64, int64, int64, int64, float32, "
+    f"void(int64, int64, {_X}, {_W}, int64, int64, int8[:, :, ::1], int64, int64, int64, int64, int64, "
+    "int64, int64, int64, int64, float32, "
     f"float32[::1], int32[:, ::1], {_S}, {_S}, {_S}, {_X})"
 )
 def _spikes(
-    lo, hi, x, weights, table, channels, k0, k1, s0, s1, p0, p1, pool, group, kappa, c, integers, P, Q, R, out
+    lo, hi, x, weights, low, gap, table, channels, k0, k1, s0, s1, p0, p1, pool, group, kappa, c,
+    integers, P, Q, R, out,
 ):  # fmt: skip
     """Items lo..hi through a layer: an item is a group of recordings of a member. x has K = 1 where
     members share their input.
 
     P, Q, R move on; where they are empty, all begins at rest.
     """
-    T, B, n_words, n_out = x.shape[1], x.shape[2], weights.shape[1], weights.shape[2]
+    T, B, n_words, n_out = x.shape[1], x.shape[2], weights.shape[2], weights.shape[3]
     height, width = _windows_along(x.shape[3], k0, s0, p0), _windows_along(x.shape[4], k1, s1, p1)
     pixels, groups = height * width, -(-B // group)
     steps = max(
@@ -253,12 +256,14 @@ def _spikes(
                     m * n * pixels,
                     inputs.reshape((-1, n_words)),
                     weights[member],
+                    low,
+                    gap,
                     table[member],
                     u,
                 )
             else:
-                counting.counts(
-                    0, m * n * pixels, inputs.reshape((-1, n_words)), weights[member], u
+                counting.plane_counts(
+                    0, m * n * pixels, inputs.reshape((-1, n_words)), weights[member], low, gap, u
                 )
             for t in range(m):
                 potentials = u[t * n * pixels : (t + 1) * n * pixels].reshape(-1)
@@ -310,15 +315,17 @@ def _fixed_integrate(I, own, p, q, r, integers):
 
 
 @kernel(
-    f"void(int64, int64, {_X}, {_W}, uint32[:, ::1], int64[::1], float32[::1], float32[::1], "
+    f"void(int64, int64, {_X}, {_W}, int64, int64, uint32[:, ::1], int64[::1], float32[::1], float32[::1], "
     f"int32[:, ::1], {_S}, {_S}, {_S}, {_X})",
 )
-def _recurrent(lo, hi, x, weights, mask, outputs, kappa, c, integers, P, Q, R, out):
+def _recurrent(
+    lo, hi, x, weights, low, gap, mask, outputs, kappa, c, integers, P, Q, R, out
+):  # fmt: skip
     """As `_spikes`, for neurons that are each other's inputs: one recording of a member is an item,
     and time cannot be folded.
     """
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
-    T, B, n_words, n = x.shape[1], x.shape[2], weights.shape[1], weights.shape[2]
+    T, B, n_words, n = x.shape[1], x.shape[2], weights.shape[2], weights.shape[3]
     inputs = x.shape[5]
     row = np.empty((1, n_words), np.uint32)
     own, I, traces = (
@@ -352,12 +359,12 @@ def _recurrent(lo, hi, x, weights, mask, outputs, kappa, c, integers, P, Q, R, o
                     up = active = _U0
                     for k in range(n_words):
                         active += counting.popcount(row[0, k] & mask[k, i])
-                        up += counting.popcount(
-                            row[0, k] & w[k, i]
-                        )  # no weight is +1 where there is no synapse
-                    I[0, i] = np.float32(np.int32(2) * np.int32(up) - np.int32(active))
+                        for plane in range(w.shape[0]):  # of zeros where there is no synapse
+                            common = counting.popcount(row[0, k] & w[plane, k, i])
+                            up += common << np.uint32(plane)
+                    I[0, i] = np.float32(low * np.int64(active) + gap * np.int64(up))
             else:
-                counting.counts(0, 1, row, w, I)
+                counting.plane_counts(0, 1, row, w, low, gap, I)
             if integers.shape[1]:
                 _fixed_integrate(current, own, p, q, r, integers)
             else:
@@ -548,7 +555,8 @@ class Engine:
         """What leaves a layer, as words; the state moves on in place."""
         state = tuple(z.view(np.int32) for z in state)  # as the kernels take it
         height, width = layer.size(x)
-        K, n_out = layer.weights.shape[0], layer.weights.shape[2]
+        K, n_out = layer.weights.shape[0], layer.weights.shape[3]
+        affine = (layer.alphabet.low, layer.alphabet.gap)
         work = K * x.shape[1] * x.shape[2] * height * width * layer.weights[0].size
         leaving = n_out if layer.outputs is None else len(layer.outputs)
         out = np.empty(
@@ -558,7 +566,8 @@ class Engine:
         if layer.recurrent:
             settings: tuple[Any, ...] = (layer.mask, layer.outputs, layer.kappa, layer.constants)
             settings += (layer.integers,)
-            self._spread(_recurrent, work, K * x.shape[2], x, layer.weights, *settings, *state, out)
+            arguments = (x, layer.weights, *affine, *settings, *state, out)
+            self._spread(_recurrent, work, K * x.shape[2], *arguments)
             return out
         group = GROUP if height * width == 1 else 1
         settings = (
@@ -578,6 +587,7 @@ class Engine:
             K * -(-x.shape[2] // group),
             x,
             layer.weights,
+            *affine,
             layer.table,
             *settings,
             *state,
@@ -596,7 +606,7 @@ class Engine:
 
     def _windows(self, x: np.ndarray, layer: _Layer) -> np.ndarray:
         images = x.reshape(-1, *x.shape[3:])
-        out = np.empty((len(images), *layer.size(x), layer.weights.shape[1]), np.uint32)
+        out = np.empty((len(images), *layer.size(x), layer.weights.shape[2]), np.uint32)
         self._spread(
             counting.windows,
             out.size,
@@ -646,28 +656,27 @@ def _joined(spec: LayerSpec, inputs: Sequence[np.ndarray]) -> np.ndarray:
 def _layer_of(layer: PackedLayer, sparse: bool) -> _Layer:
     if layer.kind == "recurrent":
         return _recurrent_of(layer)
-    kernel, parts, K = layer.kernel, layer.parts, len(layer.weights)
+    kernel, parts, bits = layer.kernel, layer.parts, layer.bits()  # (K, planes, neurons, inputs)
+    K, planes = bits.shape[:2]
     if layer.kind == "dense" and len(parts) == 1 and len(parts[0]) == 3:
         kernel = (parts[0][1], parts[0][2])  # on images: a kernel as large as they are
     if layer.kind == "dense" and len(parts) > 1:
-        channels, rows = 0, np.concatenate(_padded(layer, layer.weights), -1)
+        channels, rows = 0, np.concatenate(_padded(layer, bits), -1)
     else:
         channels, taps = layer.input_shape[0], math.prod(kernel)
-        rows = layer.weights.reshape(K, layer.neurons, channels, taps)
+        rows = bits.reshape(K, planes, layer.neurons, channels, taps)
         if len(parts) > 1:  # the channels of each input begin with a word
-            rows = np.concatenate([_filled(rows[:, :, part], 2) for part in layer.columns()], 2)
-            channels = rows.shape[2]
-        rows = np.moveaxis(rows, 2, 3).reshape(K, layer.neurons, -1)
-    n_in = rows.shape[2]
+            rows = np.concatenate([_filled(rows[..., part, :], 3) for part in layer.columns()], 3)
+            channels = rows.shape[3]
+        rows = np.moveaxis(rows, 3, 4).reshape(K, planes, layer.neurons, -1)
+    n_in = rows.shape[3]
     table = np.empty((K, 0, 0), np.int8)
     if sparse and n_in > 64 and K * n_in * layer.neurons <= TABLE:
-        table = np.ascontiguousarray(rows.transpose(0, 2, 1)).astype(np.int8) * np.int8(2)
-        table -= np.int8(1)
+        table = layer.alphabet.weights(np.ascontiguousarray(rows.transpose(1, 0, 3, 2)))
     places = (layer.stride, layer.padding, layer.pool)
-    weights = _columns(rows)
-    return _Layer(
-        weights, table, channels, kernel, *places, layer.scale, layer.constants, _integers(layer)
-    )
+    weights = (_columns(rows), layer.alphabet, table)
+    neuron = (layer.scale, layer.constants, _integers(layer))
+    return _Layer(*weights, channels, kernel, *places, *neuron)
 
 
 def _recurrent_of(layer: PackedLayer) -> _Layer:
@@ -684,7 +693,8 @@ def _recurrent_of(layer: PackedLayer) -> _Layer:
     one = ((1, 1), (1, 1), (0, 0), 1)
     empty = np.empty((0, 0, 0), np.int8)
     return _Layer(
-        columns(layer.weights),
+        columns(layer.bits()),
+        layer.alphabet,
         empty,
         1,
         *one,

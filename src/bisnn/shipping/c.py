@@ -286,13 +286,15 @@ class _Source:
         at: str = "",
         mask: str = "NULL",
     ) -> tuple[str, str]:
-        """Calls of fire and integrate for the neurons of a pixel; w (K, n, inputs) has its inputs
-        in the order of the bits of x.
+        """Calls of fire and integrate for the neurons of a pixel; the bit planes w (K, planes, n,
+        inputs) have their inputs in the order of the bits of x.
         """
-        n, inputs = w.shape[1:]
+        planes, n, inputs = w.shape[1:]
         table = self._add(f"weights_{i}", weight_blocks(w))
         P, Q, R = (f"state->{trace}{i}[k]{at}" for trace in "PQR")
-        inward = f"{n}, {x}, {inputs}, {table} + k * {n * -(-inputs // 32)}, {mask}"
+        levels = f"{planes}, {layer.alphabet.low}, {layer.alphabet.gap}"
+        per_member = planes * n * -(-inputs // 32)
+        inward = f"{n}, {x}, {inputs}, {table} + k * {per_member}, {levels}, {mask}"
         if layer.neuron.kind == "fixed":
             a_m, a_s, a_r, fraction, feedback, theta = _whole_constants(layer)
             names = f"&feedback_{i}, &theta_{i}, 0"
@@ -317,11 +319,11 @@ class _Source:
 
     def _dense(self, i: int, layer: PackedLayer) -> list[str]:
         if len(layer.inputs) == 1:
-            w = layer.weights[..., bit_order(layer.input_shape)]
+            w = layer.bits()[..., bit_order(layer.input_shape)]
             calls = self._neurons(i, layer, w, _source(layer.inputs[0]), f"state->s{i}[k]")
             return ["size_t k;", *self._members([*calls])]
         words, fill = _side_by_side(layer)
-        w = np.concatenate(_columns(layer, layer.weights), -1)
+        w = np.concatenate(_columns(layer, layer.bits()), -1)
         calls = self._neurons(i, layer, w, "window", f"state->s{i}[k]")
         return [f"uint32_t window[{words}];", "size_t k;", *self._members([*fill, *calls])]
 
@@ -338,7 +340,7 @@ class _Source:
             else self._add(f"mask_{i}", weight_blocks(columns(layer.mask)))
         )
         fire, integrate = self._neurons(
-            i, layer, columns(layer.weights), "window", "fired", mask=mask
+            i, layer, columns(layer.bits()), "window", "fired", mask=mask
         )
         lines = [fire, *fill, f"memcpy(window + {words}, fired, {4 * own});", integrate]
         start = [f"uint32_t fired[{own}], window[{words + own}];"]
@@ -457,10 +459,11 @@ def _side_by_side(layer: PackedLayer) -> tuple[int, list[str]]:
 
 
 def _kernels(layer: PackedLayer) -> tuple[np.ndarray, list[str], int]:
-    """The weights (K, n, bits) of a convolution, input after input, each from a word on; what
-    gathers the bits under the kernel, and their words.
+    """The bit planes (K, planes, n, bits) of a convolution, input after input, each from a word on;
+    what gathers the bits under the kernel, and their words.
     """
-    w = layer.weights.reshape(len(layer.weights), layer.neurons, -1, *layer.kernel)
+    bits = layer.bits()
+    w = bits.reshape(-1, layer.neurons, layer.input_shape[0], *layer.kernel)
     at, rows, lines = 0, [], []
     for number, part, (channels, height, width) in zip(
         layer.inputs, layer.columns(), layer.parts, strict=True
@@ -474,7 +477,7 @@ def _kernels(layer: PackedLayer) -> tuple[np.ndarray, list[str], int]:
         to = f"window + {at}" if at else "window"
         lines.append(f"gather({to}, {_source(number)}, {sizes}, {corner});")
         at += -(-taps // 32)
-    return np.concatenate(rows, -1), lines, at
+    return np.concatenate(rows, -1).reshape(*bits.shape[:3], -1), lines, at
 
 
 def _width(names: tuple[str, ...]) -> int:
