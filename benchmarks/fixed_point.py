@@ -56,6 +56,9 @@ def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     lost = right[:, 0] - right[:, 1]
     low, high = intervals.of_crossed_mean(lost)
     totals = {key: sum(run["changes"][key] for run in runs) for key in runs[0]["changes"]}
+    decisions = (totals["changed_decisions"], totals["recordings"])
+    changed = dict(zip(("low", "high"), intervals.of_share(*decisions), strict=True))
+    changed["value"] = decisions[0] / decisions[1]
     data, rule = name.rsplit("_", 1)
     return {
         "data": data.replace("_", " "),
@@ -63,9 +66,9 @@ def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "accuracy": {"srm": float(right[:, 0].mean()), "fixed": float(right[:, 1].mean())},
         "lost": {"value": float(lost.mean()), "low": float(low), "high": float(high)},
         "changed_spikes": totals["changed_spikes"] / totals["spikes"],
-        "changed_decisions": totals["changed_decisions"] / totals["recordings"],
+        "changed_decisions": changed,
         "lost_by_seed": lost.mean(1).tolist(),
-        **totals,
+        "totals": totals,
     }
 
 
@@ -104,7 +107,7 @@ def main() -> None:
                     [
                         *(100 * v for v in (*row["accuracy"].values(), *row["lost"].values())),
                         100 * row["changed_spikes"],
-                        100 * row["changed_decisions"],
+                        100 * row["changed_decisions"]["value"],
                     ],
                 )
                 for row in rows
