@@ -193,7 +193,7 @@ def describe_model(
     )
     if predictor == "members":
         drawn = weights.draw_members(
-            [layer.weight.detach() for layer in net.layers], count, config.seed
+            [layer.weight for layer in net.layers], count, config.seed
         )
     bits = describe(net, drawn, posterior=predictor == "posterior")
     code = config.encode
