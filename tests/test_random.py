@@ -26,7 +26,7 @@ USERS = {
     Purpose.WEIGHTS: {"layers"},
     Purpose.READOUTS: {"layers"},
     Purpose.TRAINING_NOISE: {"rules"},
-    Purpose.MEMBERS: {"weights", "packed/file"},
+    Purpose.MEMBERS: {"weights", "packed/network"},
     Purpose.POINTS: {"bits/philox", "shipping/c"},
     Purpose.ENCODING: {"encode", "data/dataset", "packed/encoding", "shipping/c"},
     Purpose.TRAINING_ENCODING: {"data/dataset"},
