@@ -57,7 +57,8 @@ def assert_same_bits(net: Network, x: torch.Tensor, K: int = 1, threads: int = 1
         assert (ours.logits is None) == (last is None)
         assert last is None or np.array_equal(ours.logits[k], last.numpy())
         for (P, _, R), state, layer in zip(ours.state, theirs.state, net.layers, strict=True):
-            for a, b in ((P, state.P), (R, state.R)):
+            unit = 2.0 ** getattr(layer.neuron, "fraction", 0)  # of integers
+            for a, b in ((P, unit * state.traces[0]), (R, unit * state.traces[2])):
                 by_pixel = b if len(layer.current_shape) == 1 else b.movedim(1, -1)
                 assert np.array_equal(a[k], by_pixel.flatten(1).numpy())
     return engine

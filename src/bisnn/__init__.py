@@ -13,7 +13,7 @@ from bisnn import lazy
 __version__ = "0.1.0"
 
 _HOME = {
-    "neuron": ("SRM",),
+    "neuron": ("SRM", "FixedSRM"),
     "layers": ("Linear", "Conv2d", "Recurrent"),
     "network": ("Network", "Output", "pad"),
     "losses": ("local_loss", "global_loss", "spike_loss", "activity_loss", "chunked_backward"),
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from bisnn.layers import Conv2d, Linear, Recurrent
     from bisnn.losses import activity_loss, chunked_backward, global_loss, local_loss, spike_loss
     from bisnn.network import Network, Output, pad
-    from bisnn.neuron import SRM
+    from bisnn.neuron import SRM, FixedSRM
     from bisnn.prediction import Classification, Regression, predict
     from bisnn.realisation import map_weights, sample_weights
     from bisnn.reporting.page import report

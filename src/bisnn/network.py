@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bisnn.alphabet import Levels, alphabet_of
 from bisnn.checks import choice, flag, number, positive_int, seed_number
 from bisnn.layers import Conv2d, Layer, LayerState, Linear, Readout, Recurrent, joined
-from bisnn.neuron import SRM
+from bisnn.neuron import SRM, Neuron
 from bisnn.realisation import is_spikes
 from bisnn.spec import INPUT, LayerSpec, Shape
 
@@ -50,7 +50,7 @@ class Network(nn.Module):
         *layers: `Linear`, `Conv2d`, `Recurrent`.
         readout: outputs of each readout (classes, or regression targets); None for a network
             without readouts, whose last layer's spikes are the output.
-        neuron: the SRM of every layer that names none of its own.
+        neuron: of every layer that names none of its own.
         weights: "binary" or "ternary", a list of levels or an alphabet such as `bisnn.Levels(-3, -1,
             1, 3)` (parameters are latents; call it inside a realisation), or "real" (full
             precision).
@@ -80,7 +80,7 @@ class Network(nn.Module):
         self,
         *layers: Layer,
         readout: int | None,
-        neuron: SRM | None = None,
+        neuron: Neuron | None = None,
         weights: str | Sequence[int] | Levels = "binary",
         posterior: bool = False,
         gradient: str = "local",
@@ -99,9 +99,10 @@ class Network(nn.Module):
             raise ValueError(
                 f"dtype: must be torch.float32 or torch.float64; got {dtype}; leave it out for float32"
             )
-        if neuron is not None and not isinstance(neuron, SRM):
+        if neuron is not None and not isinstance(neuron, Neuron):
             raise ValueError(
-                f"neuron: must be a bisnn.SRM; got {neuron!r}; leave it out for the usual one"
+                "neuron: must be a bisnn.SRM, a bisnn.FixedSRM or another bisnn.neuron.Neuron; got "
+                f"{neuron!r}; leave it out for the usual one"
             )
         number("init", init, least=0)
         number("readout_gain", readout_gain, above=0)
@@ -236,7 +237,7 @@ class Network(nn.Module):
             wanted = [shape for layer in self.layers for shape in layer.state_shapes(x.shape[1])]
             if (
                 not all(isinstance(z, LayerState) for z in state)
-                or [tuple(z.shape) for layer in state for z in layer] != wanted
+                or [tuple(z.shape) for layer in state for part in layer for z in part] != wanted
             ):
                 raise ValueError(
                     f"state: must come from this network and this batch of {x.shape[1]} recordings; got another; start from "

@@ -56,6 +56,13 @@ def _check(net: Network) -> None:
         raise ValueError(
             f"net: must be float32, as all kernels that ship are; got {net.dtype}; {way}"
         )
+    for i, layer in enumerate(net.layers):
+        if layer.neuron.kind is None:
+            raise ValueError(
+                f"net: every neuron must have a packed form; got {type(layer.neuron).__name__} in "
+                f"layer {i}, which has its PyTorch step alone; use SRM or FixedSRM, or give it a "
+                "kind with a step in bits/neurons.py, packed/engine.py and shipping/templates"
+            )
     if any(realisation.is_realised(p) for p in net.parameters()):
         raise RuntimeError(
             "describe(): the parameters hold a realisation w and not the latents w^r; call it outside the block"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bisnn.alphabet import BINARY, Levels
-from bisnn.neuron import SRM
+from bisnn.neuron import SRM, Neuron
 
 INPUT = -1  # among the inputs of a layer: the network's own input
 KINDS = ("dense", "conv", "recurrent")
@@ -39,7 +39,7 @@ class LayerSpec:
     inputs: tuple[int, ...]  # numbers of the layers whose spikes it reads, or INPUT
     parts: tuple[Shape, ...]  # the shape of each input, (N,) or (C, H, W)
     neurons: int  # or output channels
-    neuron: SRM = field(default_factory=SRM)
+    neuron: Neuron = field(default_factory=SRM)
     alphabet: Levels | None = BINARY  # that its weights are from; None: real numbers
     kernel: tuple[int, int] = (1, 1)
     stride: tuple[int, int] = (1, 1)
@@ -97,6 +97,16 @@ class LayerSpec:
         parents = np.array(self.fan_in) if self.mask is None else self.mask.sum(1)
         size = 1.0 if self.alphabet is None else self.alphabet.rms
         return np.asarray(1 / np.sqrt(parents) / size)
+
+    @property
+    def most_current(self) -> int:
+        """The largest |I| of a neuron, whatever its weights."""
+        return self.fan_in if self.mask is None else int(self.mask.sum(1).max())
+
+    @property
+    def integers(self) -> np.ndarray | None:
+        """The constants of neurons that compute in integers, (6,) or (6, neurons); else None."""
+        return self.neuron.integers(self.kappa, self.most_current)
 
     def columns(self) -> list[slice]:
         """Where the weights of each input lie along the flattened inputs (a convolution: along

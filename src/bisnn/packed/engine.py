@@ -26,30 +26,27 @@ from numba import njit, types
 from numba.core.extending import intrinsic
 
 from bisnn.alphabet import Levels
-from bisnn.bits import counting, threads
+from bisnn.bits import counting, neurons, threads
 from bisnn.bits.counting import kernel
 from bisnn.files import most_bytes
-from bisnn.neuron import FLUSH
 from bisnn.packed import encoding, file
 from bisnn.packed.network import PackedLayer, PackedNetwork, cost
 from bisnn.packed.network import words as words_of
 from bisnn.spec import LayerSpec, windows_along
 
 _F = np.float32
-_ZERO, _ONE, _FLUSH = _F(0), _F(1), _F(FLUSH)
-_U0 = np.uint32(0)
+_ZERO, _ONE = _F(0), _F(1)
+_U0, _I0 = np.uint32(0), np.int32(0)
 _windows_along = njit(inline="always")(windows_along)
+_NO_INTEGERS = np.empty((6, 0), np.int32)
 # Recordings of a dense layer that are worked on together: weights are then read once for all of
 # them
 GROUP = 8
 ROWS = 16  # of the input that are counted together, at least, by taking several time steps at once
 POINTS = 250  # encoded and predicted at a time, at most
 TABLE = 1 << 26  # bytes of a layer's weights as int8 up to which they are kept, for sparse inputs
-_X, _W, _S = (
-    "uint32[:, :, :, :, :, ::1]",
-    "uint32[:, :, :, ::1]",
-    "float32[:, :, ::1]",
-)  # spikes, weights, state
+_X, _W = "uint32[:, :, :, :, :, ::1]", "uint32[:, :, :, ::1]"  # spikes, weights
+_S = "int32[:, :, ::1]"  # state: float32 neurons lay the bits of their traces there
 
 State = tuple[
     tuple[np.ndarray, np.ndarray, np.ndarray], ...
@@ -102,6 +99,7 @@ class _Layer:
     pool: int
     kappa: np.ndarray  # float32 (1,) or (n_out,)
     constants: np.ndarray  # float32: a_m, a_s, a_r, theta
+    integers: np.ndarray  # int32 (6, n_out) or (6, 1) of FixedSRM; (6, 0) of SRM
     mask: np.ndarray | None = None  # uint32 (words, n_out) of a recurrent layer
     outputs: np.ndarray | None = None  # int64: neurons that leave a recurrent layer
     recurrent: bool = False
@@ -137,21 +135,27 @@ def _negative(typingctx, x, first):
 
 @kernel("void(float32[::1], float32[::1], float32[::1], float32[::1], float32, float32[::1])")
 def _advance(u, p, q, r, kappa, c):
-    """One step of neurons with one kappa: u holds currents, and then theta - u, whose sign bit is
-    the spike.
+    """One step of SRM neurons with one kappa: u holds currents, and then theta - u, whose sign bit
+    is the spike.
     """
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
     for i in range(u.shape[0]):
-        v = kappa * (p[i] - q[i]) - r[i]
-        p_i, q_i, r_i = (
-            a_m * (p[i] + u[i]),
-            a_s * (q[i] + u[i]),
-            a_r * (r[i] + (_ONE if v > theta else _ZERO)),
-        )
+        v = neurons.srm_potential(p[i], q[i], r[i], kappa)
+        x = _ONE if v > theta else _ZERO
+        p[i], q[i], r[i] = neurons.srm_advance(p[i], q[i], r[i], u[i], x, a_m, a_s, a_r)
         u[i] = theta - v
-        p[i] = _ZERO if abs(p_i) <= _FLUSH else p_i
-        q[i] = _ZERO if abs(q_i) <= _FLUSH else q_i
-        r[i] = _ZERO if abs(r_i) <= _FLUSH else r_i
+
+
+@kernel("void(float32[::1], int32[::1], int32[::1], int32[::1], int32[:, ::1])")
+def _fixed_advance(u, p, q, r, integers):
+    """As `_advance`, of FixedSRM neurons; what u holds afterwards is an int32."""
+    a_m, a_s, a_r, fraction = integers[0, 0], integers[1, 0], integers[2, 0], integers[3, 0]
+    one, theta, margin = integers[4, 0], integers[5, 0], u.view(np.int32)
+    for i in range(u.shape[0]):
+        I, v = u[i], neurons.fixed_potential(p[i], q[i], r[i])
+        s = one if v > theta else _I0
+        p[i], q[i], r[i] = neurons.fixed_advance(p[i], q[i], r[i], I, s, a_m, a_s, a_r, fraction)
+        margin[i] = theta - v
 
 
 @kernel("void(float32[::1], int64, int64, int64, int64, uint32[:, :, :, ::1])")
@@ -189,11 +193,11 @@ def _fired(u, height, width, n_out, pool, out):
 @kernel(
     f"void(int64, int64, {_X}, {_W}, int64, int64, int8[:, :, ::1], int64, int64, int64, int64, int64, "
     "int64, int64, int64, int64, float32, "
-    f"float32[::1], {_S}, {_S}, {_S}, {_X})"
+    f"float32[::1], int32[:, ::1], {_S}, {_S}, {_S}, {_X})"
 )
 def _spikes(
     lo, hi, x, weights, low, gap, table, channels, k0, k1, s0, s1, p0, p1, pool, group, kappa, c,
-    P, Q, R, out,
+    integers, P, Q, R, out,
 ):  # fmt: skip
     """Items lo..hi through a layer: an item is a group of recordings of a member. x has K = 1 where
     members share their input.
@@ -206,7 +210,7 @@ def _spikes(
     steps = max(
         1, ROWS // (min(group, B) * pixels)
     )  # time steps whose currents are counted together
-    traces = np.empty((3, group, pixels * n_out), np.float32)  # where nobody wants to go on
+    traces = np.empty((3, group, pixels * n_out), np.int32)  # where nobody wants to go on
     rows = np.empty((steps, group, height, width, n_words), np.uint32)
     u = np.empty((steps * group * pixels, n_out), np.float32)
     for item in range(lo, hi):
@@ -221,7 +225,9 @@ def _spikes(
                 R[member, first : first + n],
             )
         else:
-            traces[:] = _ZERO
+            traces[:] = _I0
+        p, q, r = p.reshape(-1), q.reshape(-1), r.reshape(-1)
+        p_f, q_f, r_f = p.view(np.float32), q.view(np.float32), r.view(np.float32)
         inputs = rows.reshape(-1)[: steps * n * pixels * n_words].reshape(
             (steps, n, height, width, n_words)
         )
@@ -261,7 +267,10 @@ def _spikes(
                 )
             for t in range(m):
                 potentials = u[t * n * pixels : (t + 1) * n * pixels].reshape(-1)
-                _advance(potentials, p.reshape(-1), q.reshape(-1), r.reshape(-1), kappa, c)
+                if integers.shape[1]:
+                    _fixed_advance(potentials, p, q, r, integers)
+                else:
+                    _advance(potentials, p_f, q_f, r_f, kappa, c)
                 _fired(
                     potentials,
                     height,
@@ -272,10 +281,46 @@ def _spikes(
                 )
 
 
+@kernel("void(float32[::1], float32[::1], float32[::1], float32[::1], float32, uint32[::1])")
+def _fire(p, q, r, kappa, theta, own):
+    """own = whether each SRM neuron, with a kappa of its own, is above its threshold."""
+    for i in range(own.shape[0]):
+        own[i] = np.uint32(neurons.srm_potential(p[i], q[i], r[i], kappa[i]) > theta)
+
+
 @kernel(
-    f"void(int64, int64, {_X}, {_W}, int64, int64, uint32[:, ::1], int64[::1], float32[::1], float32[::1], {_S}, {_S}, {_S}, {_X})",
+    "void(float32[::1], uint32[::1], float32[::1], float32[::1], float32[::1], float32, float32, float32)"
 )
-def _recurrent(lo, hi, x, weights, low, gap, mask, outputs, kappa, c, P, Q, R, out):
+def _integrate(I, own, p, q, r, a_m, a_s, a_r):
+    """The traces of the next time step, from currents and spikes."""
+    for i in range(own.shape[0]):
+        s = np.float32(own[i])
+        p[i], q[i], r[i] = neurons.srm_advance(p[i], q[i], r[i], I[i], s, a_m, a_s, a_r)
+
+
+@kernel("void(int32[::1], int32[::1], int32[::1], int32[:, ::1], uint32[::1])")
+def _fixed_fire(p, q, r, integers, own):
+    """As `_fire`, of FixedSRM neurons."""
+    for i in range(own.shape[0]):
+        own[i] = np.uint32(neurons.fixed_potential(p[i], q[i], r[i]) > integers[5, i])
+
+
+@kernel("void(float32[::1], uint32[::1], int32[::1], int32[::1], int32[::1], int32[:, ::1])")
+def _fixed_integrate(I, own, p, q, r, integers):
+    """As `_integrate`, of FixedSRM neurons."""
+    a_m, a_s, a_r, fraction = integers[0, 0], integers[1, 0], integers[2, 0], integers[3, 0]
+    for i in range(own.shape[0]):
+        s = integers[4, i] if own[i] else _I0
+        p[i], q[i], r[i] = neurons.fixed_advance(p[i], q[i], r[i], I[i], s, a_m, a_s, a_r, fraction)
+
+
+@kernel(
+    f"void(int64, int64, {_X}, {_W}, int64, int64, uint32[:, ::1], int64[::1], float32[::1], float32[::1], "
+    f"int32[:, ::1], {_S}, {_S}, {_S}, {_X})",
+)
+def _recurrent(
+    lo, hi, x, weights, low, gap, mask, outputs, kappa, c, integers, P, Q, R, out
+):  # fmt: skip
     """As `_spikes`, for neurons that are each other's inputs: one recording of a member is an item,
     and time cannot be folded.
     """
@@ -286,21 +331,29 @@ def _recurrent(lo, hi, x, weights, low, gap, mask, outputs, kappa, c, P, Q, R, o
     own, I, traces = (
         np.empty(n, np.uint32),
         np.empty((1, n), np.float32),
-        np.empty((3, n), np.float32),
+        np.empty((3, n), np.int32),
     )
+    current = I[0]
     for item in range(lo, hi):
         member, b = item // B, item % B
         w, p, q, r = weights[member], traces[0], traces[1], traces[2]
         if P.shape[0]:
             p, q, r = P[member, b], Q[member, b], R[member, b]
         else:
-            traces[:] = _ZERO
+            traces[:] = _I0
+        p_f, q_f, r_f = p.view(np.float32), q.view(np.float32), r.view(np.float32)
         for t in range(T):
             row[:] = _U0
             row[0, :inputs] = x[min(member, x.shape[0] - 1), t, b, 0, 0]
-            for i in range(n):
-                own[i] = np.uint32(kappa[i] * (p[i] - q[i]) - r[i] > theta)
-                row[0, inputs + (i >> 5)] |= own[i] << np.uint32(i & 31)
+            if integers.shape[1]:
+                _fixed_fire(p, q, r, integers, own)
+            else:
+                _fire(p_f, q_f, r_f, kappa, theta, own)
+            for k in range(-(-n // 32)):
+                word = _U0
+                for i in range(min(32, n - 32 * k)):
+                    word |= own[32 * k + i] << np.uint32(i)
+                row[0, inputs + k] = word
             if mask.shape[0]:
                 for i in range(n):
                     up = active = _U0
@@ -312,15 +365,10 @@ def _recurrent(lo, hi, x, weights, low, gap, mask, outputs, kappa, c, P, Q, R, o
                     I[0, i] = np.float32(low * np.int64(active) + gap * np.int64(up))
             else:
                 counting.plane_counts(0, 1, row, w, low, gap, I)
-            for i in range(n):
-                p_i, q_i, r_i = (
-                    a_m * (p[i] + I[0, i]),
-                    a_s * (q[i] + I[0, i]),
-                    a_r * (r[i] + np.float32(own[i])),
-                )
-                p[i] = _ZERO if abs(p_i) <= _FLUSH else p_i
-                q[i] = _ZERO if abs(q_i) <= _FLUSH else q_i
-                r[i] = _ZERO if abs(r_i) <= _FLUSH else r_i
+            if integers.shape[1]:
+                _fixed_integrate(current, own, p, q, r, integers)
+            else:
+                _integrate(current, own, p_f, q_f, r_f, a_m, a_s, a_r)
             target = out[member, t, b, 0, 0]
             target[:] = _U0
             for i in range(outputs.shape[0]):
@@ -343,7 +391,7 @@ def _readout(lo, hi, x, V, scale, out):
             out[r, i] = scale * np.float32(np.int32(2) * np.int32(total) - np.int32(active))
 
 
-_NO_STATE = np.empty((0, 0, 0), np.float32)
+_NO_STATE = np.empty((0, 0, 0), np.int32)
 
 
 class Engine:
@@ -381,7 +429,10 @@ class Engine:
                 f"batch: must be a positive whole number; got {batch!r}; give the number of recordings"
             )
         shapes = [(self.network.count, batch, n) for n in self._neurons]
-        return tuple((np.zeros(s, _F), np.zeros(s, _F), np.zeros(s, _F)) for s in shapes)
+        return tuple(
+            (np.zeros(shape, dtype), np.zeros(shape, dtype), np.zeros(shape, dtype))
+            for shape, dtype in zip(shapes, self._dtypes(), strict=True)
+        )
 
     def run(self, x: np.ndarray, state: State | None = None, *, spikes: bool = False) -> Result:
         """Run over x, 0 or 1, (T, B, *input_shape), bool, uint8 or floating; from `state`, or from
@@ -491,10 +542,18 @@ class Engine:
             raise ValueError(
                 f"state: must come from this network and {x.shape[1]} recordings; got another; begin with engine.start(B)"
             )
-        return tuple(tuple(np.array(z, np.float32) for z in layer) for layer in state)  # type: ignore[misc]
+        return tuple(
+            tuple(np.array(z, dtype) for z in layer)  # type: ignore[misc]
+            for layer, dtype in zip(state, self._dtypes(), strict=True)
+        )
+
+    def _dtypes(self) -> list[type]:
+        """Of the traces of each layer."""
+        return [np.int32 if layer.integers.size else np.float32 for layer in self._layers]
 
     def _through(self, x: np.ndarray, layer: _Layer, state: tuple[np.ndarray, ...]) -> np.ndarray:
         """What leaves a layer, as words; the state moves on in place."""
+        state = tuple(z.view(np.int32) for z in state)  # as the kernels take it
         height, width = layer.size(x)
         K, n_out = layer.weights.shape[0], layer.weights.shape[3]
         affine = (layer.alphabet.low, layer.alphabet.gap)
@@ -506,6 +565,7 @@ class Engine:
         )
         if layer.recurrent:
             settings: tuple[Any, ...] = (layer.mask, layer.outputs, layer.kappa, layer.constants)
+            settings += (layer.integers,)
             arguments = (x, layer.weights, *affine, *settings, *state, out)
             self._spread(_recurrent, work, K * x.shape[2], *arguments)
             return out
@@ -519,6 +579,7 @@ class Engine:
             group,
             layer.kappa[0],
             layer.constants,
+            layer.integers,
         )
         self._spread(
             _spikes,
@@ -614,7 +675,8 @@ def _layer_of(layer: PackedLayer, sparse: bool) -> _Layer:
         table = layer.alphabet.weights(np.ascontiguousarray(rows.transpose(1, 0, 3, 2)))
     places = (layer.stride, layer.padding, layer.pool)
     weights = (_columns(rows), layer.alphabet, table)
-    return _Layer(*weights, channels, kernel, *places, layer.scale, layer.constants)
+    neuron = (layer.scale, layer.constants, _integers(layer))
+    return _Layer(*weights, channels, kernel, *places, *neuron)
 
 
 def _recurrent_of(layer: PackedLayer) -> _Layer:
@@ -638,10 +700,18 @@ def _recurrent_of(layer: PackedLayer) -> _Layer:
         *one,
         kappa,
         layer.constants,
+        _integers(layer),
         np.ascontiguousarray(mask),
         outputs,
         True,
     )
+
+
+def _integers(layer: PackedLayer) -> np.ndarray:
+    found = layer.integers
+    if found is None:
+        return _NO_INTEGERS
+    return np.broadcast_to(found, (6, layer.neurons)).copy() if layer.mask is None else found
 
 
 def _padded(layer: PackedLayer, rows: np.ndarray) -> list[np.ndarray]:

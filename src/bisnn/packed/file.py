@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +23,7 @@ from safetensors.numpy import load, save
 from bisnn.alphabet import BINARY, Levels
 from bisnn.bits import philox
 from bisnn.files import afford, read_bytes, write_atomic
-from bisnn.neuron import SRM
+from bisnn.neuron import SRM, FixedSRM, Neuron
 from bisnn.packed.columns import Schema
 from bisnn.packed.network import (
     PackedLayer,
@@ -94,7 +94,7 @@ def _about(layer: PackedLayer) -> dict[str, Any]:
     about: dict[str, Any] = {name: getattr(layer, name) for name in names}
     if layer.alphabet != BINARY:
         about["levels"] = layer.alphabet.levels
-    about["neuron"] = {"kind": "srm", **asdict(layer.neuron)}
+    about["neuron"] = layer.neuron.to_json()
     if layer.mask is not None:
         about["mask"] = True
     return about if layer.outputs is None else {**about, "outputs": layer.outputs}
@@ -364,13 +364,15 @@ def _layer(i: int, spec: LayerSpec, masked: bool, left: _Tensors, asked: _Member
         np.allclose(constants, spec.neuron.constants(), rtol=1e-6, atol=0),
         f"the constants of layer {i} are not its neuron's: {constants.tolist()}",
     )
-    return PackedLayer(
+    layer = PackedLayer(
         **vars(spec),
         weights=spread(weights, spec),
         scale=scale,
         constants=constants,
         posterior=None if posterior is None else spread(posterior, spec),
     )
+    _ = layer.integers  # raises where traces could overflow
+    return layer
 
 
 def _plans(
@@ -439,12 +441,13 @@ def _plan(i: int, of: Any, shapes: list[Shape]) -> LayerSpec:
     return spec
 
 
-def _neuron(i: int, about: Any) -> SRM:
+def _neuron(i: int, about: Any) -> Neuron:
+    kinds = {neuron.kind: neuron for neuron in (SRM, FixedSRM)}
     _require(
-        isinstance(about, dict) and about.get("kind") == "srm",
+        isinstance(about, dict) and about.get("kind") in kinds,
         f"the neurons of layer {i} are of no known kind",
     )
-    return SRM(**{name: value for name, value in about.items() if name != "kind"})
+    return kinds[about["kind"]](**{k: value for k, value in about.items() if k != "kind"})
 
 
 def _seed(value: Any) -> int:

@@ -47,6 +47,11 @@ class PackedLayer(LayerSpec):
         bits = np.moveaxis(self.alphabet.bits(self.weights), 0, 1)
         return bits if self.mask is None else bits & self.mask
 
+    @property
+    def integers(self) -> np.ndarray | None:
+        """As `LayerSpec.integers`, (6, 1) or (6, neurons), from the scale as it was rounded."""
+        return self.neuron.integers(self.scale, self.most_current)
+
 
 @dataclass(frozen=True)
 class PackedNetwork:

@@ -219,15 +219,21 @@ class Architecture(Section):
 
 
 class Neuron(Section):
+    # "fixed": the SRM in integers, for spikes and hard weights
+    kind: Literal["srm", "fixed"] = "srm"
     tau_mem: Positive = 10.0
     tau_syn: Positive = 6.0
     tau_ref: Positive = 2.0
     threshold: Positive = 0.5
     surrogate: Literal["sigmoid", "box"] = "sigmoid"
     slope: Positive = 1.0
+    # "fixed" only: bits of a trace below the unit of the current
+    fraction: Annotated[int, Field(ge=0, le=24)] = 12
 
     @model_validator(mode="after")
     def _ordered(self) -> Neuron:
+        if self.kind == "srm" and self.fraction != 12:
+            raise ValueError('fraction is of kind = "fixed": leave it out, or set that')
         if self.tau_mem <= self.tau_syn:
             raise ValueError(
                 f"tau_mem must be above tau_syn = {self.tau_syn:g}, or the synaptic filter is not positive"
@@ -417,6 +423,12 @@ class Config(Section):
             raise ValueError(
                 f'network.weights: rule "{self.rule.name}" trains no other levels than its own; '
                 f"got {self.network.weights!r}: leave it out, or take rule st or bayes"
+            )
+        hard = self.rule.name in ("st", "bop") or getattr(self.rule, "straight_through", False)
+        if self.neuron.kind == "fixed" and not hard:
+            raise ValueError(
+                'neuron.kind = "fixed" takes hard weights: set rule.straight_through = true, or '
+                "another rule"
             )
         if self.train.chunk and self.train.activity:
             raise ValueError(

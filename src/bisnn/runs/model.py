@@ -25,7 +25,7 @@ from bisnn.display import note
 from bisnn.files import afford
 from bisnn.layers import Conv2d, Layer, Linear, Recurrent
 from bisnn.network import Network
-from bisnn.neuron import SRM
+from bisnn.neuron import SRM, FixedSRM
 from bisnn.packed.columns import BadSchema, Schema, category, is_blank
 from bisnn.prediction import Classification, Regression, predict
 from bisnn.runs import config as config_module
@@ -44,7 +44,7 @@ def _planned(config: Config, shape: Shape) -> list[tuple[Layer, LayerSpec]]:
     are within the budget.
     """
     planned: list[tuple[Layer, LayerSpec]] = []
-    alphabet = alphabet_of(config.network.weights)
+    neuron, alphabet = _neuron(config), alphabet_of(config.network.weights)
     entries: list[Convolution | Dense] = [*config.network.conv, *config.network.layers]
     for number, entry in enumerate(entries):
         shapes = [*(spec.output_shape for _, spec in planned), shape]
@@ -52,7 +52,7 @@ def _planned(config: Config, shape: Shape) -> list[tuple[Layer, LayerSpec]]:
         try:
             parts = [shapes[n] for n in read_from(entry.inputs, number)]
             layer = _layer(entry, side_by_side("conv" if conv else "dense", parts))
-            planned.append((layer, layer.plan(number, shapes, SRM(), alphabet)))
+            planned.append((layer, layer.plan(number, shapes, neuron, alphabet)))
         except ValueError as error:
             at = number if conv else number - len(config.network.conv)
             raise ValueError(f"network.{'conv' if conv else 'layers'}.{at}: {error}") from None
@@ -81,6 +81,14 @@ def _layer(entry: Convolution | Dense, shape: Shape) -> Layer:
     )
 
 
+def _neuron(config: Config) -> SRM:
+    settings = config.neuron.model_dump(exclude={"kind"})
+    if config.neuron.kind == "fixed":
+        return FixedSRM(**settings)
+    settings.pop("fraction")
+    return SRM(**settings)
+
+
 def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Network:
     """The untrained network of a config, for inputs (T, B, *shape), on the CPU."""
     layers = [layer for layer, _ in _planned(config, shape)]
@@ -88,7 +96,7 @@ def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Netwo
         *layers,
         input_shape=shape,
         readout=outputs,
-        neuron=SRM(**config.neuron.model_dump()),
+        neuron=_neuron(config),
         weights="real" if config.rule.name == "full" else config.network.weights,
         posterior=config.rule.name == "bayes",
         gradient=config.network.gradient,

@@ -10,7 +10,8 @@ All counts are for one recording of T time steps, mean over the batch. The rules
   The last readout is part of the inference; those that serve learning alone are left out.
 - A *neuron update* is one neuron at one time step, whether it fires or not: u = kappa (P - Q) - R,
   u > theta, P' = a_m (P + I), Q' = a_s (Q + I), R' = a_r (R + s). That is 4 multiplications and 6
-  additions (the comparison is one), in 32-bit floats.
+  additions (the comparison is one), in 32-bit floats. FixedSRM does the same in 32-bit integers,
+  with 3 multiplications, as it has no kappa.
 - *Memory traffic*: every synaptic operation reads its weight, a bit or 32, from an access that is
   filled; every update reads and writes P, Q and R, 32 bits each; spikes are maps of one bit,
   written once by a layer and read once by the next, at every time step, and by the layer itself
@@ -45,7 +46,7 @@ from bisnn.layers import Readout, Recurrent
 from bisnn.network import Network
 from bisnn.spec import LayerSpec
 
-MULTIPLICATIONS, ADDITIONS = 4, 6  # of a neuron update
+MULTIPLICATIONS, ADDITIONS = {"srm": 4, "fixed": 3}, 6  # of a neuron update
 STATE = 12  # bytes of P, Q, R
 CAPACITY = {
     "sram_8k": 8 * 2**10,
@@ -69,6 +70,7 @@ class Costs:
     float_add: float = 0.9  # 32 bits
     float_multiply: float = 3.7  # 32 bits
     int_add: float = 0.1  # 32 bits
+    int_multiply: float = 3.1  # 32 bits
     sram_8k: float = 10.0
     sram_32k: float = 20.0
     sram_1m: float = 100.0
@@ -107,6 +109,7 @@ class Work(NamedTuple):
     neurons: int  # 0 for a readout
     values: int  # that come in and go out in one time step
     steps: int  # T
+    neuron: str = "srm"  # kind of the neurons
 
 
 def reach(layer: LayerSpec) -> Tensor:
@@ -148,6 +151,11 @@ def work(net: Network, x: Tensor, realised: Sequence[Tensor]) -> list[Work]:
             s, outputs = torch.cat([s, (u > layer.constants[3]).to(s)], -1), layer.n
         name, neurons = f"{i + 1} {type(layer).__name__}", math.prod(layer.current_shape)
         planes = 1 if layer.spec.alphabet is None else layer.spec.alphabet.planes
+        if layer.neuron.kind is None:
+            raise ValueError(
+                "net: the operations of a neuron update are known of SRM and FixedSRM; got "
+                f"{type(layer.neuron).__name__}; take one of these"
+            )
         counts.append(
             Work(
                 name,
@@ -158,6 +166,7 @@ def work(net: Network, x: Tensor, realised: Sequence[Tensor]) -> list[Work]:
                 neurons,
                 len(reached) + outputs,
                 steps,
+                layer.neuron.kind,
             )
         )
     readout = net.readouts[-1]
@@ -249,6 +258,16 @@ def _drawn(
     return counts
 
 
+def _update(neuron: str, costs: Costs) -> float:
+    """Picojoules of a neuron update."""
+    multiply, add = (
+        (costs.int_multiply, costs.int_add)
+        if neuron == "fixed"
+        else (costs.float_multiply, costs.float_add)
+    )
+    return MULTIPLICATIONS[neuron] * multiply + ADDITIONS * add
+
+
 def _spiking(members: list[list[Work]], real: bool, costs: Costs) -> dict[str, Any]:
     """The row of a predictor that adds where spikes are."""
     # A readout is +-1 in any case
@@ -258,7 +277,6 @@ def _spiking(members: list[list[Work]], real: bool, costs: Costs) -> dict[str, A
         for b, count in zip(bits, members[0], strict=True)
     )
     memory = _memory(size)
-    update = MULTIPLICATIONS * costs.float_multiply + ADDITIONS * costs.float_add
     layers = []
     for b, parts in zip(bits, zip(*members, strict=True), strict=True):
         operations, updates = (  # an operation adds a real weight, or one bit plane of a weight
@@ -272,7 +290,7 @@ def _spiking(members: list[list[Work]], real: bool, costs: Costs) -> dict[str, A
         )
         work_picojoules = (
             operations * (costs.float_add if b == 32 else costs.int_add),
-            updates * update,
+            updates * _update(parts[0].neuron, costs),
         )
         parameters = sum(part.parameters for part in parts)
         layers.append(

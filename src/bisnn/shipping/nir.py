@@ -191,6 +191,12 @@ def _checked(network: PackedNetwork, member: int | None, dt: float) -> int:
             f"dt: must be a number of seconds above 0; got {dt!r}; leave it out for {DT}"
         )
     for i, layer in enumerate(network.layers):
+        if layer.neuron.kind != "srm":
+            raise ValueError(
+                "network: must have SRM neurons, because NIR has none of integers; got "
+                f"{type(layer.neuron).__name__} in layer {i}; export it with --neuron srm, or packed "
+                "or as C"
+            )
         if layer.pool > 1:
             raise ValueError(
                 f"network: must have no pooling, because NIR has no max-pooling; got pool={layer.pool} in layer {i}; train with "
