@@ -131,6 +131,14 @@ def test_bits_are_codes_are_levels(levels):
             lambda: predict(build("dense", weights="ternary"), torch.zeros(3, 1, 6, dtype=F64), 2),
             "have no posterior to draw members from; build the network with posterior=True",
         ),
+        (
+            lambda: predict(
+                build("dense"),
+                torch.zeros(3, 1, 6, dtype=F64),
+                [[torch.zeros(7, 6, dtype=torch.int8)]],
+            ),
+            r"samples: weights of members must be levels, \(-1, 1\); number 0 has others",
+        ),
     ],
 )
 def test_clear_messages(make, message):
