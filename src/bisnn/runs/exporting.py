@@ -234,9 +234,7 @@ def describe_model(
         else 0,
     )
     if predictor == "members":
-        drawn = weights.draw_members(
-            [layer.weight.detach() for layer in net.layers], count, config.seed
-        )
+        drawn = weights.draw_members([layer.weight for layer in net.layers], count, config.seed)
     bits = describe(net, drawn, posterior=predictor == "posterior")
     code = config.encode
     scale = {"low": trained.low.tolist(), "high": trained.high.tolist()}
