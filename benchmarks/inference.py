@@ -116,9 +116,7 @@ def packed_network(workload: Workload, members: int | None = None, posterior: bo
 
     net, drawn = trained_network(workload), None
     if members is not None:
-        drawn = weights.draw_members(
-            [layer.weight.detach() for layer in net.layers], members, seed=0
-        )
+        drawn = weights.draw_members([layer.weight for layer in net.layers], members, seed=0)
     return packing.describe(net, drawn, posterior=posterior)
 
 

@@ -286,7 +286,8 @@ def test_verdict_is_that_of_the_metrics(runs, name, predictors):
         assert verdict["calibration"][predictor]["calibrated_mean"] == found.calibrated_mean
     assert verdict["memory"] == {
         "weights": 20 * 16 + 16 * 16,
-        "bytes_1_bit": 72,
+        "bits": 1,
+        "bytes": 72,
         "bytes_32_bit": 2304,
     }
 
@@ -388,7 +389,9 @@ def test_a_config_may_wire_layers_and_have_cycles(tmp_path):
     assert [spec.kind for spec in model.net.spec] == ["dense", "recurrent", "dense"]
     assert model.net.layers[2].weight.shape == (9, 20 + 12 + 10)
     points = np.random.default_rng(0).random((5, 2))
-    packed = bisnn.packed.load(bisnn.export(run, out=tmp_path / "p.safetensors", predictor="members")["path"])
+    packed = bisnn.packed.load(
+        bisnn.export(run, out=tmp_path / "p.safetensors", predictor="members")["path"]
+    )
     ours, theirs = packed.predict_features(points), model.predict(points)
     np.testing.assert_allclose(ours.mean, theirs.mean.numpy(), atol=1e-6)
 

@@ -70,6 +70,11 @@ class Predictor(StrEnum):
     posterior = "posterior"
 
 
+class NeuronKind(StrEnum):
+    srm = "srm"
+    fixed = "fixed"
+
+
 class Profile(StrEnum):
     exact = "exact"
     cubalif = "cubalif"
@@ -407,6 +412,12 @@ def export(
             help="Of c: of all names and files, so that a program can hold several models. Default: model."
         ),
     ] = None,
+    neuron: Annotated[
+        NeuronKind | None,
+        typer.Option(
+            help="fixed: the neurons in integers; says what that changes. Default: as trained."
+        ),
+    ] = None,
 ) -> None:
     """Ship a run's model as what it is: bits. What leaves runs without PyTorch and gives the same
     spikes.
@@ -422,9 +433,12 @@ def export(
         members=members,
         profile=profile.value,
         prefix=prefix,
+        neuron=neuron and neuron.value,
     )
     _say_if_unfinished(run)
     console, where = _console(), done["path"]
+    if "changes" in done:
+        console.print(f"neuron {neuron}: {_changes_text(done['changes'])}")
     if to is Target.packed:
         bits = f"{done['members']} x 1 bit" if done["members"] else "the posterior at 8 bits"
         console.print(
@@ -450,6 +464,13 @@ def export(
             console.print(
                 f"not the network's own spikes: {lossy['spikes']:.1%} of them differ{told}, on random points"
             )
+
+
+def _changes_text(changes: dict[str, int | None]) -> str:
+    spikes, of, n = changes["changed_spikes"], changes["spikes"], changes["recordings"]
+    decided = changes["changed_decisions"]
+    text = f"{spikes:,} spikes differ on the test set, where the network has {of:,}"
+    return text if decided is None else f"{text}; {decided} of {n:,} decisions change"
 
 
 @app.command(

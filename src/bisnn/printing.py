@@ -46,7 +46,7 @@ def print_verdict(folder: Path, found: dict[str, Any]) -> None:
     for predictor, ece in found["calibration"].items():
         out.print(f"{predictor}: {told.format(**ece)}")
     out.print(
-        "{weights:,} weights: {bytes_1_bit:,} bytes at 1 bit, {bytes_32_bit:,} at 32".format(
+        "{weights:,} weights: {bytes:,} bytes at {bits} bit, {bytes_32_bit:,} at 32".format(
             **found["memory"]
         ),
     )

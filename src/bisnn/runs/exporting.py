@@ -18,15 +18,16 @@ from bisnn import weights
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.checks import choice, positive_int
-from bisnn.data.dataset import spikes
+from bisnn.data.dataset import load_dataset, spikes
 from bisnn.files import file_digest
+from bisnn.neuron import FixedSRM
 from bisnn.packed import file
 from bisnn.packed.network import PackedNetwork
 from bisnn.packing import describe
 from bisnn.runs import model
 from bisnn.runs.config import Events
 from bisnn.runs.recommendation import recommended, warn_of_map
-from bisnn.shipping import c
+from bisnn.shipping import c, conversion
 
 TARGETS = ("packed", "c", "nir")
 PREDICTORS = ("map", "members", "posterior")
@@ -46,6 +47,7 @@ def export(
     members: int | None = None,
     profile: str = "exact",
     prefix: str | None = None,
+    neuron: str | None = None,
 ) -> dict[str, Any]:
     """Ship a run's model.
 
@@ -63,9 +65,13 @@ def export(
         members: how many; by default as many as the config says.
         profile: of "nir": "exact", or "cubalif" for importers that know no more.
         prefix: of "c": of all names, so that a program can hold several models; by default "model".
+        neuron: "fixed" ships the SRM in integers, `bisnn.FixedSRM`, on the trained weights, "srm"
+            the float one; by default as trained. Where that differs from the training, both
+            networks run over the test points.
 
     Returns:
-        what was written: "path", "bytes" and more, by target.
+        what was written: "path", "bytes" and more, by target; with another neuron "changes", what
+        it changes.
     """
     if not isinstance(run, (str, Path)):
         way = "for a network that is no run use bisnn.packing.describe and bisnn.packed.write"
@@ -74,6 +80,8 @@ def export(
         )
     choice("to", to, TARGETS)
     choice("profile", profile, PROFILES)
+    if neuron is not None:
+        choice("neuron", neuron, conversion.NEURONS)
     if profile != "exact" and to != "nir":
         raise ValueError(f"profile: is of --to nir; got {profile!r} with {to!r}; leave it out")
     if prefix is not None:
@@ -92,7 +100,36 @@ def export(
         )
     packed = describe_model(trained, chosen, members)
     packed = replace(packed, source=file_digest(model.file_of(run)))
-    folder = model.file_of(run).parent
+    differs: dict[str, Any] = {}
+    if neuron is not None and neuron != trained.config.neuron.kind:
+        packed, differs = _with_neuron(packed, neuron, trained)
+    return _written(packed, trained, to, out, model.file_of(run).parent, profile, prefix) | differs
+
+
+def _with_neuron(
+    packed: PackedNetwork, neuron: str, trained: model.Model
+) -> tuple[PackedNetwork, dict[str, Any]]:
+    """The network with another neuron, and what that changes on the test points."""
+    config = trained.config
+    other = conversion.converted(packed, neuron, FixedSRM.fraction)
+    points = load_dataset(config).test.x
+    batches = (
+        spikes(config, points[index]).numpy()
+        for index in torch.arange(len(points)).split(trained.batch)
+    )
+    return other, {"changes": asdict(conversion.changes(packed, other, batches))}
+
+
+def _written(
+    packed: PackedNetwork,
+    trained: model.Model,
+    to: str,
+    out: str | Path | None,
+    folder: Path,
+    profile: str,
+    prefix: str | None,
+) -> dict[str, Any]:
+    """Write what is shipped; what `export` returns of it."""
     if to == "packed":
         path = Path(out or folder / "packed.safetensors")
         synapses, fixed = (

@@ -40,13 +40,13 @@ from bisnn.kernels.graphs import Arriving, Graphs, to_device
 from bisnn.losses import activity_loss, chunked_backward, local_loss
 from bisnn.network import Output
 from bisnn.prediction import Classification
+from bisnn.realisation import map_weight
 from bisnn.rules import BayesBiSNN, Bop, Rule, STBiSNN
 from bisnn.runs import defaults
 from bisnn.runs.config import CHANGEABLE, Bayes, BopRule, Config, Events, Full, differences, parse
 from bisnn.runs.folder import RunFolder, alike
 from bisnn.runs.model import Model, build_network
 from bisnn.runs.processes import Processes
-from bisnn.weights import sign
 
 AHEAD = {"cpu": 0, "cuda": 1}  # steps that are handed out before a step's sums are read
 # Mean firing rates of a layer, in spikes per time step, beyond which it cannot learn
@@ -232,13 +232,13 @@ class Training:
         self.seconds = 0.0  # of training, over all its pieces
         # Points, loss, score, each layer's rate, this epoch
         self.sums = torch.zeros(3 + len(self.net.layers), dtype=torch.float64)
-        self.before = self._signs()  # when this epoch began
+        self.before = self._hard_weights()  # when this epoch began
         self.best: dict[str, Any] | None = None  # validation loss, epoch and weights
         self.since_best = 0  # validations
         self.stopped_early = False
 
-    def _signs(self) -> list[Tensor]:
-        return [(sign(p.detach()) > 0).cpu() for p in self.net.parameters()]
+    def _hard_weights(self) -> list[Tensor]:
+        return [map_weight(p).to(torch.int8).cpu() for p in self.net.parameters()]
 
     @property
     def epochs_done(self) -> int:
@@ -487,7 +487,7 @@ class Training:
 
     def _end_epoch(self) -> dict[str, Any]:
         """The epoch's row of metrics; begins the next."""
-        now = self._signs()
+        now = self._hard_weights()
         flipped = sum(int((a != b).sum()) for a, b in zip(now, self.before, strict=True))
         row = {"epoch": self.epochs_done, "step": self.step, **self._running()}
         # Share of the weights whose sign changed in this epoch
