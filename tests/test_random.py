@@ -36,7 +36,7 @@ USERS = {
     Purpose.DROPOUT: {"runs/training"},
     Purpose.AUGMENTATION: {"data/recordings"},
     Purpose.LOST_SPIKES: {"data/recordings"},
-    Purpose.EXPORT: {"runs/exporting", "shipping/c"},
+    Purpose.EXPORT: {"runs/exporting", "shipping/c_golden"},
     Purpose.BOOTSTRAP: {"intervals"},
     Purpose.CAMERA_RECORDING: {"data/camera"},
     Purpose.CAMERA_SENSOR: {"data/camera"},

@@ -102,7 +102,7 @@ class LayerSpec:
     def most_current(self) -> int:
         """The largest |I| of a neuron, whatever its weights."""
         parents = self.fan_in if self.mask is None else int(self.mask.sum(1).max())
-        return parents * (self.alphabet or BINARY).reach
+        return parents * (1 if self.alphabet is None else self.alphabet.reach)
 
     @property
     def integers(self) -> np.ndarray | None:

@@ -73,21 +73,7 @@ def export(
         what was written: "path", "bytes" and more, by target; with another neuron "changes", what
         it changes.
     """
-    if not isinstance(run, (str, Path)):
-        way = "for a network that is no run use bisnn.packing.describe and bisnn.packed.write"
-        raise ValueError(
-            f"run: must be the path of a run folder or of its model file; got a {type(run).__name__}; {way}"
-        )
-    choice("to", to, TARGETS)
-    choice("profile", profile, PROFILES)
-    if neuron is not None:
-        choice("neuron", neuron, conversion.NEURONS)
-    if profile != "exact" and to != "nir":
-        raise ValueError(f"profile: is of --to nir; got {profile!r} with {to!r}; leave it out")
-    if prefix is not None:
-        if to != "c":
-            raise ValueError(f"prefix: is of --to c; got {prefix!r} with {to!r}; leave it out")
-        c.check_prefix(prefix)
+    _check(run, to, profile, prefix, neuron)
     trained = model.load(run)
     if to == "nir" and (predictor == "members" or members is not None):
         raise ValueError("predictor: a NIR graph is of one network; got members; use 'map'")
@@ -104,6 +90,25 @@ def export(
     if neuron is not None and neuron != trained.config.neuron.kind:
         packed, differs = _with_neuron(packed, neuron, trained)
     return _written(packed, trained, to, out, model.file_of(run).parent, profile, prefix) | differs
+
+
+def _check(run: Any, to: str, profile: str, prefix: str | None, neuron: str | None) -> None:
+    """The options that are wrong whatever the run."""
+    if not isinstance(run, (str, Path)):
+        way = "for a network that is no run use bisnn.packing.describe and bisnn.packed.write"
+        raise ValueError(
+            f"run: must be the path of a run folder or of its model file; got a {type(run).__name__}; {way}"
+        )
+    choice("to", to, TARGETS)
+    choice("profile", profile, PROFILES)
+    if neuron is not None:
+        choice("neuron", neuron, conversion.NEURONS)
+    if profile != "exact" and to != "nir":
+        raise ValueError(f"profile: is of --to nir; got {profile!r} with {to!r}; leave it out")
+    if prefix is not None:
+        if to != "c":
+            raise ValueError(f"prefix: is of --to c; got {prefix!r} with {to!r}; leave it out")
+        c.check_prefix(prefix)
 
 
 def _with_neuron(
