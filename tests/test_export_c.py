@@ -197,20 +197,20 @@ def test_what_is_advised_on_s390_helps(tmp_path):
         build(tmp_path, *flags.split(), "-c", sources="model.c", compiler="s390x-linux-gnu-gcc")
 
 
-@pytest.mark.parametrize("what", ["spikes of layer 0", "spikes of layer 1", "outputs"])
+@pytest.mark.parametrize("what", ["spikes of layer 0", "spikes of layer 1", "logits"])
 def test_a_wrong_golden_vector_is_found(what, tmp_path):
     exported(networks.build("pooled", dtype=torch.float32), 3, tmp_path)
     path = tmp_path / "model_golden.h"
     text = path.read_text()
     start = (
         text.index(
-            "{\n", text.index(" golden_result[" if what == "outputs" else f" golden_s{what[-1]}[")
+            "{\n", text.index(" golden_logits[" if what == "logits" else f" golden_s{what[-1]}[")
         )
         + 2
     )
     end = text.index("}", start)
     numbers = text[start:end].replace("\n", "").split(",")
-    numbers[-1] = "0x1p-3f" if what == "outputs" else hex(int(numbers[-1], 16) ^ 1)
+    numbers[-1] = "0x1p-3f" if what == "logits" else hex(int(numbers[-1], 16) ^ 1)
     path.write_text(text[:start] + ",\n".join(numbers) + text[end:])
     build(tmp_path, *STRICT)
     code, said = outcome(tmp_path)

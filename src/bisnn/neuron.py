@@ -184,7 +184,7 @@ class FixedSRM(SRM):
             traces could leave 32 bits is refused when it is built.
 
     >>> FixedSRM(threshold=0.25).integers(np.array(0.25), most=16).tolist()
-    [59299, 55474, 39750, 12, 16384, 4096]
+    [59299, 55475, 39750, 12, 16384, 4096]
     """
 
     kind = "fixed"

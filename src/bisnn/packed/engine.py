@@ -1,14 +1,10 @@
 """Inference on packed bits: numpy and numba alone, the spikes and logits of the trained network bit
-for bit.
+for bit. The loops over time are in `loops`.
 
-One time step of a few recordings at a time: gather the bits under the kernel, count, move the
-    neurons on, pack what fires.
-Currents and traces stay in the cache. All members of an ensemble go through a layer in one call and
-share what is done with the input. Words have 32 bits, not 64: counts then come out in the width of
-a float32, and the loops vectorise.
+All members of an ensemble go through a layer in one call and share what is done with the input.
 
 Axes: K members, T time, B recordings, H W image; words last. A dense layer is a convolution of one
-    pixel.
+pixel.
 """
 
 from __future__ import annotations
@@ -21,32 +17,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.core.extending import intrinsic
 
 from bisnn.alphabet import Levels
-from bisnn.bits import counting, neurons, threads
-from bisnn.bits.counting import kernel
+from bisnn.bits import counting, threads
 from bisnn.files import most_bytes
-from bisnn.packed import encoding, file
+from bisnn.packed import encoding, file, loops
 from bisnn.packed.network import PackedLayer, PackedNetwork, cost
 from bisnn.packed.network import words as words_of
 from bisnn.spec import LayerSpec, windows_along
 
-_F = np.float32
-_ZERO, _ONE = _F(0), _F(1)
-_U0, _I0 = np.uint32(0), np.int32(0)
-_windows_along = njit(inline="always")(windows_along)
 _NO_INTEGERS = np.empty((6, 0), np.int32)
 # Recordings of a dense layer that are worked on together: weights are then read once for all of
 # them
 GROUP = 8
-ROWS = 16  # of the input that are counted together, at least, by taking several time steps at once
 POINTS = 250  # encoded and predicted at a time, at most
 TABLE = 1 << 26  # bytes of a layer's weights as int8 up to which they are kept, for sparse inputs
-_X, _W = "uint32[:, :, :, :, :, ::1]", "uint32[:, :, :, ::1]"  # spikes, weights
-_S = "int32[:, :, ::1]"  # state: float32 neurons lay the bits of their traces there
 
 State = tuple[
     tuple[np.ndarray, np.ndarray, np.ndarray], ...
@@ -115,280 +100,6 @@ class _Layer:
         return replace(
             self, channels=32 * self.weights.shape[2], kernel=(1, 1), stride=(1, 1), padding=(0, 0)
         )
-
-
-@intrinsic
-def _negative(typingctx, x, first):
-    """The sign bits of x[first], ..., x[first + 31], float32, as one word: a few instructions,
-    where a loop would take dozens.
-    """
-
-    def generate(context, builder, signature, arguments):
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        lanes = ir.VectorType(ir.IntType(32), 32)
-        at = builder.bitcast(builder.gep(array.data, [arguments[1]]), lanes.as_pointer())
-        signs = builder.icmp_signed("<", builder.load(at, align=4), ir.Constant(lanes, [0] * 32))
-        return builder.bitcast(signs, ir.IntType(32))
-
-    return types.uint32(x, types.int64), generate
-
-
-@kernel("void(float32[::1], float32[::1], float32[::1], float32[::1], float32, float32[::1])")
-def _advance(u, p, q, r, kappa, c):
-    """One step of SRM neurons with one kappa: u holds currents, and then theta - u, whose sign bit
-    is the spike.
-    """
-    a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
-    for i in range(u.shape[0]):
-        v = neurons.srm_potential(p[i], q[i], r[i], kappa)
-        x = _ONE if v > theta else _ZERO
-        p[i], q[i], r[i] = neurons.srm_advance(p[i], q[i], r[i], u[i], x, a_m, a_s, a_r)
-        u[i] = theta - v
-
-
-@kernel("void(float32[::1], int32[::1], int32[::1], int32[::1], int32[:, ::1])")
-def _fixed_advance(u, p, q, r, integers):
-    """As `_advance`, of FixedSRM neurons; what u holds afterwards is an int32."""
-    a_m, a_s, a_r, fraction = integers[0, 0], integers[1, 0], integers[2, 0], integers[3, 0]
-    one, theta, margin = integers[4, 0], integers[5, 0], u.view(np.int32)
-    for i in range(u.shape[0]):
-        I, v = u[i], neurons.fixed_potential(p[i], q[i], r[i])
-        s = one if v > theta else _I0
-        p[i], q[i], r[i] = neurons.fixed_advance(p[i], q[i], r[i], I, s, a_m, a_s, a_r, fraction)
-        margin[i] = theta - v
-
-
-@kernel("void(float32[::1], int64, int64, int64, int64, uint32[:, :, :, ::1])")
-def _fired(u, height, width, n_out, pool, out):
-    """Bits of what leaves a layer, out (n, H', W', words), from theta - u of n recordings: the OR
-    over a window.
-    """
-    if pool == 1 and n_out % 32 == 0:  # as it often is: words lie as potentials do
-        words = out.reshape(-1)
-        for k in range(words.shape[0]):
-            words[k] = _negative(u, 32 * k)
-        return
-    signs, fires = u.view(np.uint32), np.empty(32, np.uint32)
-    for b in range(out.shape[0]):
-        for y in range(out.shape[1]):
-            for z in range(out.shape[2]):
-                target = out[b, y, z]
-                for k in range(target.shape[0]):
-                    m = min(32, n_out - 32 * k)
-                    fires[:] = _U0
-                    for dy in range(pool):
-                        for dx in range(pool):
-                            at = (
-                                (b * height + y * pool + dy) * width + z * pool + dx
-                            ) * n_out + 32 * k
-                            signs_k = signs[at : at + m]
-                            for i in range(m):
-                                fires[i] |= signs_k[i] >> np.uint32(31)
-                    word = _U0
-                    for i in range(32):
-                        word |= fires[i] << np.uint32(i)
-                    target[k] = word
-
-
-@kernel(
-    f"void(int64, int64, {_X}, {_W}, int64, int64, int8[:, :, ::1], int64, int64, int64, int64, int64, "
-    "int64, int64, int64, int64, float32, "
-    f"float32[::1], int32[:, ::1], {_S}, {_S}, {_S}, {_X})"
-)
-def _spikes(
-    lo, hi, x, weights, low, gap, table, channels, k0, k1, s0, s1, p0, p1, pool, group, kappa, c,
-    integers, P, Q, R, out,
-):  # fmt: skip
-    """Items lo..hi through a layer: an item is a group of recordings of a member. x has K = 1 where
-    members share their input.
-
-    P, Q, R move on; where they are empty, all begins at rest.
-    """
-    T, B, n_words, n_out = x.shape[1], x.shape[2], weights.shape[2], weights.shape[3]
-    height, width = _windows_along(x.shape[3], k0, s0, p0), _windows_along(x.shape[4], k1, s1, p1)
-    pixels, groups = height * width, -(-B // group)
-    steps = max(
-        1, ROWS // (min(group, B) * pixels)
-    )  # time steps whose currents are counted together
-    traces = np.empty((3, group, pixels * n_out), np.int32)  # where nobody wants to go on
-    rows = np.empty((steps, group, height, width, n_words), np.uint32)
-    u = np.empty((steps * group * pixels, n_out), np.float32)
-    for item in range(lo, hi):
-        member, first = item // groups, item % groups * group
-        n = min(group, B - first)
-        images = x[min(member, x.shape[0] - 1)]
-        p, q, r = traces[0, :n], traces[1, :n], traces[2, :n]
-        if P.shape[0]:
-            p, q, r = (
-                P[member, first : first + n],
-                Q[member, first : first + n],
-                R[member, first : first + n],
-            )
-        else:
-            traces[:] = _I0
-        p, q, r = p.reshape(-1), q.reshape(-1), r.reshape(-1)
-        p_f, q_f, r_f = p.view(np.float32), q.view(np.float32), r.view(np.float32)
-        inputs = rows.reshape(-1)[: steps * n * pixels * n_words].reshape(
-            (steps, n, height, width, n_words)
-        )
-        for start in range(0, T, steps):
-            m = min(steps, T - start)
-            for t in range(m):
-                if k0 * k1 * s0 * s1 == 1 and p0 + p1 == 0:
-                    inputs[t] = images[start + t, first : first + n]
-                else:
-                    counting.windows(
-                        0,
-                        n,
-                        images[start + t, first : first + n],
-                        channels,
-                        k0,
-                        k1,
-                        s0,
-                        s1,
-                        p0,
-                        p1,
-                        inputs[t],
-                    )
-            if table.shape[1]:
-                counting.events(
-                    0,
-                    m * n * pixels,
-                    inputs.reshape((-1, n_words)),
-                    weights[member],
-                    low,
-                    gap,
-                    table[member],
-                    u,
-                )
-            else:
-                counting.plane_counts(
-                    0, m * n * pixels, inputs.reshape((-1, n_words)), weights[member], low, gap, u
-                )
-            for t in range(m):
-                potentials = u[t * n * pixels : (t + 1) * n * pixels].reshape(-1)
-                if integers.shape[1]:
-                    _fixed_advance(potentials, p, q, r, integers)
-                else:
-                    _advance(potentials, p_f, q_f, r_f, kappa, c)
-                _fired(
-                    potentials,
-                    height,
-                    width,
-                    n_out,
-                    pool,
-                    out[member, start + t, first : first + n],
-                )
-
-
-@kernel("void(float32[::1], float32[::1], float32[::1], float32[::1], float32, uint32[::1])")
-def _fire(p, q, r, kappa, theta, own):
-    """own = whether each SRM neuron, with a kappa of its own, is above its threshold."""
-    for i in range(own.shape[0]):
-        own[i] = np.uint32(neurons.srm_potential(p[i], q[i], r[i], kappa[i]) > theta)
-
-
-@kernel(
-    "void(float32[::1], uint32[::1], float32[::1], float32[::1], float32[::1], float32, float32, float32)"
-)
-def _integrate(I, own, p, q, r, a_m, a_s, a_r):
-    """The traces of the next time step, from currents and spikes."""
-    for i in range(own.shape[0]):
-        s = np.float32(own[i])
-        p[i], q[i], r[i] = neurons.srm_advance(p[i], q[i], r[i], I[i], s, a_m, a_s, a_r)
-
-
-@kernel("void(int32[::1], int32[::1], int32[::1], int32[:, ::1], uint32[::1])")
-def _fixed_fire(p, q, r, integers, own):
-    """As `_fire`, of FixedSRM neurons."""
-    for i in range(own.shape[0]):
-        own[i] = np.uint32(neurons.fixed_potential(p[i], q[i], r[i]) > integers[5, i])
-
-
-@kernel("void(float32[::1], uint32[::1], int32[::1], int32[::1], int32[::1], int32[:, ::1])")
-def _fixed_integrate(I, own, p, q, r, integers):
-    """As `_integrate`, of FixedSRM neurons."""
-    a_m, a_s, a_r, fraction = integers[0, 0], integers[1, 0], integers[2, 0], integers[3, 0]
-    for i in range(own.shape[0]):
-        s = integers[4, i] if own[i] else _I0
-        p[i], q[i], r[i] = neurons.fixed_advance(p[i], q[i], r[i], I[i], s, a_m, a_s, a_r, fraction)
-
-
-@kernel(
-    f"void(int64, int64, {_X}, {_W}, int64, int64, uint32[:, ::1], int64[::1], float32[::1], float32[::1], "
-    f"int32[:, ::1], {_S}, {_S}, {_S}, {_X})",
-)
-def _recurrent(
-    lo, hi, x, weights, low, gap, mask, outputs, kappa, c, integers, P, Q, R, out
-):  # fmt: skip
-    """As `_spikes`, for neurons that are each other's inputs: one recording of a member is an item,
-    and time cannot be folded.
-    """
-    a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
-    T, B, n_words, n = x.shape[1], x.shape[2], weights.shape[2], weights.shape[3]
-    inputs = x.shape[5]
-    row = np.empty((1, n_words), np.uint32)
-    own, I, traces = (
-        np.empty(n, np.uint32),
-        np.empty((1, n), np.float32),
-        np.empty((3, n), np.int32),
-    )
-    current = I[0]
-    for item in range(lo, hi):
-        member, b = item // B, item % B
-        w, p, q, r = weights[member], traces[0], traces[1], traces[2]
-        if P.shape[0]:
-            p, q, r = P[member, b], Q[member, b], R[member, b]
-        else:
-            traces[:] = _I0
-        p_f, q_f, r_f = p.view(np.float32), q.view(np.float32), r.view(np.float32)
-        for t in range(T):
-            row[:] = _U0
-            row[0, :inputs] = x[min(member, x.shape[0] - 1), t, b, 0, 0]
-            if integers.shape[1]:
-                _fixed_fire(p, q, r, integers, own)
-            else:
-                _fire(p_f, q_f, r_f, kappa, theta, own)
-            for k in range(-(-n // 32)):
-                word = _U0
-                for i in range(min(32, n - 32 * k)):
-                    word |= own[32 * k + i] << np.uint32(i)
-                row[0, inputs + k] = word
-            if mask.shape[0]:
-                for i in range(n):
-                    up = active = _U0
-                    for k in range(n_words):
-                        active += counting.popcount(row[0, k] & mask[k, i])
-                        for plane in range(w.shape[0]):  # of zeros where there is no synapse
-                            common = counting.popcount(row[0, k] & w[plane, k, i])
-                            up += common << np.uint32(plane)
-                    I[0, i] = np.float32(low * np.int64(active) + gap * np.int64(up))
-            else:
-                counting.plane_counts(0, 1, row, w, low, gap, I)
-            if integers.shape[1]:
-                _fixed_integrate(current, own, p, q, r, integers)
-            else:
-                _integrate(current, own, p_f, q_f, r_f, a_m, a_s, a_r)
-            target = out[member, t, b, 0, 0]
-            target[:] = _U0
-            for i in range(outputs.shape[0]):
-                target[i >> 5] |= own[outputs[i]] << np.uint32(i & 31)
-
-
-@kernel("void(int64, int64, uint32[:, ::1], uint32[:, ::1], float32, float32[:, ::1])")
-def _readout(lo, hi, x, V, scale, out):
-    """out[r, i] = scale sum_j V_ij s_j for rows of bits x (R, words) and V (outputs, words): few
-    outputs, so along the words.
-    """
-    for r in range(lo, hi):
-        active = _U0
-        for k in range(x.shape[1]):
-            active += counting.popcount(x[r, k])
-        for i in range(V.shape[0]):
-            total = _U0
-            for k in range(x.shape[1]):
-                total += counting.popcount(x[r, k] & V[i, k])
-            out[r, i] = scale * np.float32(np.int32(2) * np.int32(total) - np.int32(active))
 
 
 _NO_STATE = np.empty((0, 0, 0), np.int32)
@@ -567,7 +278,7 @@ class Engine:
             settings: tuple[Any, ...] = (layer.mask, layer.outputs, layer.kappa, layer.constants)
             settings += (layer.integers,)
             arguments = (x, layer.weights, *affine, *settings, *state, out)
-            self._spread(_recurrent, work, K * x.shape[2], *arguments)
+            self._spread(loops.recurrent, work, K * x.shape[2], *arguments)
             return out
         group = GROUP if height * width == 1 else 1
         settings = (
@@ -582,7 +293,7 @@ class Engine:
             layer.integers,
         )
         self._spread(
-            _spikes,
+            loops.spikes,
             work,
             K * -(-x.shape[2] // group),
             x,
@@ -601,7 +312,7 @@ class Engine:
         rows = words.reshape(math.prod(words.shape[:3]), -1)
         out = np.empty((len(rows), len(self._V)), np.float32)
         work, scale = rows.size * len(self._V), self.network.readout.scale
-        self._spread(_readout, work, len(rows), rows, self._V, scale, out)
+        self._spread(loops.readout, work, len(rows), rows, self._V, scale, out)
         return out.reshape(*words.shape[:3], -1)
 
     def _windows(self, x: np.ndarray, layer: _Layer) -> np.ndarray:
