@@ -74,7 +74,7 @@ def _layer(layer: Layer, members: list[Tensor], posterior: bool) -> PackedLayer:
     drawn = np.stack([w.cpu().numpy().astype(np.int8).reshape(-1) for w in members])
     shares = quantised(layer.weight) if posterior else None
     return PackedLayer(
-        **vars(spec),
+        **spec.values(),
         weights=spread(drawn, spec),
         scale=layer.kappa.cpu().numpy().reshape(-1),
         constants=layer.constants.cpu().numpy(),

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -49,12 +51,12 @@ class LayerSpec:
     mask: np.ndarray | None = field(default=None, compare=False)
     outputs: tuple[int, ...] | None = None  # of a recurrent layer: the neurons that are read
 
-    @property
+    @cached_property
     def input_shape(self) -> Shape:
         """Of all inputs side by side; dense and recurrent layers flatten it."""
         return side_by_side(self.kind, self.parts)
 
-    @property
+    @cached_property
     def current_shape(self) -> Shape:
         """Of the neurons: (N,) or (C, H, W)."""
         if self.kind != "conv":
@@ -62,7 +64,7 @@ class LayerSpec:
         places = zip(self.input_shape[1:], self.kernel, self.stride, self.padding, strict=True)
         return (self.neurons, *(windows_along(*place) for place in places))
 
-    @property
+    @cached_property
     def output_shape(self) -> Shape:
         """Of what leaves the layer."""
         if self.kind == "conv":
@@ -70,26 +72,26 @@ class LayerSpec:
             return (channels, height // self.pool, width // self.pool)
         return (self.neurons,) if self.outputs is None else (len(self.outputs),)
 
-    @property
+    @cached_property
     def fan_in(self) -> int:
         """Parents of a neuron, whether a mask lets them exist or not."""
         if self.kind == "conv":
             return self.input_shape[0] * math.prod(self.kernel)
         return math.prod(self.input_shape) + (self.neurons if self.kind == "recurrent" else 0)
 
-    @property
+    @cached_property
     def weight_shape(self) -> Shape:
         """Of the parameter: with a mask, a vector of the synapses that exist."""
         if self.kind == "conv":
             return (self.neurons, self.input_shape[0], *self.kernel)
         return (self.neurons, self.fan_in) if self.mask is None else (self.synapses,)
 
-    @property
+    @cached_property
     def synapses(self) -> int:
         """Weights."""
         return self.neurons * self.fan_in if self.mask is None else int(self.mask.sum())
 
-    @property
+    @cached_property
     def kappa(self) -> np.ndarray:
         """1/sqrt(|P_i|) over the root mean square of the levels, float64: (), or (neurons,) where
         neurons differ in their parents.
@@ -98,16 +100,20 @@ class LayerSpec:
         size = 1.0 if self.alphabet is None else self.alphabet.rms
         return np.asarray(1 / np.sqrt(parents) / size)
 
-    @property
+    @cached_property
     def most_current(self) -> int:
         """The largest |I| of a neuron, whatever its weights."""
         parents = self.fan_in if self.mask is None else int(self.mask.sum(1).max())
         return parents * (1 if self.alphabet is None else self.alphabet.reach)
 
-    @property
+    @cached_property
     def integers(self) -> np.ndarray | None:
         """The constants of neurons that compute in integers, (6,) or (6, neurons); else None."""
         return self.neuron.integers(self.kappa, self.most_current)
+
+    def values(self) -> dict[str, Any]:
+        """The fields by name, to build another description from."""
+        return {item.name: getattr(self, item.name) for item in fields(LayerSpec)}
 
     def columns(self) -> list[slice]:
         """Where the weights of each input lie along the flattened inputs (a convolution: along

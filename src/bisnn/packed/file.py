@@ -365,7 +365,7 @@ def _layer(i: int, spec: LayerSpec, masked: bool, left: _Tensors, asked: _Member
         f"the constants of layer {i} are not its neuron's: {constants.tolist()}",
     )
     layer = PackedLayer(
-        **vars(spec),
+        **spec.values(),
         weights=spread(weights, spec),
         scale=scale,
         constants=constants,
