@@ -23,8 +23,8 @@ from bisnn.packed import encoding
 # Who draws for which purpose. Two modules draw for the same one only where the numbers are to be
 # the same.
 USERS = {
-    Purpose.WEIGHTS: {"layers"},
-    Purpose.READOUTS: {"layers"},
+    Purpose.WEIGHTS: {"layer"},
+    Purpose.READOUTS: {"layer"},
     Purpose.TRAINING_NOISE: {"rules"},
     Purpose.MEMBERS: {"weights", "packed/network"},
     Purpose.POINTS: {"bits/philox", "shipping/c"},

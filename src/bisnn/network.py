@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from bisnn.alphabet import Levels, alphabet_of
 from bisnn.checks import choice, flag, number, positive_int, seed_number
-from bisnn.layers import Conv2d, Layer, LayerState, Linear, Readout, Recurrent, joined
+from bisnn.layer import Layer, LayerState, Readout, joined
+from bisnn.layers import Conv2d, Linear, Recurrent
 from bisnn.neuron import SRM, Neuron
 from bisnn.realisation import is_spikes
 from bisnn.spec import INPUT, LayerSpec, Shape

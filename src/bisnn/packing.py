@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bisnn import realisation, weights
-from bisnn.layers import Layer, Readout
+from bisnn.layer import Layer, Readout
 from bisnn.network import Network, check_network
 from bisnn.packed.network import PackedLayer, PackedNetwork, PackedReadout, spread
 

@@ -23,7 +23,8 @@ from bisnn.data.events import Recording
 from bisnn.data.recordings import Clips, Loose
 from bisnn.display import note
 from bisnn.files import afford
-from bisnn.layers import Conv2d, Layer, Linear, Recurrent
+from bisnn.layer import Layer
+from bisnn.layers import Conv2d, Linear, Recurrent
 from bisnn.network import Network
 from bisnn.neuron import SRM, FixedSRM
 from bisnn.packed.columns import BadSchema, Schema, category, is_blank

@@ -42,7 +42,8 @@ from torch import Tensor
 
 from bisnn import realisation, weights
 from bisnn.checks import choice, number, positive_int
-from bisnn.layers import Readout, Recurrent
+from bisnn.layer import Readout
+from bisnn.layers import Recurrent
 from bisnn.network import Network
 from bisnn.spec import LayerSpec
 
