@@ -129,8 +129,8 @@ def interval(name: str, predicted: Tensor, truth: Tensor, *, level: float = inte
         return calibration(predicted, truth, level=level, seed=seed).error
     scores = _scores(name, predicted, truth)
     if name in ("accuracy", "balanced_accuracy"):
-        weights = _weights(truth) if name == "balanced_accuracy" else np.full(len(scores), 1 / len(scores))
-        value, n = float(weights @ scores), 1 / (weights**2).sum()
+        value = METRICS[name](predicted, truth)
+        n = len(scores) if name == "accuracy" else 1 / (_weights(truth) ** 2).sum()
         return Interval(value, *intervals.of_share(min(value * n, n), n, level))
     if name == "rmse":
         return Interval(*(math.sqrt(max(0.0, end)) for end in mean_interval(scores, level)))
