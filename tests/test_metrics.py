@@ -162,7 +162,7 @@ def test_mean_is_near_the_bca_bootstrap_and_shifts_with_the_skew():
     assert mirrored == (pytest.approx(-high), pytest.approx(-low))
     even = np.array([-1.0, 1.0] * 50)
     half = stats.t.ppf(0.975, 99) * even.std(ddof=1) / 10
-    assert intervals.of_mean(even) == (pytest.approx(-half, rel=1e-4), pytest.approx(half, rel=1e-4))
+    assert intervals._around(even, 0.95) == (pytest.approx(half, rel=1e-4), pytest.approx(half, rel=1e-4))
     both = intervals.of_mean(np.stack([scores, 2 * scores]))
     assert both[0].tolist() == pytest.approx([low, 2 * low])
 
@@ -175,12 +175,26 @@ def test_crossed_mean_of_one_kind_of_variation():
     t = stats.ttest_1samp(seeds[:, 0], 0).confidence_interval()
     assert (low, high) == (pytest.approx(t.low), pytest.approx(t.high))
     shared = np.repeat(rng.standard_normal((1, 50)), 4, 0)
+    values = shared[0]
+    far = np.abs(values - values.mean()).max()
+    extended = [np.append(values, values[np.abs(values - values.mean()).argmax()]), np.append(values, values.mean() + [-far, far])]
+    below, above = np.max([intervals._around(of, 0.95) for of in extended], 0)
     for scores in (shared, shared[:1]):
         low, high = intervals.of_crossed_mean(scores)
-        mean = shared[0].mean()
-        extended = np.append(shared[0], shared[0][np.abs(shared[0] - mean).argmax()])  # its extreme counts twice
-        ends = intervals.of_mean(extended)
-        assert (low - mean, high - mean) == tuple(pytest.approx(end - extended.mean()) for end in ends)
+        assert (low, high) == (pytest.approx(values.mean() - below), pytest.approx(values.mean() + above))
+
+
+@pytest.mark.parametrize(("more", "fewer"), [(0, 0), (1, 0), (6, 2), (30, 10)])
+def test_one_run_each_is_bonett_and_prices_interval(more, fewer):
+    """p_ij = (f_ij + 1) / (n + 2), a Wald interval of their difference (about the difference itself, Student's t for z)."""
+    n = 100
+    scores = np.zeros((1, n))
+    scores[0, :more], scores[0, more : more + fewer] = 1, -1
+    low, high = intervals.of_crossed_mean(scores, step=1)
+    p, q = (more + 1) / (n + 2), (fewer + 1) / (n + 2)
+    width = 2 * stats.norm.ppf(0.975) * math.sqrt((p + q - (p - q) ** 2) / (n + 2))
+    assert high - low == pytest.approx(width, rel=0.05)
+    assert low < (more - fewer) / n < high
 
 
 def test_a_calibrated_models_ece():

@@ -188,12 +188,14 @@ def paired(
             "leave runs out that only one has"
         )
     scores = np.stack([_linear(name, p, truth) - _linear(name, q, truth) for p, q in zip(a, b, strict=True)])  # (S, N)
-    low, high = intervals.of_crossed_mean(scores, level)
-    slack = 0.0
+    value = float(scores.mean())
+    low, high = intervals.of_crossed_mean(scores, level, step=1 if name == "accuracy" else None)
+    below, above = value - float(low), float(high) - value
     if name == CALIBRATION:  # two corrections of the ECE's bias differ by about what is left of it
         bins = [_bins(p, truth) for p in (*a, *b)]
-        slack = float(np.mean([abs(intervals.debiased_ece(of) - intervals.corrected_ece(of)) for of in bins]))
-    return Interval(float(scores.mean()), float(low) - slack, float(high) + slack)
+        left = float(np.mean([abs(intervals.debiased_ece(of) - intervals.corrected_ece(of)) for of in bins]))
+        below, above = math.hypot(below, left), math.hypot(above, left)
+    return Interval(value, value - below, value + above)
 
 
 def _scores(name: str, predicted: Tensor, truth: Tensor) -> np.ndarray:
