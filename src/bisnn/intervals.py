@@ -82,7 +82,9 @@ def of_mean(scores: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.nd
     return mean - below, mean + above
 
 
-def of_crossed_mean(scores: np.ndarray, level: float = LEVEL, step: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+def of_crossed_mean(
+    scores: np.ndarray, level: float = LEVEL, *, least: float = 0.0, skewed: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
     """Interval of the mean of scores (..., S, n) over seeds and recordings, both of which are samples.
 
     y_si = mu + seed_s + recording_i + rest_si. The variance of the seeds' means over S holds what seeds and rest do to the
@@ -90,13 +92,14 @@ def of_crossed_mean(scores: np.ndarray, level: float = LEVEL, step: float | None
     with the quantiles of Hall's interval. Those of the two are averaged, weighted with the variances (Cochran 1964). One
     seed: recordings alone.
 
-    What a hundred recordings hardly show is how far others may lie, and on which side. So the recordings are extended by the
-    most extreme one a second time, or by two that lie as far out, one on either side, and the interval holds what either gives.
+    What a hundred recordings hardly show is how far others may lie, and on which side. So the recordings are extended by two
+    that lie as far out as the most extreme, one on either side, or by that one a second time, and the interval holds what
+    either gives.
 
     Args:
-        step: the least that one run may differ by on one recording, where scores have such steps (1 for right or wrong). The
-            two lie that far out at least, in one of the S runs; for S = 1 that is Bonett and Price's (2012) interval. They
-            alone extend the recordings then.
+        least: how far out the two lie at least, in one of the S runs: what a mistake costs. For right or wrong that is 1, and
+            for S = 1 the interval is Bonett and Price's (2012) then.
+        skewed: False leaves the second way of extending out, where scores cannot lie farther out than `least`.
     """
     scores = np.asarray(scores, dtype=np.float64)
     seeds, n = scores.shape[-2:]
@@ -119,8 +122,8 @@ def of_crossed_mean(scores: np.ndarray, level: float = LEVEL, step: float | None
         return below, above
 
     shared = scores.mean(-2)
-    below, above = around(_both_sides(shared, (step or 0) / seeds))
-    if step is None:
+    below, above = around(_both_sides(shared, least / seeds))
+    if skewed:
         below, above = (np.maximum(a, b) for a, b in zip((below, above), around(_extreme_twice(shared)), strict=True))
     return mean - below, mean + above
 

@@ -189,7 +189,8 @@ def paired(
         )
     scores = np.stack([_linear(name, p, truth) - _linear(name, q, truth) for p, q in zip(a, b, strict=True)])  # (S, N)
     value = float(scores.mean())
-    low, high = intervals.of_crossed_mean(scores, level, step=1 if name == "accuracy" else None)
+    least = float(np.mean([_price_of_a_mistake(name, p) for p in (*a, *b)]))
+    low, high = intervals.of_crossed_mean(scores, level, least=least, skewed=name != "accuracy")
     below, above = value - float(low), float(high) - value
     if name == CALIBRATION:  # two corrections of the ECE's bias differ by about what is left of it
         bins = [_bins(p, truth) for p in (*a, *b)]
@@ -231,13 +232,21 @@ def _with_unseen_mistakes(name: str, probs: Tensor, labels: Tensor, level: float
     that the model itself expects.
     """
     costs, right = _scores(name, probs, labels), _scores("accuracy", probs, labels) > 0
-    wrong_labels = probs.double().cpu().scatter(-1, probs.cpu().argmax(-1, keepdim=True), 0)
-    if not float(wrong_labels.sum()) > 0:
-        wrong_labels = torch.ones_like(wrong_labels)
-    expected = float((wrong_labels * _costs(name, probs)).sum() / wrong_labels.sum())
-    mistake = (costs[~right].sum() + expected) / ((~right).sum() + 1)
+    mistake = (costs[~right].sum() + _price_of_a_mistake(name, probs)) / ((~right).sum() + 1)
     share = 1 - intervals.of_share(int(right.sum()), len(right), level)[0]
     return float((1 - share) * (costs[right].mean() if right.any() else 0) + share * mistake)
+
+
+def _price_of_a_mistake(name: str, predicted: Tensor) -> float:
+    """What a wrong answer adds to a recording's score: for the NLL and the Brier score as the model itself expects it."""
+    if name in ("accuracy", CALIBRATION):
+        return 1.0
+    if name not in ("nll", "brier"):  # errors of a regression have no such step; rare classes weigh more than 1
+        return 0.0
+    wrong_labels = predicted.double().cpu().scatter(-1, predicted.cpu().argmax(-1, keepdim=True), 0)
+    if not float(wrong_labels.sum()) > 0:
+        wrong_labels = torch.ones_like(wrong_labels)
+    return float((wrong_labels * _costs(name, predicted)).sum() / wrong_labels.sum())
 
 
 def _linear(name: str, predicted: Tensor, truth: Tensor) -> np.ndarray:
