@@ -219,6 +219,8 @@ PAIRS: dict[str, tuple[Blurred | Answers, Blurred | Answers]] = {
     "answers, luck apart": (Answers(1.8, 1.0, 0.1, slope=1.5, shared=0.2), Answers(1.8, 1.0, 0.4, slope=0.8, shared=0.2)),
 }
 COMPARED = ("accuracy", "nll", metrics.CALIBRATION)
+LABELS = {"accuracy": "accuracy", "nll": "NLL", "brier": "Brier score", "rmse": "RMSE", "mae": "MAE"}
+LABELS[metrics.CALIBRATION] = "calibration error"
 FRESH = {  # nothing was chosen on these
     *(name for name in MODELS if name.startswith("chances")),
     *(name for name in ERRORS if not name.startswith("Student")),
@@ -324,7 +326,7 @@ def misses(results: dict[str, Any]) -> list[dict[str, Any]]:
     """All that covers less than 93 %, the lowest first."""
     found = [
         {
-            "of": f"difference in {name}" if kind == "paired" else name,
+            "of": ("difference in " if kind == "paired" else "") + LABELS[name],
             "n": row["n"],
             "runs": row.get("seeds", 1),
             "population": row["population"] + ("; fresh" if row["population"] in FRESH else ""),
