@@ -66,6 +66,10 @@ def test_results_and_figures(stand_ins, tmp_path, monkeypatch):
     ]
     mean = moons["summary"][0]["accuracy"]["mean"]
     assert mean == pytest.approx(sum(row["accuracy"] for row in moons["rows"][:2]) / 2)
+    for row in results["figures"]["fig1"]["rows"]:
+        one = row["predictor"] in ("sign", "MAP")
+        expected = None if one else row["deviation_gaps"] / row["deviation_inside"]
+        assert row["deviation_ratio"] == expected
     assert len(moons["panels"]) == 5, "a panel a predictor, of the first seed"
     first = moons["panels"][0]
     p = torch.tensor(first["p1"])

@@ -368,6 +368,7 @@ def _fig1(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
         for where, part in (("inside", inside), ("gaps", ~inside)):
             row[f"rmse_{where}"] = float(error[part].mean().sqrt())
             row[f"deviation_{where}"] = float(std[part].mean())
+        row["deviation_ratio"] = _ratio(row)
         rows.append(row)
         if picture:
             panels.append(
@@ -381,6 +382,11 @@ def _fig1(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
         else None
     )
     return {"rows": rows, "panels": panels, "points": about}
+
+
+def _ratio(row: dict[str, Any]) -> float | None:
+    """How many times the members' deviation in the clusters that in the gaps is; None of one set of weights."""
+    return row["deviation_gaps"] / row["deviation_inside"] if row["deviation_inside"] else None
 
 
 def in_clusters(x: Tensor) -> Tensor:

@@ -148,12 +148,8 @@ def interval(
         return calibration(predicted, truth, level=level, seed=seed).error
     scores = _scores(name, predicted, truth)
     if name in ("accuracy", "balanced_accuracy"):
-        weights = (
-            _weights(truth)
-            if name == "balanced_accuracy"
-            else np.full(len(scores), 1 / len(scores))
-        )
-        value, n = float(weights @ scores), 1 / (weights**2).sum()
+        value = METRICS[name](predicted, truth)
+        n = len(scores) if name == "accuracy" else 1 / (_weights(truth) ** 2).sum()
         return Interval(value, *intervals.of_share(min(value * n, n), n, level))
     if name == "rmse":
         return Interval(*(math.sqrt(max(0.0, end)) for end in mean_interval(scores, level)))
@@ -208,8 +204,8 @@ def paired(
             same seed in the same place. Means over the runs are compared. With one run each, the
             interval is about these two runs alone.
 
-    >>> sure, unsure, y = torch.eye(2).repeat(50, 1), torch.full((100, 2), 0.5), torch.tensor([0, 1]).repeat(50)
-    >>> paired("nll", [sure], [unsure], y).high < -0.69
+    >>> sure, unsure, y = 0.98 * torch.eye(2).repeat(50, 1) + 0.01, torch.full((100, 2), 0.5), torch.tensor([0, 1]).repeat(50)
+    >>> paired("nll", [sure], [unsure], y).high < -0.6
     True
     """
     choice("name", name, (*JUDGED, *REGRESSION_METRICS))
@@ -223,14 +219,17 @@ def paired(
     scores = np.stack(
         [_linear(name, p, truth) - _linear(name, q, truth) for p, q in zip(a, b, strict=True)]
     )  # (S, N)
-    low, high = intervals.of_crossed_mean(scores, level)
-    slack = 0.0
+    value = float(scores.mean())
+    least = float(np.mean([_price_of_a_mistake(name, p) for p in (*a, *b)]))
+    low, high = intervals.of_crossed_mean(scores, level, least=least, skewed=name != "accuracy")
+    below, above = value - float(low), float(high) - value
     if name == CALIBRATION:  # two corrections of the ECE's bias differ by about what is left of it
         bins = [_bins(p, truth) for p in (*a, *b)]
-        slack = float(
+        left = float(
             np.mean([abs(intervals.debiased_ece(of) - intervals.corrected_ece(of)) for of in bins])
         )
-    return Interval(float(scores.mean()), float(low) - slack, float(high) + slack)
+        below, above = math.hypot(below, left), math.hypot(above, left)
+    return Interval(value, value - below, value + above)
 
 
 def _scores(name: str, predicted: Tensor, truth: Tensor) -> np.ndarray:
@@ -270,13 +269,26 @@ def _with_unseen_mistakes(name: str, probs: Tensor, labels: Tensor, level: float
     added to them, at the price that the model itself expects.
     """
     costs, right = _scores(name, probs, labels), _scores("accuracy", probs, labels) > 0
-    wrong_labels = probs.double().cpu().scatter(-1, probs.cpu().argmax(-1, keepdim=True), 0)
-    if not float(wrong_labels.sum()) > 0:
-        wrong_labels = torch.ones_like(wrong_labels)
-    expected = float((wrong_labels * _costs(name, probs)).sum() / wrong_labels.sum())
-    mistake = (costs[~right].sum() + expected) / ((~right).sum() + 1)
+    mistake = (costs[~right].sum() + _price_of_a_mistake(name, probs)) / ((~right).sum() + 1)
     share = 1 - intervals.of_share(int(right.sum()), len(right), level)[0]
     return float((1 - share) * (costs[right].mean() if right.any() else 0) + share * mistake)
+
+
+def _price_of_a_mistake(name: str, predicted: Tensor) -> float:
+    """What a wrong answer adds to a recording's score: for the NLL and the Brier score as the model
+    itself expects it.
+    """
+    if name in ("accuracy", CALIBRATION):
+        return 1.0
+    if name not in (
+        "nll",
+        "brier",
+    ):  # errors of a regression have no such step; rare classes weigh more than 1
+        return 0.0
+    wrong_labels = predicted.double().cpu().scatter(-1, predicted.cpu().argmax(-1, keepdim=True), 0)
+    if not float(wrong_labels.sum()) > 0:
+        wrong_labels = torch.ones_like(wrong_labels)
+    return float((wrong_labels * _costs(name, predicted)).sum() / wrong_labels.sum())
 
 
 def _linear(name: str, predicted: Tensor, truth: Tensor) -> np.ndarray:
