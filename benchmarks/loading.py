@@ -29,12 +29,12 @@ from report import machine, table
 from bisnn import kernels
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
-from bisnn.data.dataset import training_spikes
-from bisnn.data.recordings import Clips
+from bisnn.data.loading import Clips
 from bisnn.display import bars
 from bisnn.files import write_atomic
 from bisnn.runs import config
 from bisnn.runs.config import Augment
+from bisnn.runs.inputs import training_spikes
 from bisnn.runs.training import Processes, Training
 from bisnn_experiments import recognition
 

@@ -29,14 +29,14 @@ from uncertainty import Pictures, Run, load_runs, over_seeds, own_recordings, si
 from bisnn import metrics, packing, weights
 from bisnn.checks import positive_int
 from bisnn.data import simulation
-from bisnn.data.dataset import spikes
-from bisnn.data.recordings import Clips
+from bisnn.data.loading import Clips
 from bisnn.display import bars
 from bisnn.files import write_atomic
 from bisnn.network import Output
 from bisnn.packed import Engine
-from bisnn.runs.config import Digits
+from bisnn.runs.config import SimulatedData
 from bisnn.runs.evaluation import predictors
+from bisnn.runs.inputs import spikes
 
 USED = 1000  # of each digit, to train and to test
 OWN, FURTHER = "test", "further digits"
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"--out: must be a file in a folder that is there; got {args.out}; give another name"
             )
         runs = load_runs(args.runs)
-        if not isinstance(runs[0].data, Digits) or not runs[0].data.root:
+        if not isinstance(runs[0].data, SimulatedData) or not runs[0].data.root:
             raise ValueError(
                 f"RUN: must be trained on MNIST in front of the camera; got {args.runs[0]}; give others"
             )

@@ -24,11 +24,12 @@ import torch
 from rich.console import Console
 
 from bisnn import metrics
-from bisnn.data.dataset import Dataset, Split, load_dataset
+from bisnn.data.loading import LoadedData, Split
 from bisnn.display import bars
 from bisnn.files import write_atomic
 from bisnn.runs import config, evaluation, training
 from bisnn.runs.config import Config
+from bisnn.runs.inputs import load_dataset
 from bisnn_experiments import reproduction
 
 PLAIN = {"augment.rotate": 0.0, "augment.zoom": 0.0, "augment.shift": 0}
@@ -96,7 +97,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of each method, by name
 FOLDS = 5
 
 
-def held_out(settings: Config, show: bool = False) -> Dataset:
+def held_out(settings: Config, show: bool = False) -> LoadedData:
     """The config's data, with a fifth of the training recordings held out: which, its seed says."""
     data = load_dataset(settings, show)
     n, fold = len(data.train.y), settings.seed % FOLDS

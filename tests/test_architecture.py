@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernels": {"bits"},
     "paper": {"bits", "kernels", "packed"},
     "shipping": {"bits", "packed", "paper"},
-    "data": {"bits", "kernels", "packed", "paper", "runs"},
+    "data": {"bits", "kernels", "packed", "paper"},
     "runs": {"bits", "kernels", "packed", "paper", "shipping", "data"},
     "reporting": {"packed", "paper", "shipping", "data", "runs"},
     "cli": {"kernels", "packed", "paper", "shipping", "data", "runs", "reporting", "experiments"},

@@ -18,7 +18,6 @@ from sklearn import dummy
 from sklearn import metrics as independent
 
 import bisnn
-from bisnn.data.dataset import load_dataset
 from bisnn.reporting import charts
 from bisnn.reporting import page as reporting
 from bisnn.reporting.charts import canvas
@@ -26,6 +25,7 @@ from bisnn.reporting.page import report
 from bisnn.runs import evaluation, training
 from bisnn.runs.evaluation import evaluate, load_evaluation
 from bisnn.runs.folder import RunFolder, save_tree
+from bisnn.runs.inputs import load_dataset
 from bisnn_experiments import reproduction
 from runs import ONE_D, small
 

@@ -16,12 +16,11 @@ from sklearn.preprocessing import OneHotEncoder
 
 import bisnn.packed
 from bisnn.data import table
-from bisnn.data.dataset import load_dataset
 from bisnn.packed import BadFile
 from bisnn.packed.columns import BadSchema, Column, Schema
 from bisnn.runs import evaluation, exporting, model, training
-from bisnn.runs.config import Table
 from bisnn.runs.folder import Damaged, load_tree, save_tree
+from bisnn.runs.inputs import load_dataset
 from runs import small
 from test_cli import run as run_command
 
@@ -85,9 +84,7 @@ def test_features_are_those_of_scikit_learn(tmp_path):
     read = table.read(path)
     training_rows = np.arange(0, 80, 2)
     schema = table.learned_schema(
-        read,
-        Table(name="table", train=str(path), drop=["id"], categorical=["floor"]),
-        training_rows,
+        read, read.names[-1], drop=["id"], categorical=["floor"], training=training_rows
     )
     x, _ = schema.encode(table.matched(read, schema)[0])
     ages = np.array([[np.nan if row["age"] == "NA" else float(row["age"])] for row in rows])

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
-from bisnn.data.dataset import load_dataset
 from bisnn.runs import defaults, evaluation, training
 from bisnn.runs.config import parse
+from bisnn.runs.inputs import load_dataset
 from runs import small
 
 

@@ -12,11 +12,11 @@ import torch
 import bisnn
 import bisnn.packed
 from bisnn import metrics
-from bisnn.data.dataset import load_dataset, spikes
 from bisnn.network import Network
 from bisnn.packed import encoding
 from bisnn.runs import evaluation, exporting, model, training
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
+from bisnn.runs.inputs import load_dataset, spikes
 from runs import ONE_D, small
 
 

@@ -24,7 +24,6 @@ from bisnn.layers import Readout
 from bisnn.packed import BadFile, Engine, file
 from bisnn.packed import load as load_packed
 from bisnn.runs import training
-from bisnn.runs.config import Events
 from bisnn.runs.config import load as load_config
 from conftest import spikes
 from networks import KINDS, NEURON, build, mask
@@ -220,7 +219,7 @@ def _short_training(name: str, folder: Path) -> Path:
     """A run of a shipped config, made small; of recordings, on made-up ones."""
     config = load_config(name)
     few = {"train.epochs": 2, "train.burn_in": 5, "network.layers": [40, 33]}
-    if not isinstance(config.data, Events):
+    if not config.recorded:
         return training.train(
             config.updated(**few, **{"encode.steps": 40}), folder / "run", show=False
         )

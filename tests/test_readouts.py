@@ -33,7 +33,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv("BISNN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(readouts, "USED", 2)
-    monkeypatch.setattr("bisnn.data.recordings.MNISTDVS.TRAINING_IDS", 1)
+    monkeypatch.setattr("bisnn.data.archives.MNISTDVS.TRAINING_IDS", 1)
     rng = np.random.default_rng(0)
     images = np.zeros((10 * PER_DIGIT, 28, 28), np.uint8)
     images[:, 6:22, 6:22] = rng.integers(0, 256, (len(images), 16, 16))

@@ -24,12 +24,12 @@ import bisnn
 from bisnn import display, encode
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
-from bisnn.data.dataset import load_dataset, spikes, training_spikes
 from bisnn.errors import Interrupted, Stopped
 from bisnn.losses import local_loss
 from bisnn.runs import evaluation, training
 from bisnn.runs import folder as checkpoint
 from bisnn.runs.folder import RunFolder
+from bisnn.runs.inputs import load_dataset, spikes, training_spikes
 from bisnn.runs.model import build_network, load
 from runs import ONE_D, RULES, files, small
 

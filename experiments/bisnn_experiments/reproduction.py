@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from bisnn.checks import choice
-from bisnn.data.dataset import load_dataset
 from bisnn.data.toy import CLUSTERS, X_RANGE
 from bisnn.display import bars
 from bisnn.errors import Interrupted, Stopped
@@ -39,8 +38,9 @@ from bisnn.metrics import CALIBRATION
 from bisnn.prediction import Classification
 from bisnn.runs import config as configs
 from bisnn.runs import evaluation, model, training
-from bisnn.runs.config import Config, Events
+from bisnn.runs.config import Config
 from bisnn.runs.folder import RunFolder
+from bisnn.runs.inputs import load_dataset
 from bisnn.shipping import energy
 from bisnn_experiments import drawing, recognition
 
@@ -358,7 +358,7 @@ def measure(config: Config, folder: Path, picture: bool, train: bool) -> dict[st
         evaluation.load_evaluation(folder)
     except ValueError:  # none yet, or of another model
         evaluation.evaluate(folder, show=False)
-    if isinstance(config.data, Events):
+    if config.recorded:
         return {"rows": recognition.rows(folder), "panels": [], "points": None}
     return (_fig1 if config.task == "regression" else _fig2)(config, folder, picture)
 

@@ -241,11 +241,10 @@ def predict(
     is.
     """
     from bisnn import printing
-    from bisnn.data import events, recordings, table
+    from bisnn.data import events, table, windows
     from bisnn.display import bars, note
     from bisnn.files import write_atomic
     from bisnn.runs import model as models
-    from bisnn.runs.config import Events
     from bisnn.runs.recommendation import warn_of_map
 
     if out is not None and (
@@ -261,7 +260,7 @@ def predict(
     usual: Any = None if map_ else "usual"
     if map_ and model.members is not None:
         warn_of_map(run, "leave out --map")
-    files = recordings.files_of(data) if isinstance(model.config.data, Events) else []
+    files = windows.files_of(data) if model.config.recorded else []
     if not files and data[0].suffix.lower() in events.SUFFIXES:
         raise ValueError(
             f"{data[0]}: is a recording, and {run} was trained on points; give a CSV, NPY or NPZ file of them"

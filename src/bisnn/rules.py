@@ -20,7 +20,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -102,6 +102,9 @@ class Rule(Optimizer):
     ones: no realisation, plain gradient descent with the group's `lr` (and the rule's
     preconditioner, if any).
     """
+
+    # Whether the latents are the logits of a posterior over weights, to draw members from
+    has_posterior: ClassVar[bool] = False
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]):
         self._inside = False
@@ -455,6 +458,8 @@ class BayesBiSNN(_Preconditioned):
     >>> bool((weights.mean(w_r) < -0.9).all())
     True
     """
+
+    has_posterior: ClassVar[bool] = True
 
     def __init__(
         self,

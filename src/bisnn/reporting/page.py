@@ -21,8 +21,8 @@ from bisnn import metrics
 from bisnn.display import bars
 from bisnn.files import write_atomic
 from bisnn.reporting import charts
-from bisnn.reporting.charts import RULES, TITLES, Run
-from bisnn.runs.config import Config, Table, differences
+from bisnn.reporting.charts import TITLES, Run
+from bisnn.runs.config import Config, differences
 from bisnn.runs.evaluation import load_evaluation
 from bisnn.runs.folder import RunFolder
 from bisnn.shipping.energy import ANN, HYPOTHETICAL, si
@@ -141,9 +141,8 @@ def _verdicts(runs: list[Run]) -> list[dict[str, Any]]:
     """One table for each task and source of points: runs on others do not compare."""
     groups: dict[tuple[str, ...], list[tuple[int, Run]]] = {}
     for number, run in enumerate(runs, 1):
-        data = run.config.data
-        files = (data.train, data.test or "") if isinstance(data, Table) else ()
-        groups.setdefault((run.judged["task"], data.name, *files), []).append((number, run))
+        key = (run.judged["task"], *run.config.data.source())
+        groups.setdefault(key, []).append((number, run))
     return [_verdict(group) for group in groups.values()]
 
 
@@ -173,9 +172,8 @@ def _verdict(group: list[tuple[int, Run]]) -> dict[str, Any]:
         table.append({"number": number, "run": run, "predictor": predictor, "cells": cells})
     score = "accuracy" if first["task"] == "classification" else "rmse"
     top = (max if HIGHER_IS_BETTER[score] else min)(rows, key=lambda row: row[3][score]["value"])
-    data = group[0][1].config.data
     return {
-        "data": Path(data.train).name if isinstance(data, Table) else data.name,
+        "data": group[0][1].config.data.title(),
         "task": first["task"],
         "points": sorted({run.judged["points"] for _, run in group}),
         "same": same,
@@ -336,11 +334,8 @@ def _size(count: int) -> str:
 def _facts(run: Run) -> list[tuple[str, str]]:
     config, judged = run.config, run.judged
     facts = [
-        ("rule", RULES[config.rule.name]),
-        (
-            "data",
-            Path(config.data.train).name if isinstance(config.data, Table) else config.data.name,
-        ),
+        ("rule", config.rule.title()),
+        ("data", config.data.title()),
         (
             "layers",
             " → ".join(

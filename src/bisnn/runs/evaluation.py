@@ -14,13 +14,12 @@ from rich.progress import Progress
 from torch import Tensor
 
 from bisnn import kernels, metrics, weights
-from bisnn.data.dataset import Dataset, Split, load_dataset, spikes
-from bisnn.data.recordings import Clips
+from bisnn.data.loading import Clips, LoadedData, Split
 from bisnn.display import bars, note
 from bisnn.files import file_digest, write_atomic
 from bisnn.prediction import Classification, Regression
-from bisnn.runs.config import Events
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
+from bisnn.runs.inputs import check_unchanged, load_dataset, spikes
 from bisnn.runs.model import Model, load, weight_bits
 from bisnn.shipping.energy import Costs, ledger
 
@@ -51,9 +50,9 @@ FORMAT = 3  # of what is stored: it grows with what a report shows
 
 def predictors(model: Model) -> dict[str, int | None]:
     """Name and number of members of each predictor that the run's rule has."""
-    if model.config.rule.name == "bayes":
+    if model.config.rule.posterior():
         return {"MAP": None, f"ensemble of {model.members}": model.members}
-    return {"real weights" if model.config.rule.name == "full" else "sign": None}
+    return {"real weights" if model.config.rule.real_weights() else "sign": None}
 
 
 def evaluate(
@@ -76,7 +75,7 @@ def evaluate(
     if model.config.train.device == "cuda" and torch.cuda.is_available():
         model.net.to("cuda")
     data = load_dataset(model.config, show)
-    data.check(model.config.data, model.data, folder)
+    check_unchanged(model.config, data, model.data, folder)
     with run.locked(), bars(show=show) as progress, kernels.precision("full"):
         tree = _judged(model, data, progress)
         tree["energy"] = _energy(model, data.test[0], costs)
@@ -179,7 +178,7 @@ def row_of(judged: dict[str, Any], predictor: str) -> dict[str, Any]:
     }
 
 
-def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
+def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any]:
     x, y = data.test
     some = _evenly(len(x), SHOWN)
     names = predictors(model)
@@ -371,7 +370,8 @@ def _activity(model: Model, x: Tensor | Clips, some: Tensor, few: Tensor) -> dic
     shape, data = tuple(inputs.shape[2:]), model.config.data
     # ON and OFF on a sensor of pixels
     images = len(shape) == 3 and shape[0] == 2 and min(shape) > 1
-    seen = _slices(inputs, data.bin_us) if isinstance(data, Events) and images else _rows(inputs)
+    step_us = data.step_us()
+    seen = _slices(inputs, step_us) if step_us and images else _rows(inputs)
     left = [
         _maps(s, rate) if s.ndim > 3 else _rows(s) for s, rate in zip(layers, rates, strict=True)
     ]
@@ -415,7 +415,7 @@ def _posterior(model: Model) -> dict[str, Any] | None:
     """Histogram of p = sigma(2 w^r) of each layer, over [0, 1]; None where the weights are no
     posterior.
     """
-    if model.config.rule.name != "bayes":
+    if not model.config.rule.posterior():
         return None
     counts = [
         torch.histc(weights.probability(p.detach().float()), BINS, 0, 1)

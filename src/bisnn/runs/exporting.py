@@ -18,12 +18,11 @@ from bisnn import weights
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.checks import choice, positive_int
-from bisnn.data.dataset import spikes
 from bisnn.files import file_digest
 from bisnn.packed import file
 from bisnn.packing import describe
 from bisnn.runs import model
-from bisnn.runs.config import Events
+from bisnn.runs.inputs import spikes
 from bisnn.runs.recommendation import recommended, warn_of_map
 from bisnn.shipping import c
 
@@ -146,7 +145,7 @@ def _recordings(trained: model.Model) -> np.ndarray:
     recordings.
     """
     config = trained.config
-    recordings = isinstance(config.data, Events)
+    recordings = config.recorded
     shape = (
         (config.steps, POINTS, *trained.net.input_shape)
         if recordings
@@ -206,7 +205,7 @@ def describe_model(
         "width": code.width,
     }
     encoding |= {"seed": config.seed, "encodings": config.predict.encodings, **scale}
-    if isinstance(config.data, Events):  # spikes come in
+    if config.recorded:  # spikes come in
         encoding = {}
     about: dict[str, Any] = {
         "task": config.task,

@@ -32,7 +32,6 @@ from torch.nn.parallel import DistributedDataParallel
 from bisnn import kernels, metrics
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
-from bisnn.data.dataset import input_shape, load_dataset, training_spikes
 from bisnn.display import RunDisplay
 from bisnn.errors import Interrupted, Stopped
 from bisnn.kernels import draws
@@ -40,10 +39,11 @@ from bisnn.kernels.graphs import Arriving, Graphs, to_device
 from bisnn.losses import activity_loss, chunked_backward, local_loss
 from bisnn.network import Output
 from bisnn.prediction import Classification
-from bisnn.rules import BayesBiSNN, Bop, Rule, STBiSNN
+from bisnn.rules import Rule
 from bisnn.runs import defaults
-from bisnn.runs.config import CHANGEABLE, Bayes, BopRule, Config, Events, Full, differences, parse
+from bisnn.runs.config import CHANGEABLE, Config, differences, parse
 from bisnn.runs.folder import RunFolder, alike
+from bisnn.runs.inputs import check_unchanged, input_shape, load_dataset, training_spikes
 from bisnn.runs.model import Model, build_network
 from bisnn.runs.processes import Processes
 from bisnn.weights import sign
@@ -159,24 +159,6 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def build_rule(
-    config: Config, net: torch.nn.Module, steps_per_epoch: int
-) -> Rule | torch.optim.Optimizer:
-    rule = config.rule
-    params = list(net.parameters())
-    options = rule.model_dump(exclude={"name", "anneal_epochs"})
-    if isinstance(rule, Bayes):
-        steps = None if rule.anneal_epochs is None else rule.anneal_epochs * steps_per_epoch
-        return BayesBiSNN(params, **options, anneal_steps=steps, seed=config.seed)
-    if isinstance(rule, BopRule):
-        return Bop(params, **options)
-    if isinstance(rule, Full):
-        if rule.optimizer == "adam":
-            return torch.optim.Adam(params, rule.lr)
-        return torch.optim.SGD(params, rule.lr, rule.momentum)
-    return STBiSNN(params, **options)
-
-
 def _state_after_a_step(rule: Rule | torch.optim.Optimizer) -> dict[str, Any]:
     """What a copy of the rule has in its state after a step: the structure of every checkpoint of
     it.
@@ -220,7 +202,9 @@ class Training:
         self.net = build_network(
             config, input_shape(config, len(self.data.low)), self.data.outputs
         ).to(processes.device)
-        self.rule = build_rule(config, self.net, self.steps_per_epoch)
+        self.rule = config.rule.build(
+            list(self.net.parameters()), config.seed, self.steps_per_epoch
+        )
         self.model = DistributedDataParallel(self.net) if dist.is_initialized() else self.net
         recorded = (
             processes.device.type == "cuda" and not dist.is_initialized() and not config.train.chunk
@@ -286,7 +270,7 @@ class Training:
             raise ValueError(
                 f"{folder.config_file}: was changed since the run began, in {', '.join(changed)}; change it back"
             )
-        self.data.check(self.config.data, state["data"], folder)
+        check_unchanged(self.config, self.data, state["data"], folder)
         for name in PROGRESS:
             setattr(self, name, state[name])
         _write(self.net, state["latents"])
@@ -583,8 +567,8 @@ _SATURATED = (
 
 def _more_spikes(config: Config) -> str:
     """What gives the first layer more spikes a time step, where a setting does."""
-    if isinstance(config.data, Events):
-        return "raise data.bin_us, "
+    if config.recorded:
+        return "raise data.bin_us, " if config.data.step_us() else ""
     return "raise encode.width, " if config.encode.code == "population" else ""
 
 

@@ -12,13 +12,12 @@ from bisnn.reporting.charts import (
     spikes,
     uncertainty,
 )
-from bisnn.reporting.charts.canvas import RULES, TITLES, Chart, Part, Run, Table, styled
+from bisnn.reporting.charts.canvas import TITLES, Chart, Part, Run, Table, styled
 from bisnn.reporting.charts.learning import overlay
 from bisnn.reporting.charts.spikes import events, recorded
 
 __all__ = [
     "PARTS",
-    "RULES",
     "TITLES",
     "Chart",
     "Part",

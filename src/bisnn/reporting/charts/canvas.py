@@ -47,7 +47,6 @@ TITLES = {
     "rmse": "RMSE",
     "mae": "MAE",
 }
-RULES = {"bayes": "Bayes-BiSNN", "st": "ST-BiSNN", "bop": "Bop", "full": "full precision"}
 
 # Stand-in colours and the CSS variables they become.
 SOFT, LINE, BACK = "#010101", "#010102", "#010103"

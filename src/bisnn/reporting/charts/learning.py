@@ -35,7 +35,7 @@ def parts_of(run: Run) -> list[Part]:
     score, unit, loss = _units(run)
     drawn, ensemble = (
         (", one draw of the weights at a time", ", ensemble")
-        if config.rule.name == "bayes"
+        if config.rule.posterior()
         else ("", "")
     )
     scores = {f"training{drawn}": _logged(rows, score)}
@@ -92,8 +92,11 @@ def overlay(runs: Sequence[Run]) -> list[Part]:
             "No common training loss: the runs differ in train.loss or train.over_time, which sets its scale."
         )
     lines = {run.label: _logged(run.rows, score) for run in logged}
-    drawn = "; of Bayes-BiSNN with one draw of the weights at a time" * any(
-        r.config.rule.name == "bayes" for r in logged
+    with_posterior = dict.fromkeys(
+        r.config.rule.title() for r in logged if r.config.rule.posterior()
+    )
+    drawn = "".join(
+        f"; of {name} with one draw of the weights at a time" for name in with_posterior
     )
     scale = log_if_wide if score == "rmse" else None
     parts.append(

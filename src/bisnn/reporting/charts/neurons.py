@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from bisnn.reporting.charts.canvas import BACK, RULES, SERIES, Part, Run, chart, plain_numbers, plot
+from bisnn.reporting.charts.canvas import BACK, SERIES, Part, Run, chart, plain_numbers, plot
 from bisnn.reporting.charts.learning import rates_over_epochs
 
 
@@ -32,7 +32,7 @@ def _rates(run: Run) -> Part:
 def _posterior(run: Run) -> Part:
     posterior = run.judged["posterior"]
     if posterior is None:
-        rule = RULES[run.config.rule.name]
+        rule = run.config.rule.title()
         return f"The rule of this run ({rule}) learns one value for each weight: it has no posterior to draw."
     counts, edges = posterior["counts"].double().numpy(), posterior["edges"].double().numpy()
     figure, axes = plot(*[80] * len(counts))

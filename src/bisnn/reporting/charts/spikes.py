@@ -24,7 +24,6 @@ from bisnn.reporting.charts.canvas import (
     plot,
     shaded,
 )
-from bisnn.runs.config import Events
 
 NEURONS = 64  # of a layer, drawn in a raster
 STEPS = 400  # columns of a raster
@@ -152,7 +151,7 @@ def _point(run: Run, i: int, of_recording: str = "") -> str:
     judged = run.judged
     point = int(judged["raster"]["points"][i])
     mean, y = list(judged["predictors"].values())[-1]["mean"][point], judged["y"][point]
-    if isinstance(run.config.data, Events):
+    if run.config.recorded and judged["classes"]:
         what = of_recording and f": {of_recording}"
         return f"Test recording {point + 1}, class {judged['classes'][int(y)]}{what}"
     if not judged["classes"]:
