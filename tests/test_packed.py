@@ -253,7 +253,7 @@ def test_every_trained_config(name, tmp_path, monkeypatch):
     predictors = ("map", "members") if model.members else ("map",)
     for predictor in predictors:
         done = bisnn.export(run, out=tmp_path / f"{predictor}.safetensors", predictor=predictor)
-        engine = load_packed(done["path"])
+        engine = load_packed(done.path)
         if model.features:
             points = np.random.default_rng(0).random((7, model.features))
             ours = engine.predict_features(points)
@@ -297,9 +297,7 @@ def test_layers_that_speak_from_training_to_every_export(tmp_path):
     alone = replace(model, config=config.updated(**{"predict.readouts": 1}))
     for predictor, samples in (("map", None), ("members", "usual")):
         engine = load_packed(
-            bisnn.export(run, out=tmp_path / f"{predictor}.safetensors", predictor=predictor)[
-                "path"
-            ]
+            bisnn.export(run, out=tmp_path / f"{predictor}.safetensors", predictor=predictor).path
         )
         assert engine.network.readouts == 3
         expected = model.predict(points, samples).mean.numpy()
@@ -340,7 +338,7 @@ def test_predictions_are_those_of_predict():
 
 def test_many_points_are_predicted_in_parts(tmp_path, monkeypatch):
     run = training.train(small(), tmp_path / "run", show=False)
-    engine = load_packed(bisnn.export(run)["path"])
+    engine = load_packed(bisnn.export(run).path)
     x = np.random.default_rng(0).random((11, 2))
     whole = engine.predict_features(x)
     monkeypatch.setattr("bisnn.packed.engine.POINTS", 4)
@@ -434,7 +432,7 @@ print(engine.predict_features(np.full((2, 2), 0.5)).mean.shape, "torch" in sys.m
 
 def test_it_runs_without_pytorch(tmp_path):
     run = training.train(small(), tmp_path / "run", show=False)
-    path = bisnn.export(run, predictor="posterior")["path"]
+    path = bisnn.export(run, predictor="posterior").path
     x = spikes(30, 4, 20).numpy()
     np.save(tmp_path / "x.npy", x)
     command = [sys.executable, "-c", ALONE, path, tmp_path / "x.npy", tmp_path / "y.npy"]
@@ -543,6 +541,6 @@ def test_exports_refuse_what_has_no_meaning(tmp_path):
     ):
         bisnn.export(run, "pack")
     assert sorted(p.name for p in run.iterdir() if "packed" in p.name) == []
-    assert bisnn.export(run)["members"] == 3
-    assert bisnn.export(run)["members"] == 3, "a packed file may be replaced"
+    assert bisnn.export(run).members == 3
+    assert bisnn.export(run).members == 3, "a packed file may be replaced"
     assert load_packed(run / "packed.safetensors").network.count == 3

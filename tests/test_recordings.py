@@ -372,7 +372,7 @@ def test_a_run_on_recordings(nmnist, tmp_path, monkeypatch):
         match="was trained on nmnist recordings and takes no features; use predict_recordings",
     ):
         model.predict(np.zeros((1, 2)))
-    engine = load_packed(bisnn.export(run, predictor="map")["path"])
+    engine = load_packed(bisnn.export(run, predictor="map").path)
     test = NMNIST(nmnist, train=False, classes=[3, 7], steps=12, bin_us=25_000, show=False)
     x = test.batch(range(4))
     clips = Clips(test, torch.arange(4))

@@ -26,7 +26,7 @@ from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.errors import Interrupted, Stopped
 from bisnn.losses import local_loss
-from bisnn.runs import evaluation, training
+from bisnn.runs import evaluation, monitoring, training
 from bisnn.runs import folder as checkpoint
 from bisnn.runs.folder import RunFolder
 from bisnn.runs.inputs import load_dataset, spikes, training_spikes
@@ -445,7 +445,7 @@ def test_hopeless_runs_stop_with_advice(tmp_path, change, message):
 
 def test_saturated_runs_stop_with_advice(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        training, "SATURATED", 0.05
+        monitoring, "SATURATED", 0.05
     )  # the refractory feedback keeps small networks well below the real bound
     with pytest.raises(Stopped, match=r"is saturated .* raise neuron\.threshold"):
         training.train(small(), tmp_path / "run", show=False)
@@ -567,7 +567,7 @@ def test_tensorboard_events(tmp_path):
 
 
 def test_without_tensorboard(tmp_path, monkeypatch):
-    monkeypatch.setattr(training.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(monitoring.importlib.util, "find_spec", lambda name: None)
     folder = training.train(small(), tmp_path / "run", show=False)
     assert not (folder / "tensorboard").exists()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from rich.table import Table
 from bisnn.display import console, visible
 
 if TYPE_CHECKING:
+    from bisnn.runs.exporting import Exported
     from bisnn.runs.model import Model
 
 SHORT = {
@@ -111,6 +113,30 @@ def print_ledger(found: dict[str, Any]) -> None:
     out.print(
         f"{ANN}: the same layers in one pass of 32-bit multiply-accumulates, not one for every time step."
     )
+
+
+def print_exported(to: str, done: Exported) -> None:
+    """Print what `export` wrote, and how to use it."""
+    out = console()
+    if to == "packed":
+        bits = f"{done.members} x 1 bit" if done.members else "the posterior at 8 bits"
+        out.print(f"{done.weights:,} weights, {bits} each: {done.bytes:,} bytes in {done.path}")
+        out.print(f'run it without PyTorch: bisnn.packed.load("{done.path}").{done.call}')
+    elif to == "c":
+        out.print(
+            f"C99 in {done.path}: {done.flash:,} bytes of tables (flash), {done.ram:,} of state (RAM)"
+        )
+        name = done.prefix
+        build = f"cc -O2 {name}.c {name}_test.c -o {name}_test && ./{name}_test"
+        out.print(f"check it: cd {shlex.quote(str(done.path))} && {build}")
+    else:
+        out.print(f"NIR graph ({done.profile}): {done.bytes:,} bytes in {done.path}")
+        if done.disagreement is not None:
+            classes = done.disagreement.predictions
+            told = "" if classes is None else f", {classes:.2%} of the predicted classes"
+            out.print(
+                f"not the network's own spikes: {done.disagreement.spikes:.1%} of them differ{told}, on random points"
+            )
 
 
 def prediction_rows(model: Model, result: Any) -> tuple[list[str], list[list[Any]]]:

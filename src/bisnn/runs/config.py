@@ -326,7 +326,10 @@ def resumed(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config of a run folder, changed for a run that goes on; other keys than those that may
     change are a ValueError.
     """
-    before, config = load(path), load(path, overrides)
+    before = load(path)
+    if not overrides:
+        return before
+    config = load(path, overrides)
     fixed = [key for key in differences(before, config) if key not in CHANGEABLE]
     if fixed:
         raise ValueError(

@@ -14,6 +14,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from bisnn import kernels, metrics, weights
+from bisnn.data.dataset import Dataset
 from bisnn.data.loading import Clips, LoadedData, Split
 from bisnn.display import bars, note
 from bisnn.files import file_digest, write_atomic
@@ -56,26 +57,51 @@ def predictors(model: Model) -> dict[str, int | None]:
 
 
 def evaluate(
-    folder: str | Path, *, show: bool = True, costs: Costs | None = None
+    folder: str | Path,
+    *,
+    data: Dataset | None = None,
+    show: bool = True,
+    costs: Costs | None = None,
 ) -> dict[str, Any]:
     """Judge a run's model on its test points; writes `evaluation.safetensors` and `evaluation.json`
     into the run folder.
 
     Args:
         folder: the run.
+        data: of a run whose data were given from Python, the same again.
         show: a progress bar.
         costs: prices of the energy ledger's operations; by default those of 45 nm.
 
     Returns all of `evaluation.json`: for each predictor, each metric's value with its 95 %
     interval, the plain ECE beside that of a calibrated model, and the energy ledger.
     """
-    run = RunFolder(folder)
-    run.read_config()
+    model, loaded = load_run(folder, data, show)
+    return evaluate_model(folder, model, loaded, show=show, costs=costs)
+
+
+def load_run(
+    folder: str | Path, given: Dataset | None = None, show: bool = True
+) -> tuple[Model, LoadedData]:
+    """A run's model, and the data that it was trained on; an error where these have changed."""
+    RunFolder(folder).check()
     model = load(folder)
+    data = load_dataset(model.config, show, given)
+    check_unchanged(model.config, data, model.data, folder)
+    return model, data
+
+
+def evaluate_model(
+    folder: str | Path,
+    model: Model,
+    data: LoadedData,
+    *,
+    show: bool = True,
+    costs: Costs | None = None,
+) -> dict[str, Any]:
+    """As `evaluate`, with the run's model and data in memory."""
+    run = RunFolder(folder)
     if model.config.train.device == "cuda" and torch.cuda.is_available():
         model.net.to("cuda")
-    data = load_dataset(model.config, show)
-    check_unchanged(model.config, data, model.data, folder)
     with run.locked(), bars(show=show) as progress, kernels.precision("full"):
         tree = _judged(model, data, progress)
         tree["energy"] = _energy(model, data.test[0], costs)
@@ -138,7 +164,7 @@ def _seconds(run: RunFolder) -> float | None:
 def load_evaluation(folder: str | Path) -> dict[str, Any]:
     """What `evaluate` wrote, tensors included."""
     run = RunFolder(folder)
-    run.read_config()
+    run.check()
     if not run.evaluation_file.exists():
         raise ValueError(f"{folder}: has not been evaluated; do it with: bisnn evaluate {folder}")
     judged = load_tree(run.evaluation_file, "evaluation")

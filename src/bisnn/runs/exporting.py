@@ -7,9 +7,9 @@ for the packed engine holds for the others.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from bisnn.runs.inputs import spikes
 from bisnn.runs.recommendation import recommended, warn_of_map
 from bisnn.shipping import c
 
+if TYPE_CHECKING:
+    from bisnn.shipping.nir import Disagreement
+
 TARGETS = ("packed", "c", "nir")
 PREDICTORS = ("map", "members", "posterior")
 PROFILES = ("exact", "cubalif")
@@ -33,6 +36,22 @@ NOISE = 0.05  # spikes of random recordings
 POINTS = (
     50  # at random in the range of the features: golden vectors and disagreements need no data file
 )
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    path: Path  # file, or folder
+    bytes: int = 0  # of the file, of "packed" and "nir"
+    weights: int = 0  # of "packed"
+    members: int = 0  # of "packed" and "c"; 0: the posterior itself
+    call: str = ""  # of "packed": the engine's method that predicts
+    flash: int = 0  # bytes of tables, of "c"
+    ram: int = 0  # bytes of state, of "c"
+    prefix: str = ""  # of "c"
+    profile: str = ""  # of "nir"
+    disagreement: Disagreement | None = None  # of a profile of "nir" that is not exact
 
 
 def export(
@@ -44,7 +63,7 @@ def export(
     members: int | None = None,
     profile: str = "exact",
     prefix: str | None = None,
-) -> dict[str, Any]:
+) -> Exported:
     """Ship a run's model.
 
     Args:
@@ -62,14 +81,31 @@ def export(
         profile: of "nir": "exact", or "cubalif" for importers that know no more.
         prefix: of "c": of all names, so that a program can hold several models; by default "model".
 
-    Returns:
-        what was written: "path", "bytes" and more, by target.
     """
     if not isinstance(run, (str, Path)):
         way = "for a network that is no run use bisnn.packing.describe and bisnn.packed.write"
         raise ValueError(
             f"run: must be the path of a run folder or of its model file; got a {type(run).__name__}; {way}"
         )
+    source = model.file_of(run)
+    options: dict[str, Any] = {"predictor": predictor, "members": members}
+    options |= {"profile": profile, "prefix": prefix}
+    return export_model(model.load(source), source, run, to, out, **options)
+
+
+def export_model(
+    trained: model.Model,
+    source: Path,
+    run: str | Path,
+    to: str = "packed",
+    out: str | Path | None = None,
+    *,
+    predictor: str | None = None,
+    members: int | None = None,
+    profile: str = "exact",
+    prefix: str | None = None,
+) -> Exported:
+    """As `export`, with the model in memory; `source` is its file."""
     choice("to", to, TARGETS)
     choice("profile", profile, PROFILES)
     if profile != "exact" and to != "nir":
@@ -78,28 +114,22 @@ def export(
         if to != "c":
             raise ValueError(f"prefix: is of --to c; got {prefix!r} with {to!r}; leave it out")
         c.check_prefix(prefix)
-    trained = model.load(run)
     if to == "nir" and (predictor == "members" or members is not None):
         raise ValueError("predictor: a NIR graph is of one network; got members; use 'map'")
+    folder = source.parent
     if to == "packed":
-        _check_target(Path(out or model.file_of(run).parent / "packed.safetensors"))
-    chosen = predictor or _recommended(run, trained, to, members)
+        _check_target(Path(out or folder / "packed.safetensors"))
+    chosen = predictor or _recommended(run, source, trained, to, members)
     if chosen == "map" and trained.members is not None:
         warn_of_map(
-            run, "but a NIR graph is of one network" if to == "nir" else "ship members instead"
+            run,
+            source,
+            "but a NIR graph is of one network" if to == "nir" else "ship members instead",
         )
     packed = describe_model(trained, chosen, members)
-    packed = replace(packed, source=file_digest(model.file_of(run)))
-    folder = model.file_of(run).parent
+    packed = replace(packed, source=file_digest(source))
     if to == "packed":
-        path = Path(out or folder / "packed.safetensors")
-        synapses, fixed = (
-            sum(layer.synapses for layer in packed.layers),
-            packed.layers[0].posterior is None,
-        )
-        call = "predict_features(x)" if packed.encoding else "predict(spikes)"
-        about = {"weights": synapses, "members": packed.count if fixed else 0, "call": call}
-        return {"path": path, "bytes": file.write(packed, path), **about}
+        return _write_packed(packed, Path(out or folder / "packed.safetensors"))
     if packed.layers[0].posterior is not None:
         raise ValueError(
             f'predictor: "posterior" is for --to packed, which draws members when it loads; got it with {to!r}; use "members"'
@@ -107,22 +137,23 @@ def export(
     recordings = _recordings(trained)
     if to == "c":
         path, prefix = Path(out or folder / "c"), prefix or "model"
-        return {
-            "path": path,
-            "members": packed.count,
-            "prefix": prefix,
-            **c.write(packed, path, recordings[:, 0], prefix=prefix),
-        }
-    from bisnn.shipping import nir as nir_graph
+        made = c.write(packed, path, recordings[:, 0], prefix=prefix)
+        return Exported(
+            path, members=packed.count, flash=made["flash"], ram=made["ram"], prefix=prefix
+        )
+    from bisnn.shipping import nir
 
     path = Path(out or folder / "model.nir")
-    size = nir_graph.write(packed, path, profile=profile)
-    lossy = (
-        {}
-        if profile == "exact"
-        else {"disagreement": asdict(nir_graph.disagreement(packed, recordings))}
-    )
-    return {"path": path, "bytes": size, "profile": profile, **lossy}
+    size = nir.write(packed, path, profile=profile)
+    lossy = None if profile == "exact" else nir.disagreement(packed, recordings)
+    return Exported(path, size, profile=profile, disagreement=lossy)
+
+
+def _write_packed(packed: file.Network, path: Path) -> Exported:
+    synapses = sum(layer.synapses for layer in packed.layers)
+    members = packed.count if packed.layers[0].posterior is None else 0
+    call = "predict_features(x)" if packed.encoding else "predict(spikes)"
+    return Exported(path, file.write(packed, path), synapses, members, call)
 
 
 def _check_target(path: Path) -> None:
@@ -157,11 +188,13 @@ def _recordings(trained: model.Model) -> np.ndarray:
     return spikes(config, torch.from_numpy(drawn)).to(torch.uint8).numpy()
 
 
-def _recommended(run: str | Path, trained: model.Model, to: str, members: int | None) -> str:
+def _recommended(
+    run: str | Path, source: Path, trained: model.Model, to: str, members: int | None
+) -> str:
     """The predictor to ship where none was asked for."""
     if trained.members is None or to == "nir":
         return "map"
-    return "members" if members is not None else recommended(run, trained.members)
+    return "members" if members is not None else recommended(run, source, trained.members)
 
 
 def describe_model(

@@ -22,6 +22,16 @@ def load_dataset(config: Config, show: bool = True, given: Dataset | None = None
     return config.data.load(config.seed, device, show)
 
 
+def described(config: Config, data: LoadedData) -> Config:
+    """The config with what a model must know of data and rule of the user's own."""
+    sections = {"data": config.data.described(data), "rule": config.rule.described()}
+    if sections["data"] is config.data and sections["rule"] is config.rule:
+        return config
+    return config.updated(
+        **{name: section.model_dump(exclude_none=True) for name, section in sections.items()}
+    )
+
+
 def check_unchanged(config: Config, data: LoadedData, digest: str, run: object) -> None:
     """See that these are the points or recordings of this digest, with which a run began."""
     complaint = config.data.complaint(run)

@@ -329,7 +329,7 @@ def file_of(path: str | Path) -> Path:
     if not Path(path).is_dir():
         return Path(path)
     run = RunFolder(path)
-    run.read_config()  # says what is wrong if it is no run folder
+    run.check()
     if not run.model_file.exists():
         raise ValueError(
             f"{path}: has no model yet: its training has not ended; continue it with: bisnn resume {path}"

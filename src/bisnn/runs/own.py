@@ -60,7 +60,10 @@ def arguments(
     """The options of a section as arguments of a function, checked; `ours` are given beside them.
     A function that takes a seed gets the run's.
     """
-    taken = inspect.signature(function).parameters
+    try:
+        taken = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of some functions written in C
+        return options
     names = [name for name in taken if name not in ours]
     if "seed" in names:
         options = {"seed": seed, **options}

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import errno
 import functools
-import importlib.util
 import math
 import signal
-import threading
 import time
 import tomllib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 from bisnn import kernels, metrics
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
+from bisnn.data.dataset import Dataset
+from bisnn.data.loading import LoadedData
 from bisnn.display import RunDisplay
 from bisnn.errors import Interrupted, Stopped
 from bisnn.kernels import draws
@@ -43,31 +43,81 @@ from bisnn.rules import Rule
 from bisnn.runs import defaults
 from bisnn.runs.config import CHANGEABLE, Config, differences, parse
 from bisnn.runs.folder import RunFolder, alike
-from bisnn.runs.inputs import check_unchanged, input_shape, load_dataset, training_spikes
-from bisnn.runs.model import Model, build_network
+from bisnn.runs.inputs import (
+    check_unchanged,
+    described,
+    input_shape,
+    load_dataset,
+    training_spikes,
+)
+from bisnn.runs.model import Model, build_network, load
+from bisnn.runs.monitoring import (
+    NOT_FINITE,
+    advice_on_a_full_disk,
+    check_rates,
+    log,
+    near_chance,
+    signals,
+    tensorboard_writer,
+)
+from bisnn.runs.own import PYTHON
 from bisnn.runs.processes import Processes
 from bisnn.weights import sign
 
 AHEAD = {"cpu": 0, "cuda": 1}  # steps that are handed out before a step's sums are read
-# Mean firing rates of a layer, in spikes per time step, beyond which it cannot learn
-SILENT, SATURATED = 1e-4, 0.9
 
 
-def train(config: Config, out: str | Path | None = None, *, show: bool = True) -> Path:
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run folder, and what training it had in memory."""
+
+    folder: Path
+    model: Model
+    data: LoadedData
+
+
+def train(
+    config: Config,
+    out: str | Path | None = None,
+    *,
+    data: Dataset | None = None,
+    show: bool = True,
+) -> Path:
     """Train a config into a new run folder and return it.
 
     Args:
-        config: from `bisnn.runs.config.load`.
+        config: from `bisnn.config.load`.
         out: the folder; by default `runs/` and the names of data, rule and seed.
+        data: arrays, tensors or datasets in place of the config's data; the share held out for
+            validation stays the config's.
         show: a progress bar with loss, accuracy, firing rates, flip rate and time left.
     """
-    folder = RunFolder(
-        out or Path("runs") / f"{config.data.name}_{config.rule.name}_seed{config.seed}"
-    )
-    return _run(folder, config, show)
+    return train_run(config, out, data=data, show=show).folder
 
 
-def resume(folder: str | Path, overrides: Sequence[str] = (), *, show: bool = True) -> Path:
+def train_run(
+    config: Config,
+    out: str | Path | None = None,
+    *,
+    data: Dataset | None = None,
+    show: bool = True,
+) -> TrainedRun:
+    """As `train`; returns also the model and the data."""
+    if data is not None:
+        section = {"name": PYTHON, "validation": config.data.validation}
+        config = config.updated(data=section)
+    kinds = (name.replace(":", "_") for name in (config.data.name, config.rule.name))
+    folder = RunFolder(out or Path("runs") / f"{'_'.join(kinds)}_seed{config.seed}")
+    return _run(folder, config, show, data=data)
+
+
+def resume(
+    folder: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    data: Dataset | None = None,
+    show: bool = True,
+) -> Path:
     """Go on with a run that was interrupted or killed; a finished one stays as it is, unless it
     gets more epochs.
 
@@ -75,38 +125,41 @@ def resume(folder: str | Path, overrides: Sequence[str] = (), *, show: bool = Tr
         folder: of the run.
         overrides: "section.key=value" of what may change on the way (`config.CHANGEABLE`); the
             run's config is changed with it.
+        data: of a run whose data were given from Python, the same again.
         show: as in `train`.
     """
-    return _run(RunFolder(folder), None, show, overrides)
+    return resume_run(folder, overrides, data=data, show=show).folder
+
+
+def resume_run(
+    folder: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    data: Dataset | None = None,
+    show: bool = True,
+) -> TrainedRun:
+    """As `resume`; returns also the model and the data."""
+    return _run(RunFolder(folder), None, show, overrides, data)
 
 
 def _run(
-    folder: RunFolder, fresh: Config | None, show: bool, overrides: Sequence[str] = ()
-) -> Path:
+    folder: RunFolder,
+    fresh: Config | None,
+    show: bool,
+    overrides: Sequence[str] = (),
+    data: Dataset | None = None,
+) -> TrainedRun:
     """Train `fresh` from the start, or what lies in the folder from its last checkpoint."""
     read = lambda: _with_threads(fresh or folder.read_config(overrides))  # noqa: E731
-    with Processes.joined(read().train.device) as processes, contextlib.ExitStack() as stack:
-        config = processes.first(read)
+    asked = read()
+    with Processes.joined(asked.train.device) as processes, contextlib.ExitStack() as stack:
+        config = processes.first(lambda: asked)
         stack.enter_context(_threads(config.train.threads))
         stack.enter_context(kernels.precision(config.train.precision))
         # Before anything is written: bad data leaves no folder behind
-        training = Training(config, processes, show)
+        training = Training(config, processes, show, data)
         config = training.config
-
-        def begin() -> tuple[dict[str, Any] | None, list[str]]:
-            if fresh is None or folder.begun_by_this_launch(config):
-                stack.enter_context(folder.locked())
-                state, notes = folder.load_state(training.fits)
-                if state is not None or not folder.model_file.exists():
-                    folder.cut_metrics(state["rows"] if state else 0)
-                return state, notes
-            folder.check_new()
-            folder.path.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(folder.locked())
-            folder.create(config)
-            return None, []
-
-        state, notes = processes.first(begin)
+        state, notes = processes.first(lambda: _begin(folder, training, fresh is not None, stack))
         display = stack.enter_context(RunDisplay(config.train.epochs, show, processes.rank == 0))
         for note in notes:
             display.say(note)
@@ -123,30 +176,34 @@ def _run(
         ):
             if display.show:
                 display.say(f"{folder}: has ended already")
+            model = load(folder.path) if state is None else training.trained_model()
         else:
             display.begin(training.epochs_done)
-            with _advice(folder):
-                training.fit(folder, display)
-    return folder.path
+            with advice_on_a_full_disk(folder):
+                model = training.fit(folder, display)
+    return TrainedRun(folder.path, model, training.data)
+
+
+def _begin(
+    folder: RunFolder, training: Training, fresh: bool, stack: contextlib.ExitStack
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """Make a new run folder, or open that of a run to go on with: its checkpoint, and what to say."""
+    if not fresh or folder.begun_by_this_launch(training.config):
+        stack.enter_context(folder.locked())
+        state, notes = folder.load_state(training.fits)
+        if state is not None or not folder.model_file.exists():
+            folder.cut_metrics(state["rows"] if state else 0)
+        return state, notes
+    folder.check_new()
+    folder.path.mkdir(parents=True, exist_ok=True)
+    stack.enter_context(folder.locked())
+    folder.create(training.config)
+    return None, []
 
 
 def _with_threads(config: Config) -> Config:
     """The config with the number of threads that 0 stands for."""
     return config.updated(**{"train.threads": config.train.threads or torch.get_num_threads()})
-
-
-@contextmanager
-def _advice(folder: RunFolder) -> Iterator[None]:
-    """A full disk: nothing is lost, and the message says how to go on."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        way = f"{error.strerror}; what was saved is whole: make room, then bisnn resume {folder}"
-        told = OSError(error.errno, way, error.filename)
-        told.from_first = getattr(error, "from_first", False)  # type: ignore[attr-defined]
-        raise told from None
 
 
 @contextmanager
@@ -184,9 +241,16 @@ def _write(net: torch.nn.Module, weights: list[Tensor]) -> None:
 class Training:
     """A run in memory. `state()` is all that the next step depends on."""
 
-    def __init__(self, config: Config, processes: Processes, show: bool = True):
+    def __init__(
+        self,
+        config: Config,
+        processes: Processes,
+        show: bool = True,
+        given: Dataset | None = None,
+    ):
         self.processes = processes
-        self.data = load_dataset(config, show)
+        self.data = load_dataset(config, show, given)
+        config = described(config, self.data)
         self.targets = self.data.standardised(self.data.train.y)
         points = len(self.data.train.x)
         if not config.train.epochs:
@@ -396,10 +460,12 @@ class Training:
 
     # The loop
 
-    def fit(self, folder: RunFolder, display: RunDisplay) -> None:
+    def fit(self, folder: RunFolder, display: RunDisplay) -> Model:
         """Train to the end, or until a signal; write checkpoints, metrics and the model."""
         first = self.processes.first  # only the first process writes; all learn of its errors
-        tensorboard = _tensorboard(folder, self.epochs_done) if self.processes.rank == 0 else None
+        tensorboard = (
+            tensorboard_writer(folder.path, self.epochs_done) if self.processes.rank == 0 else None
+        )
         began, saved, stop = time.monotonic() - self.seconds, time.monotonic(), False
         row: dict[str, Any] = {}  # of the last epoch
         under_way: deque[Arriving] = deque()
@@ -410,7 +476,7 @@ class Training:
                 added = under_way.popleft().values()
                 self.sums += added
                 if not bool(torch.isfinite(added).all()):
-                    raise Stopped(_NOT_FINITE.format(epoch=self._epoch, folder=folder))
+                    raise Stopped(NOT_FINITE.format(epoch=self._epoch, folder=folder))
 
         with signals() as caught:
             while not self.finished and not stop:
@@ -426,8 +492,8 @@ class Training:
                     self.rows += 1
                     display.epoch(row)
                     if tensorboard:
-                        _log(tensorboard, row)
-                    self._check_rates(row, folder)
+                        log(tensorboard, row)
+                    check_rates(row, self.config, folder)
                 due = time.monotonic() - saved >= self.config.train.checkpoint_seconds
                 flags = self.processes.total(
                     torch.tensor([float(due and self.processes.rank == 0), float(caught[0])])
@@ -437,12 +503,13 @@ class Training:
                     read(0)
                     saved = time.monotonic()
                     if not all(bool(torch.isfinite(p).all()) for p in self.net.parameters()):
-                        raise Stopped(_NOT_FINITE.format(epoch=self._epoch, folder=folder))
+                        raise Stopped(NOT_FINITE.format(epoch=self._epoch, folder=folder))
                     first(lambda: folder.save_state(self.state()))
         if tensorboard:
             tensorboard.close()
-        first(lambda: self.trained_model().save(folder.model_file))
-        if self.finished and row and (guess := self._near_chance(row)):
+        model = self.trained_model()
+        first(lambda: model.save(folder.model_file))
+        if self.finished and row and (guess := near_chance(row, self.data.train.y)):
             display.say(f"{folder}: {guess}")
         if stop:
             where = (
@@ -454,6 +521,7 @@ class Training:
                 f"stopped {where} and saved; go on with: bisnn resume {folder}",
                 caught[0] or signal.SIGTERM,
             )
+        return model
 
     @property
     def _epoch(self) -> int:
@@ -511,32 +579,6 @@ class Training:
             self.since_best += 1
         self.stopped_early = 0 < self.config.train.patience <= self.since_best
 
-    def _check_rates(self, row: dict[str, Any], folder: RunFolder) -> None:
-        for layer, rate in enumerate(row["rates"], 1):
-            advice = _SILENT if rate < SILENT else _SATURATED if rate > SATURATED else None
-            if advice is not None:
-                more = _more_spikes(self.config)
-                raise Stopped(
-                    advice.format(
-                        layer=layer, rate=rate, epoch=row["epoch"], folder=folder, more=more
-                    )
-                )
-
-    def _near_chance(self, row: dict[str, Any]) -> str:
-        """A line if the last epoch was hardly better than a guess that looks at no feature."""
-        y = self.data.train.y
-        if "accuracy" in row:
-            share = float(torch.bincount(y).max()) / len(y)
-            if row["accuracy"] > share + 2 * math.sqrt(share * (1 - share) / len(y)):
-                return ""
-            score = f"accuracy {row['accuracy']:.3f} on the training points, of which {share:.3f} are of the commonest class"
-        else:
-            deviation = float(y.double().std(correction=0))
-            if row.get("rmse", 0.0) < 0.95 * deviation:
-                return ""
-            score = f"RMSE {row['rmse']:.4g} on the training points, whose targets deviate by {deviation:.4g}"
-        return f"training ended near chance: {score}; try another rule.lr (or leave it out), more epochs, other features"
-
     def _model(self, epoch: int) -> Model:
         return Model.of(self.net, self.config, self.data, epoch)
 
@@ -549,69 +591,3 @@ class Training:
         )
         _write(net, self.best["weights"])
         return Model.of(net, self.config, self.data, self.best["epoch"])
-
-
-_NOT_FINITE = (
-    "{folder}: the loss or the weights became NaN or infinite in epoch {epoch}; lower rule.lr, or check the data's scale; "
-    "checkpoints from before it are kept"
-)
-_SILENT = (
-    "{folder}: layer {layer} fell silent ({rate:.2g} spikes per neuron and step in epoch {epoch}): nothing behind it can learn; "
-    "lower neuron.threshold, {more}or set train.activity = 1"
-)
-_SATURATED = (
-    "{folder}: layer {layer} is saturated ({rate:.2g} spikes per neuron and step in epoch {epoch}): its spikes carry nothing; "
-    "raise neuron.threshold, lower rule.lr, or set train.activity = 1"
-)
-
-
-def _more_spikes(config: Config) -> str:
-    """What gives the first layer more spikes a time step, where a setting does."""
-    if config.recorded:
-        return "raise data.bin_us, " if config.data.step_us() else ""
-    return "raise encode.width, " if config.encode.code == "population" else ""
-
-
-@contextmanager
-def signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM noted instead of obeyed: [number], 0 for none. A second Ctrl-C stops at
-    once; ignored stays ignored.
-    """
-    caught = [0]
-    if threading.current_thread() is not threading.main_thread():
-        yield caught  # only the main thread may take signals
-        return
-
-    def note(number: int, frame: Any) -> None:
-        if caught[0] and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        caught[0] = caught[0] or number
-
-    taken = [
-        number
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if signal.getsignal(number) != signal.SIG_IGN
-    ]
-    before = {number: signal.signal(number, note) for number in taken}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _tensorboard(folder: RunFolder, epoch: int) -> Any:
-    """A writer of TensorBoard events, where the extra is installed."""
-    if importlib.util.find_spec("tensorboard") is None:
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(folder.path / "tensorboard", purge_step=epoch + 1)
-
-
-def _log(writer: Any, row: dict[str, Any]) -> None:
-    named = {**row, **{f"rate/layer_{i}": rate for i, rate in enumerate(row["rates"], 1)}}
-    named |= {f"validation/{name}": value for name, value in row.get("validation", {}).items()}
-    for name, value in named.items():
-        if isinstance(value, (int, float)):
-            writer.add_scalar(name, value, row["epoch"])
