@@ -35,7 +35,7 @@ from bisnn_experiments import reproduction
 PLAIN = {"augment.rotate": 0.0, "augment.zoom": 0.0, "augment.shift": 0}
 TURNED = {"augment.rotate": 5.0, "augment.zoom": 0.05}
 USUAL = {"rule.betas": [0.9, 0.999]}
-BPTT, BOTH = {"network.gradient": "bptt"}, {"predict.readouts": 2}
+BPTT = {"network.gradient": "bptt"}
 LONGER = {"train.epochs": 40}
 START: dict[str, dict[str, Any]] = {  # what all rows of a method have, unless they say otherwise
     "full": {"train.epochs": 20},
@@ -58,7 +58,6 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of each method, by name
         "no augmentation": PLAIN,
         "shifted, not turned": PLAIN | {"augment.shift": 1},
         "gradients through layers and time": BPTT,
-        "both layers speak": BOTH,
     },
     "st": {
         "as it is": UNCHANGED,
@@ -76,7 +75,6 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of each method, by name
         },
         "Adam's usual betas": USUAL,
         "gradients through layers and time": BPTT,
-        "both layers speak": BOTH,
     },
     "bayes": {
         "as it is": UNCHANGED,
@@ -91,7 +89,6 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of each method, by name
         | TURNED,
         "Adam's usual betas": USUAL,
         "gradients through layers and time": BPTT,
-        "both layers speak": BOTH,
     },
 }
 FOLDS = 5

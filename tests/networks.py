@@ -8,7 +8,10 @@ from bisnn import SRM, Conv2d, Linear, Network, Recurrent
 from conftest import seeded
 
 NEURON = SRM(tau_mem=5.0, tau_syn=3.0, tau_ref=2.0, threshold=0.05, slope=2.0)
-KINDS = ("dense", "deep", "conv", "conv stride", "pooled", "recurrent", "masked", "mixed")
+KINDS = (
+    *("dense", "deep", "conv", "conv stride", "pooled", "recurrent", "masked", "mixed"),
+    *("skip", "skip conv", "skip mixed"),
+)
 
 
 def mask(n: int, n_in: int, seed: int, density: float = 0.5) -> torch.Tensor:
@@ -44,5 +47,23 @@ def build(kind: str, seed: int = 0, **options) -> Network:
         return Network(Recurrent(6, 8, mask=mask(8, 6, seed), outputs=[7, 0, 3]), **options)
     if kind == "mixed":
         layers = (Conv2d(2, 3, 3, pool=2), Recurrent(12, 6, mask=mask(6, 12, seed)), Linear(6, 5))
+        return Network(*layers, input_shape=(2, 6, 6), **options)
+    if kind == "skip":
+        layers = (Linear(6, 9), Linear(15, 8, inputs=(0, "input")), Linear(17, 5, inputs=(1, 0)))
+        return Network(*layers, **options)
+    if kind == "skip conv":
+        padded = {"padding": 1}
+        layers = (
+            Conv2d(2, 3, 3, **padded),
+            Conv2d(5, 4, 3, **padded, inputs=("input", 0)),
+            Conv2d(4, 2, 2),
+        )
+        return Network(*layers, input_shape=(2, 5, 6), **options)
+    if kind == "skip mixed":
+        layers = (
+            Conv2d(2, 3, 3, pool=2),
+            Recurrent(84, 6, inputs=(0, "input"), mask=mask(6, 84, seed, 0.2), outputs=[4, 1]),
+            Linear(86, 5, inputs=("input", 1, 0)),
+        )
         return Network(*layers, input_shape=(2, 6, 6), **options)
     raise AssertionError(kind)

@@ -160,7 +160,7 @@ def stepwise(net, weights, x: torch.Tensor) -> list[torch.Tensor]:
     feedback = [torch.zeros(B, *layer.current_shape, dtype=torch.float64) for layer in net.layers]
     readouts = [[] for _ in net.layers]
     for t in range(T):
-        signal = x[t]
+        left = [x[t]]  # then what leaves each layer
         for l, (layer, kind, w) in enumerate(zip(net.layers, kinds, weights, strict=True)):
             n = layer.neuron
             p = slow[l] - fast[l]
@@ -177,9 +177,10 @@ def stepwise(net, weights, x: torch.Tensor) -> list[torch.Tensor]:
             out = s
             if kind == "Conv2d" and layer.pool > 1:
                 out = _Step.apply(torch.nn.functional.max_pool2d(u, layer.pool) - n.threshold, n)
-            if kind != "Conv2d":
-                signal = signal.flatten(1)
-            arriving = torch.cat([signal, s], dim=-1) if kind == "Recurrent" else signal
+            read = [left[n + 1] for n in layer.spec.inputs]
+            arriving = torch.cat(read if kind == "Conv2d" else [z.flatten(1) for z in read], dim=1)
+            if kind == "Recurrent":
+                arriving = torch.cat([arriving, s], dim=-1)
             slow[l] = math.exp(-1 / n.tau_mem) * (slow[l] + arriving)
             fast[l] = math.exp(-1 / n.tau_syn) * (fast[l] + arriving)
             feedback[l] = math.exp(-1 / n.tau_ref) * (feedback[l] + s)
@@ -188,7 +189,7 @@ def stepwise(net, weights, x: torch.Tensor) -> list[torch.Tensor]:
             readout = net.readouts[l]
             if hasattr(readout, "V"):
                 readouts[l].append(out.flatten(1) @ readout.V.T * readout.scale)
-            signal = out
+            left.append(out)
     return [torch.stack(y) for y in readouts if y]
 
 

@@ -108,7 +108,6 @@ def test_only_shipping_reads_templates():
         assert "templates" not in text or module.startswith("shipping"), module
 
 
-@pytest.mark.xfail(reason="the packed description and the config sections are renamed next")
 def test_no_two_classes_share_a_name():
     names: dict[str, str] = {}
     for module in MODULES:

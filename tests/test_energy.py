@@ -57,40 +57,21 @@ def synapses(layer) -> list[tuple[int, int]]:
     return found
 
 
-def counted(
-    net: Network, x: torch.Tensor, realised: list[torch.Tensor], readouts: int = 1
-) -> list[int]:
-    """Synaptic operations of each layer and of the last readouts over all recordings, one by one."""
+def counted(net: Network, x: torch.Tensor, realised: list[torch.Tensor]) -> list[int]:
+    """Synaptic operations of each layer and of the readout over all recordings, one by one."""
     out, totals = net(x, weights=realised), []
-    for layer, s, u in zip(net.layers, (x, *out.spikes), out.potentials, strict=False):
-        s = s.flatten(2)
+    for i, (layer, u) in enumerate(zip(net.layers, out.potentials, strict=True)):
+        s = net.read(i, x, out.spikes).flatten(2)
         if isinstance(layer, Recurrent):
             s = torch.cat([s, (u > layer.neuron.threshold).to(s)], -1)
         sources = [j for j, _ in synapses(layer)]
         totals.append(sum(row[j] == 1 for row in s.flatten(0, 1).tolist() for j in sources))
-    for readout, s in zip(net.readouts[-readouts:], out.spikes[-readouts:], strict=True):
+    for readout, s in zip(net.readouts[-1:], out.spikes[-1:], strict=True):
         rows, (classes, n) = s.flatten(2).flatten(0, 1).tolist(), readout.V.shape
         totals.append(
             sum(row[j] == 1 for row in rows for _, j in product(range(classes), range(n)))
         )
     return totals
-
-
-def test_readouts_that_speak_count():
-    net = build("deep")
-    x, realised = spikes(net), [weights.sign(p.detach()) for p in net.parameters()]
-    lines = ledger(net, x, {"MAP": None}, readouts=2)["rows"]["MAP"]["layers"]
-    depth = len(net.layers)
-    assert [line["layer"] for line in lines[depth:]] == [f"readout {depth - 1}", "readout"]
-    assert [line["synaptic_operations"] for line in lines] == [
-        count / B for count in counted(net, x, realised, 2)
-    ]
-    assert [line["weight_bits"] for line in lines[depth:]] == [
-        readout.V.numel() for readout in net.readouts[-2:]
-    ]
-    ensemble = ledger(net, x, {"two": 2}, readouts=2)["rows"]["two"]["layers"]
-    assert [line["layer"] for line in ensemble] == [line["layer"] for line in lines]
-    assert [line["weight_bits"] for line in ensemble] == [2 * line["weight_bits"] for line in lines]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -133,7 +114,7 @@ def test_reach_of_a_pixel(data):
     Network(layer, readout=None, input_shape=(channels[0], *size))
     image = torch.zeros(1, channels[0], *size, requires_grad=True)
     F.conv2d(image, torch.ones(layer.weight.shape), None, stride, padding).sum().backward()
-    assert reach(layer).tolist() == image.grad.flatten().int().tolist()
+    assert reach(layer.spec).tolist() == image.grad.flatten().int().tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -65,7 +65,7 @@ def drawn(net: Network, count: int, seed: int = 1) -> list[list[torch.Tensor]]:
 
 
 def expected(
-    net: Network, members: list[list[torch.Tensor]], x: torch.Tensor, readouts: int = 1
+    net: Network, members: list[list[torch.Tensor]], x: torch.Tensor
 ) -> tuple[list[np.ndarray], np.ndarray | None]:
     """Spikes of each layer (K, T, ...) and logits (K, T, outputs), from PyTorch."""
     with torch.no_grad():
@@ -78,7 +78,7 @@ def expected(
     ]
     if outputs[0].readouts[-1] is None:
         return of_layers, None
-    return of_layers, np.stack([o.logits(readouts)[:, 0].numpy() for o in outputs])
+    return of_layers, np.stack([o.logits[:, 0].numpy() for o in outputs])
 
 
 def exported(
@@ -88,13 +88,12 @@ def exported(
     *,
     steps: int = 30,
     density: float = 0.3,
-    readouts: int = 1,
 ) -> dict[str, int]:
     """Write the code of a network with `count` members; its golden vectors are PyTorch's."""
     members, x = drawn(net, count), spikes(steps, *net.input_shape, density=density)
-    network = describe(net, members, readouts=readouts)
+    network = describe(net, members)
     sizes = c.write(network, folder, x.numpy().astype(np.uint8))
-    of_layers, logits = expected(net, members, x, readouts)
+    of_layers, logits = expected(net, members, x)
     golden, golden_logits = c.golden(network, x.numpy().astype(np.uint8))
     for s, wanted in zip(golden, of_layers, strict=True):
         assert s.shape == wanted.shape
@@ -112,9 +111,7 @@ def exported(
 @pytest.mark.parametrize("count", [1, 3])
 def test_every_kind_is_exact_however_it_is_compiled(kind, count, tmp_path):
     net = networks.build(kind, dtype=torch.float32)
-    sizes = exported(
-        net, count, tmp_path, readouts=len(net.layers) if count == 3 else 1
-    )  # all speak, or the last alone
+    sizes = exported(net, count, tmp_path)
     for compiler in COMPILERS:
         for flags in FLAGS if count == 3 else (("-O2",),):
             build(tmp_path, *STRICT, *flags, compiler=compiler)
@@ -136,9 +133,8 @@ needs_fma = pytest.mark.skipif("fma" not in features(), reason="needs a CPU with
 
 
 @needs_fma
-@pytest.mark.parametrize("readouts", [1, 2])  # logits + scale x could be one operation
-def test_products_are_never_fused(readouts, tmp_path):
-    exported(networks.build("deep", dtype=torch.float32), 3, tmp_path, readouts=readouts)
+def test_products_are_never_fused(tmp_path):
+    exported(networks.build("deep", dtype=torch.float32), 3, tmp_path)
     for compiler in COMPILERS:
         build(tmp_path, *FUSING, "-Wall", "-Wextra", "-Werror", compiler=compiler)
         assert outcome(tmp_path)[0] == 0

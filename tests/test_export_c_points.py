@@ -15,7 +15,7 @@ import torch
 
 import bisnn
 from bisnn import Linear, Network
-from bisnn.packed import Engine, encoding, file
+from bisnn.packed import Engine, PackedNetwork, encoding
 from bisnn.packed.columns import Column, Schema
 from bisnn.packing import describe
 from bisnn.runs import training
@@ -39,7 +39,7 @@ RATE = {"code": "rate", "steps": 301, "neurons": 2, "width": 1.0, "seed": 2**32 
 
 def points_network(
     code: dict, features: int, *, classes: tuple[str, ...] = (), members: int = 2
-) -> file.Network:
+) -> PackedNetwork:
     """A network of random weights that takes so many features; the first has low = 0, others any
     range.
     """
@@ -60,12 +60,12 @@ def points_network(
     return replace(describe(net, drawn(net, members)), **about)
 
 
-def written(network: file.Network, folder: Path, prefix: str = "model") -> dict[str, int]:
+def written(network: PackedNetwork, folder: Path, prefix: str = "model") -> dict[str, int]:
     recording = encoding.spikes(network.encoding, np.array([network.encoding["high"]]))[:, 0]
     return c.write(network, folder, recording, prefix=prefix)
 
 
-def some_points(network: file.Network, count: int) -> np.ndarray:
+def some_points(network: PackedNetwork, count: int) -> np.ndarray:
     low, high = (np.array(network.encoding[name]) for name in ("low", "high"))
     return low + (high - low) * np.random.default_rng(1).uniform(-0.3, 1.3, (count, len(low)))
 

@@ -20,13 +20,13 @@ from scipy.integrate import solve_ivp
 
 import networks
 from bisnn import Conv2d, Linear, Network
-from bisnn.packed import file
+from bisnn.packed import PackedNetwork
 from bisnn.packing import describe
 from bisnn.shipping import nir as nir_graph
 from conftest import seeded, spikes
 
 nir = pytest.importorskip("nir")
-POOLED = ("pooled", "mixed")
+POOLED = ("pooled", "mixed", "skip mixed")
 KINDS = (*(kind for kind in networks.KINDS if kind not in POOLED), "conv and dense")
 SQUARE = {"conv stride": False}  # kernels; nir's own check of shapes takes all for square
 
@@ -48,18 +48,18 @@ def signs(net: Network) -> list[torch.Tensor]:
     return [torch.where(layer.weight.detach() >= 0, 1.0, -1.0) for layer in net.layers]
 
 
-def read_back(network: file.Network, path: Path, check: bool = True, **options):
+def read_back(network: PackedNetwork, path: Path, check: bool = True, **options):
     nir_graph.write(network, path, **options)
     return nir.read(path, type_check=check)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("dt", "alone"), [(1e-4, True), (1.0, True), (1e-4, False)])
-def test_the_file_gives_the_bits_of_the_network(kind, dt, alone, tmp_path):
+@pytest.mark.parametrize("dt", [1e-4, 1.0])
+def test_the_file_gives_the_bits_of_the_network(kind, dt, tmp_path):
     net = build(kind)
-    x, readouts = spikes(40, 4, *net.input_shape, seed=3), 1 if alone else len(net.layers)
+    x = spikes(40, 4, *net.input_shape, seed=3)
     out = net(x, weights=signs(net))
-    network = describe(net, readouts=readouts)
+    network = describe(net)
     got, logits = nir_graph.simulate(
         read_back(network, tmp_path / "net.nir", SQUARE.get(kind, True), dt=dt), x.numpy()
     )
@@ -69,14 +69,7 @@ def test_the_file_gives_the_bits_of_the_network(kind, dt, alone, tmp_path):
         assert 0.01 < s.mean() < 0.5, "a test needs spikes"
         assert np.array_equal(got[f"spikes_{i}"], s)
     assert logits.dtype == np.float32
-    assert np.array_equal(logits, out.logits(readouts).detach().numpy())
-
-
-def test_the_lossy_profile_speaks_by_its_last_layer_alone(tmp_path):
-    network = describe(build("deep"), readouts=2)
-    with pytest.raises(ValueError, match="network: must speak by its last layer alone"):
-        nir_graph.write(network, tmp_path / "net.nir", profile="cubalif")
-    assert not list(tmp_path.iterdir())
+    assert np.array_equal(logits, out.logits.detach().numpy())
 
 
 @pytest.mark.parametrize("kind", ["deep", "conv", "masked"])
@@ -113,7 +106,7 @@ def test_the_file_says_what_it_is(tmp_path):
     assert [about["a_m"], about["a_s"], graph.nodes["refractory_0"].metadata["a_r"]] == list(
         layer.constants[:3]
     )
-    assert np.array_equal(about["kappa"], layer.kappa)
+    assert np.array_equal(about["kappa"], layer.scale)
     assert graph.nodes["spikes_0"].metadata["theta"] == layer.constants[3]
     W = np.hstack([graph.nodes[name].weight for name in ("weights_0", "recurrent_0")])
     assert np.array_equal(W, np.where(layer.mask, np.where(layer.weights[0], 1, -1), 0))
@@ -140,7 +133,7 @@ def test_the_continuous_neuron_answers_with_the_kernels_of_the_paper():
         start = [w_in / ts, 0.0]  # S = delta(t) at the start lifts I by w_in / tau_syn
         v = solve_ivp(cuba_li, (0, t[-1]), start, t_eval=t, rtol=1e-10, atol=1e-12).y[1]
         alpha = np.exp(-t / tau_mem) - np.exp(-t / tau_syn)
-        np.testing.assert_allclose(v, network.layers[0].kappa[i] * alpha, atol=1e-7)
+        np.testing.assert_allclose(v, network.layers[0].scale[i] * alpha, atol=1e-7)
     tau, r = refractory.tau[0], refractory.r[0]
     v = solve_ivp(lambda _, v: -v / tau, (0, t[-1]), [r / tau], t_eval=t, rtol=1e-10, atol=1e-12).y[
         0
@@ -180,13 +173,13 @@ def test_a_neuron_without_memory(tmp_path):
 # The lossy profile
 
 
-def by_hand(network: file.Network, x: np.ndarray) -> list[np.ndarray]:
+def by_hand(network: PackedNetwork, x: np.ndarray) -> list[np.ndarray]:
     """Spikes (T, B, N) of CubaLIF neurons in the place of a feedforward network's, one neuron after
     the other, in float64.
     """
     found = []
     for layer in network.layers:
-        (a_m, a_s, _, theta), kappa = layer.constants.astype(np.float64), float(layer.kappa[0])
+        (a_m, a_s, _, theta), kappa = layer.constants.astype(np.float64), float(layer.scale[0])
         z = np.zeros((*x.shape[:2], layer.neurons))
         for b in range(x.shape[1]):
             for n in range(layer.neurons):
@@ -220,7 +213,7 @@ def test_disagreement_is_a_count(kind):
     assert 0 < measured.spikes < 1
     assert measured.rate == sum(s.sum() for s in ours) / size
     assert measured.rate_cuba_lif == sum(s.sum() for s in theirs) / size
-    readout = network.layers[-1].readout
+    readout = network.readout
     logits = lossy[-1] @ np.where(readout.V, readout.scale, -readout.scale).T
     classes = [
         torch.as_tensor(y).softmax(-1).mean(0).argmax(-1)

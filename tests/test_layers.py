@@ -5,6 +5,7 @@ chunks.
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -46,10 +47,10 @@ def run(net, x, relaxed=False):
 
 def inputs_of(net, x, out):
     """What arrives at each layer, as numpy arrays; a recurrent layer's own spikes included."""
-    arriving = [x, *out.spikes[:-1]]
-    for layer, u, a in zip(net.layers, out.potentials, arriving, strict=True):
-        if not isinstance(layer, Conv2d):
-            a = a.flatten(2)
+    left = [x, *out.spikes]
+    for layer, u in zip(net.layers, out.potentials, strict=True):
+        read = [left[n + 1] for n in layer.spec.inputs]
+        a = torch.cat(read if isinstance(layer, Conv2d) else [z.flatten(2) for z in read], dim=2)
         if isinstance(layer, Recurrent):
             a = torch.cat([a, (u > layer.neuron.threshold).double()], dim=-1)
         yield a.detach().numpy()
@@ -730,3 +731,59 @@ def test_a_readout_sees_what_it_is_shown(kind, gradient):
     ):
         torch.testing.assert_close(y, readout.scale * ((s.flatten(2) * factor) @ readout.V.T))
     assert any(not torch.allclose(a, b) for a, b in zip(found, expected, strict=True))
+
+
+# Several inputs
+
+
+def test_inputs_side_by_side_are_sums_of_currents():
+    """W1 s1 + W2 s2, by two products, is what one layer on both makes of them."""
+    x = spikes(20, 3, 2, 5, 6)
+    net = build("skip conv", dtype=torch.float32)
+    weights, out = run(net, x)
+    second, w = net.layers[1], weights[1]
+    parts = [
+        torch.nn.functional.conv2d(s.flatten(0, 1), part, padding=1)
+        for s, part in zip((x, out.spikes[0]), w.split([2, 3], 1), strict=True)
+    ]
+    I = sum(parts).unflatten(0, x.shape[:2])
+    assert torch.equal(I, second.product(torch.cat([x, out.spikes[0]], 2), w))
+    assert float(second.kappa) == pytest.approx((5 * 9) ** -0.5)
+    assert second.spec.parts == ((2, 5, 6), (3, 5, 6))
+
+
+def test_a_layer_that_nobody_reads_changes_nothing_else():
+    layers = [Linear(6, 9), Linear(9, 8), Linear(9, 8, inputs=(0,))]
+    net = Network(*layers, readout=3, neuron=NEURON, seed=1)
+    alone = Network(Linear(6, 9), Linear(9, 8), readout=3, neuron=NEURON, seed=1)
+    x = spikes(12, 4, 6)
+    with map_weights(net), map_weights(alone):
+        for ours, theirs in zip(net(x).spikes, alone(x).spikes, strict=False):
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([Linear(6, 5), Linear(5, 4, inputs=(1,))], "must be layers before this one, number 1; got 1"),
+        ([Linear(6, 5), Linear(5, 4, inputs=(2,))], "got 2; it may read \"input\" and 0 to 0"),
+        ([Linear(6, 5, inputs=(0,))], "number 0; got 0; it may read \"input\", and cycles"),
+        ([Linear(6, 5), Linear(5, 4, inputs=(-1,))], "got -1"),
+        ([Linear(6, 5), Linear(5, 4, inputs=("x",))], "got 'x'"),
+        ([Linear(6, 5), Linear(5, 4, inputs=(True,))], "got True"),
+        ([Linear(6, 5), Linear(5, 4, inputs=(0, 0))], "must be a list of distinct layers; got (0, 0)"),
+        ([Linear(6, 5), Linear(5, 4, inputs=())], "must be a list of distinct layers; got ()"),
+        ([Linear(6, 5), Linear(5, 4, inputs="input")], "must be a list of distinct layers"),
+        ([Linear(6, 5), Linear(5, 4, inputs=3)], "must be a list of distinct layers; got 3"),
+        ([Linear(6, 5), Linear(5, 4, inputs=("input", 0))], "n_in: must equal the size"),
+    ],
+)  # fmt: skip
+def test_inputs_that_do_not_fit(layers, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Network(*layers, readout=2)
+
+
+def test_images_of_other_sizes_do_not_lie_side_by_side():
+    layers = (Conv2d(2, 3, 3), Conv2d(5, 4, 3, inputs=("input", 0)))
+    with pytest.raises(ValueError, match="must be images of one height and width"):
+        Network(*layers, readout=2, input_shape=(2, 8, 8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from bisnn import metrics
 from bisnn.network import Network
 from bisnn.packed import encoding
 from bisnn.runs import evaluation, exporting, model, training
+from bisnn.runs.config import load as load_config
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
 from bisnn.runs.inputs import load_dataset, spikes
 from runs import ONE_D, small
@@ -372,3 +374,35 @@ def test_members_beyond_all_memory_are_refused(runs):
         ValueError, match=r"samples: an ensemble of 1,000,000,000 members would take"
     ):
         model.load(runs["bayes"]).predict(points(2), samples=10**9)
+
+
+def test_a_config_may_wire_layers_and_have_cycles(tmp_path):
+    """Skipping and recurrent layers, from a config to training, prediction, file and export."""
+    layers = [12, {"neurons": 10, "recurrent": True}, {"neurons": 9, "inputs": ["input", 0, 1]}]
+    settings = {"network.layers": layers, "train.epochs": 2, "train.device": "cpu"}
+    config = load_config("two_moons_bayes").updated(**settings)
+    assert config.model_dump()["network"]["layers"][0] == 12
+    run = bisnn.train(config, tmp_path / "run", show=False)
+    model = bisnn.load(run)
+    assert [spec.inputs for spec in model.net.spec] == [(-1,), (0,), (-1, 0, 1)]
+    assert [spec.kind for spec in model.net.spec] == ["dense", "recurrent", "dense"]
+    assert model.net.layers[2].weight.shape == (9, 20 + 12 + 10)
+    points = np.random.default_rng(0).random((5, 2))
+    packed = bisnn.packed.load(
+        bisnn.export(run, out=tmp_path / "p.safetensors", predictor="members").path
+    )
+    ours, theirs = packed.predict_features(points), model.predict(points)
+    np.testing.assert_allclose(ours.mean, theirs.mean.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([8, {"neurons": 8, "inputs": [1]}], "network.layers.1: inputs: must be layers before"),
+        ([8, {"neurons": 8, "inputs": []}], "network.layers.1: inputs: must be a list"),
+    ],
+)
+def test_wiring_that_does_not_fit_is_one_line(layers, message, tmp_path):
+    config = load_config("two_moons_bayes").updated(**{"network.layers": layers})
+    with pytest.raises(ValueError, match=re.escape(message)):
+        bisnn.train(config, tmp_path / "run", show=False)

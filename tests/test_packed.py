@@ -4,7 +4,6 @@ run folder on.
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -20,9 +19,9 @@ from hypothesis import strategies as st
 import bisnn
 from bisnn import SRM, Conv2d, Linear, Network, Recurrent, packing, weights
 from bisnn.bits import counting
-from bisnn.layers import Readout
 from bisnn.packed import BadFile, Engine, file
 from bisnn.packed import load as load_packed
+from bisnn.packed.network import draw, words
 from bisnn.runs import training
 from bisnn.runs.config import load as load_config
 from conftest import spikes
@@ -37,15 +36,10 @@ def drawn(net: Network, K: int, seed: int = 0) -> list[list[torch.Tensor]]:
     return weights.draw_members([layer.weight.detach() for layer in net.layers], K, seed)
 
 
-def spoken(net: Network) -> int:
-    """Readouts there are, all to speak; 1 stands for none."""
-    return max(1, sum(isinstance(readout, Readout) for readout in net.readouts))
-
-
 def assert_same_bits(net: Network, x: torch.Tensor, K: int = 1, threads: int = 1) -> Engine:
     """Spikes of every layer, all logits, and the state afterwards, for K members."""
     members = drawn(net, K)
-    engine = Engine(packing.describe(net, members, readouts=spoken(net)), threads)
+    engine = Engine(packing.describe(net, members), threads)
     ours = engine.run(x.numpy(), engine.start(x.shape[1]), spikes=True)
     assert all(
         np.array_equal(a, b)
@@ -58,11 +52,9 @@ def assert_same_bits(net: Network, x: torch.Tensor, K: int = 1, threads: int = 1
             )
         for a, b in zip(ours.spikes, theirs.spikes, strict=True):
             assert np.array_equal(a[k], b.numpy())
-        for a, b in zip(ours.readouts, theirs.readouts, strict=True):
-            assert (a is None and b is None) or np.array_equal(a[k], b.numpy())
-        assert ours.logits is None or np.array_equal(
-            ours.logits[k], theirs.logits(spoken(net)).numpy()
-        )
+        last = theirs.readouts[-1]
+        assert (ours.logits is None) == (last is None)
+        assert last is None or np.array_equal(ours.logits[k], last.numpy())
         for (P, _, R), state, layer in zip(ours.state, theirs.state, net.layers, strict=True):
             for a, b in ((P, state.P), (R, state.R)):
                 by_pixel = b if len(layer.current_shape) == 1 else b.movedim(1, -1)
@@ -103,15 +95,15 @@ def test_few_active_inputs_are_added_and_many_counted():
     """Both ways are taken, and the currents are the same exact integers."""
     rng = np.random.default_rng(0)
     w = rng.integers(0, 2, (300, 70)).astype(np.int8) * 2 - 1  # (n_in, n_out)
-    words = np.ascontiguousarray(file.words(w.T > 0).T)
+    columns = np.ascontiguousarray(words(w.T > 0).T)
     for density in (0.005, 0.3):
         x = rng.random((9, 300)) < density
         counted, added = np.empty((9, 70), np.float32), np.empty((9, 70), np.float32)
-        counting.counts(0, 9, file.words(x), words, counted)
-        counting.events(0, 9, file.words(x), words, w, added)
+        counting.counts(0, 9, words(x), columns, counted)
+        counting.events(0, 9, words(x), columns, w, added)
         assert np.array_equal(counted, x.astype(int) @ w)
         assert np.array_equal(added, counted)
-        counting.events(0, 9, file.words(x), words, 0 * w, added)  # tells which way was taken
+        counting.events(0, 9, words(x), columns, 0 * w, added)  # tells which way was taken
         assert added.any() == (density == 0.3)
 
 
@@ -268,54 +260,12 @@ def test_every_trained_config(name, tmp_path, monkeypatch):
         assert len(result.logits) == len(members)
         for k, member in enumerate(members):
             output = model.net(s, weights=[2 * up.float() - 1 for up in member])
-            assert np.array_equal(
-                result.logits[k], output.logits(model.config.predict.readouts).detach().numpy()
-            )
+            assert np.array_equal(result.logits[k], output.logits.detach().numpy())
             for a, b in zip(result.spikes, output.spikes, strict=True):
                 assert np.array_equal(a[k], b.detach().numpy())
         assert engine.network.classes == model.classes
         assert engine.network.burn_in == model.config.burn_in
         assert engine.network.source == bisnn.files.file_digest(run / "model.safetensors")
-
-
-def test_layers_that_speak_from_training_to_every_export(tmp_path):
-    """`predict.readouts` of a config: in training, the model, the packed file and the ledger; and
-    it makes a difference.
-    """
-    config = load_config("two_moons_bayes").updated(
-        **{
-            "network.layers": [12, 11, 10],
-            "predict.readouts": 3,
-            "predict.samples": 3,
-            "train.epochs": 2,
-            "train.device": "cpu",
-        }
-    )
-    run = training.train(config, tmp_path / "run", show=False)
-    model = bisnn.load(run)
-    points = np.random.default_rng(0).random((9, 2))
-    alone = replace(model, config=config.updated(**{"predict.readouts": 1}))
-    for predictor, samples in (("map", None), ("members", "usual")):
-        engine = load_packed(
-            bisnn.export(run, out=tmp_path / f"{predictor}.safetensors", predictor=predictor).path
-        )
-        assert engine.network.readouts == 3
-        expected = model.predict(points, samples).mean.numpy()
-        np.testing.assert_allclose(
-            engine.predict_features(points).mean, expected, atol=2e-3
-        )  # an encoded spike may differ
-        assert np.abs(alone.predict(points, samples).mean.numpy() - expected).max() > 0.01
-    lines = bisnn.evaluate(run, show=False)["energy"]["rows"]["MAP"]["layers"]
-    assert [line["layer"] for line in lines[3:]] == ["readout 1", "readout 2", "readout"]
-    one = training.train(alone.config, tmp_path / "alone", show=False)
-    accuracies = [
-        [
-            json.loads(line)["accuracy"]
-            for line in (folder / "metrics.jsonl").read_text().splitlines()
-        ]
-        for folder in (run, one)
-    ]
-    assert accuracies[0] != accuracies[1], "training shows the accuracy of what predicts"
 
 
 def test_predictions_are_those_of_predict():
@@ -400,7 +350,7 @@ def test_the_posterior_draws_what_it_says(tmp_path):
 def test_the_named_generator_never_changes():
     """The draws are part of the file format: another result here is another format."""
     posterior = np.arange(256, dtype=np.uint8).repeat(3)
-    bits = np.packbits(file.draw(posterior, 3, seed=2**31 + 1, layer=2), bitorder="little")
+    bits = np.packbits(draw(posterior, 3, seed=2**31 + 1, layer=2), bitorder="little")
     assert file.hashlib.blake2b(bits.tobytes(), digest_size=8).hexdigest() == "3b5049599f17ccc4"
 
 

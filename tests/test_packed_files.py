@@ -16,40 +16,37 @@ from hypothesis import strategies as st
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from bisnn import packing
-from bisnn.packed import BadFile, Engine, Unfit, file
+from bisnn import SRM, packing
+from bisnn.packed import BadFile, Engine, PackedLayer, PackedNetwork, Unfit, file
 from conftest import taking
 from networks import KINDS, build
-from test_packed import drawn, spoken
+from test_packed import drawn
 
 
-def contents(network: file.Network, path) -> bytes:
+def contents(network: PackedNetwork, path) -> bytes:
     file.write(network, path)
     return path.read_bytes()
 
 
-def assert_equal(a: file.Network, b: file.Network) -> None:
+def assert_equal(a: PackedNetwork, b: PackedNetwork) -> None:
     for mine, theirs in zip(a.layers, b.layers, strict=True):
-        for name in (f.name for f in fields(file.Layer)):
+        for name in (f.name for f in fields(PackedLayer)):
             x, y = getattr(mine, name), getattr(theirs, name)
             if isinstance(x, np.ndarray):
                 assert x.dtype == y.dtype
                 assert np.array_equal(x, y)
-            elif name == "readout" and x is not None:
-                assert np.array_equal(x.V, y.V)
-                assert x.scale == y.scale
             else:
                 assert x == y
-    assert replace(a, layers=()) == replace(b, layers=())
+    assert np.array_equal(a.readout.V, b.readout.V)
+    assert a.readout.scale == b.readout.scale
+    assert replace(a, layers=(), readout=None) == replace(b, layers=(), readout=None)
 
 
 @pytest.mark.parametrize("posterior", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_come_back_as_they_were(kind, posterior, tmp_path):
     net = build(kind, dtype=torch.float32)
-    described = packing.describe(
-        net, None if posterior else drawn(net, 3), readouts=spoken(net), posterior=posterior
-    )
+    described = packing.describe(net, None if posterior else drawn(net, 3), posterior=posterior)
     described = replace(
         described, classes=("a", "b", "ü"), burn_in=3, source="x" * 32, seed=2**32 - 1
     )
@@ -63,15 +60,11 @@ BASE: dict[str, bytes] = {}
 @pytest.fixture(scope="module", autouse=True)
 def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
-    for kind in ("mixed", "masked", "pooled"):
+    for kind in ("mixed", "skip mixed", "masked", "pooled"):
         net = build(kind, dtype=torch.float32)
         BASE[kind] = contents(
             replace(packing.describe(net, drawn(net, 2)), classes=("a", "b", "c")), folder / kind
         )
-        if kind == "mixed":
-            BASE["all speak"] = contents(
-                packing.describe(net, drawn(net, 2), readouts=spoken(net)), folder / kind
-            )
         BASE[f"{kind}, posterior"] = contents(
             replace(packing.describe(net, posterior=True), members=2), folder / kind
         )
@@ -110,7 +103,7 @@ def survives(content: bytes) -> bool:
 
 BASES = [
     "mixed",
-    "all speak",
+    "skip mixed",
     "masked",
     "pooled",
     "mixed, posterior",
@@ -226,25 +219,6 @@ def test_files_of_nothing(content):
     assert not survives(content)
 
 
-def test_which_readouts_speak(tmp_path):
-    about, tensors = (
-        json.loads(json.loads(file._metadata(BASE["mixed"]))["network"]),
-        load_tensors(BASE["mixed"]),
-    )
-    for readouts in (2, len(about["layers"]) + 1, 0, "1", None):
-        with pytest.raises(BadFile, match="speak"):
-            file.parse(sealed(json.dumps({**about, "readouts": readouts}), tensors), "f")
-    net = build("mixed", dtype=torch.float32)
-    described = packing.describe(net, readouts=2)
-    lower = described.layers[-2]
-    fewer = replace(lower, readout=file.Readout(lower.readout.V[:2], lower.readout.scale))
-    broken = replace(described, layers=(*described.layers[:-2], fewer, described.layers[-1]))
-    with pytest.raises(
-        BadFile, match=r"2 layers are to speak, and the outputs of the last readouts are \[2, 3\]"
-    ):
-        file.parse(contents(broken, tmp_path / "n"), "f")
-
-
 def test_files_of_other_formats_are_refused():
     text, tensors = (
         json.loads(file._metadata(BASE["mixed"]))["network"],
@@ -267,13 +241,27 @@ def test_files_of_other_formats_are_refused():
 def test_claims_take_no_memory(tmp_path):
     """A file of a kilobyte that claims gigabytes is refused by its claims."""
     about = json.loads(json.loads(file._metadata(BASE["pooled"]))["network"])
-    about["layers"][0]["input_shape"] = [2, 2**20, 2**20]
-    with pytest.raises(BadFile, match="cannot have"):
-        file.parse(sealed(json.dumps(about), load_tensors(BASE["pooled"])), "f")
+    for shape, refused in (
+        ([2, 2**20, 2**20], "its input shape"),
+        ([2, 2**12, 2**12], "would take"),
+    ):
+        about["input_shape"] = shape
+        with taking(10 * 2**20), pytest.raises(BadFile, match=refused):
+            file.parse(sealed(json.dumps(about), load_tensors(BASE["pooled"])), "f")
     about = json.loads(json.loads(file._metadata(BASE["mixed"]))["network"])
-    about |= {"count": 2, "readouts": 2**26}
-    with taking(10 * 2**20), pytest.raises(BadFile, match="layers are to speak"):
-        file.parse(sealed(json.dumps(about), load_tensors(BASE["mixed"])), "f")
+    with taking(10 * 2**20), pytest.raises(BadFile, match=r"would take .* bytes of memory"):
+        file.parse(
+            sealed(json.dumps({**about, "outputs": 2**26}), load_tensors(BASE["mixed"])), "f"
+        )
+
+
+@pytest.mark.parametrize("inputs", [[], [0, 0, 0, 0], [1], [-2], ["input"], [0.0], 0, None, [True]])
+def test_inputs_that_are_none(inputs):
+    """Of the second layer, which may read the network's input and the first."""
+    about = json.loads(json.loads(file._metadata(BASE["skip mixed"]))["network"])
+    about["layers"][1]["inputs"] = inputs
+    with pytest.raises(BadFile, match="layer 1"):
+        file.parse(sealed(json.dumps(about), load_tensors(BASE["skip mixed"])), "f")
 
 
 def changed(name: str, **entries) -> bytes:
@@ -323,24 +311,19 @@ def padded(depth: int) -> bytes:
     """Convolutions of one weight, each of which pads its input: a few bytes for each million of
     neurons.
     """
-    layers, tensors, side = [], {}, 1
+    layers, tensors = [], {}
     for i in range(depth):
-        about = {
-            "kind": "conv",
-            "input_shape": [1, side, side],
-            "neurons": 1,
-            "kernel": [1, 1],
-            "stride": [1, 1],
-        }
-        layers.append({**about, "padding": [250, 250], "pool": 1})
-        side += 500
-        tensors |= {f"{i}.weights": np.ones(1, np.uint8), f"{i}.kappa": np.ones(1, np.float32)}
-        tensors[f"{i}.constants"] = np.array([0.5, 0.5, 0.5, 1], np.float32)
+        about = {"kind": "conv", "inputs": [i - 1], "neurons": 1, "neuron": {"kind": "srm"}}
+        about |= {"kernel": [1, 1], "stride": [1, 1], "padding": [250, 250], "pool": 1}
+        layers.append(about)
+        tensors |= {f"{i}.weights": np.ones(1, np.uint8), f"{i}.scale": np.ones(1, np.float32)}
+        tensors[f"{i}.constants"] = SRM().constants()
     about = {
         "task": "classification",
         "classes": [],
         "burn_in": 0,
-        "readouts": 1,
+        "input_shape": [1, 1, 1],
+        "outputs": 0,
         "encoding": {},
         "source": "",
         "members": 0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -178,48 +177,10 @@ def test_over_time():
         torch.testing.assert_close(whole[b], each[: length - 3, b].mean(0))
 
 
-@pytest.mark.parametrize("real", [False, True], ids=["binary", "real"])
-def test_the_layers_that_speak(real):
-    """The mean of the last readouts: the sum of the layers' logits, times 1/n."""
-    net = Network(
-        Linear(6, 8),
-        Linear(8, 7),
-        Linear(7, 5),
-        readout=3,
-        neuron=NEURON,
-        weights="real" if real else "binary",
-    )
-    x = spikes(12, 4, 6, seed=1)
-    for readouts in (1, 2, 3):
-        with map_weights(net) if not real else contextlib.nullcontext():
-            output = net(x)
-        total = torch.zeros(12, 4, 3)
-        for layer in range(3 - readouts, 3):
-            total += output.readouts[layer].detach()
-        torch.testing.assert_close(output.logits(readouts).detach(), total / readouts)
-        got = predict(net, x, readouts=readouts, over_time="step").mean
-        torch.testing.assert_close(got, (total / readouts).softmax(-1))
-    assert not torch.equal(predict(net, x).mean, predict(net, x, readouts=2).mean)
-    assert torch.equal(predict(net, x).mean, predict(net, x, readouts=1).mean)
-
-
-def test_no_more_layers_speak_than_have_a_readout():
-    net = Network(Linear(6, 8), Linear(8, 7), readout=3, readout_after="last", gradient="bptt")
-    with pytest.raises(
-        ValueError, match="readouts: must be at most 1, the readouts there are; got 2; lower it"
-    ):
-        predict(net, spikes(5, 2, 6), readouts=2)
-    with pytest.raises(ValueError, match="readouts: must be a positive whole number; got 0"):
-        predict(net, spikes(5, 2, 6), readouts=0)
-
-
-def test_logits_of_readouts_that_are_not_there():
-    output = Network(Linear(6, 8), Linear(8, 7), readout=3, weights="real")(spikes(5, 2, 6))
-    for readouts in (0, -1, 3):
-        with pytest.raises(ValueError, match="readouts: must be 1 to 2, which there are; got"):
-            output.logits(readouts)
-    with pytest.raises(ValueError, match="readouts: must be 1 to 0"):
-        Network(Linear(6, 8), readout=None, weights="real")(spikes(5, 2, 6)).logits()
+def test_logits_of_a_network_without_a_readout():
+    output = Network(Linear(6, 8), readout=None, weights="real")(spikes(5, 2, 6))
+    with pytest.raises(ValueError, match="logits: need a readout after the last layer"):
+        _ = output.logits
 
 
 def test_running_before_the_first_step_that_counts_is_no_prediction():

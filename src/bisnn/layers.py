@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Integral
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +28,10 @@ from bisnn.kernels.layer import srm_layer
 from bisnn.kernels.reference import advance, potential
 from bisnn.kernels.scan import spike, srm_scan
 from bisnn.neuron import SRM
+from bisnn.spec import LayerSpec, Shape, read_from, side_by_side
 from bisnn.weights import is_hard, is_realised, pinned, sign
+
+Inputs = Sequence[int | Literal["input"]] | None
 
 
 class LayerState(NamedTuple):
@@ -53,6 +56,17 @@ class LayerOutput(NamedTuple):
     potentials: Tensor  # u of every neuron, before pooling, (T, B, ...)
     readout: Tensor | None  # (T, B, outputs), where there is one
     state: LayerState | None
+
+
+def joined(kind: str, inputs: Sequence[Tensor]) -> Tensor:
+    """Spikes of several layers, (T, B, ...) each, side by side as `spec.side_by_side` says."""
+    if len(inputs) == 1:
+        return inputs[0]
+    return (
+        torch.cat(list(inputs), 2)
+        if kind == "conv"
+        else torch.cat([s.flatten(2) for s in inputs], 2)
+    )
 
 
 class Readout(nn.Module):
@@ -96,36 +110,25 @@ class Layer(nn.Module):
     """Common part of all layers: the latent weights, the neuron's constants, the way from input to
     spikes.
 
-    Subclasses say how many parents a neuron has (`kappa`), which shapes go in and out, and what the
-    product W s is.
+    Subclasses say what they are for the shape that comes in (`settings`), and what the product W s
+    is.
     """
 
+    kind: str  # as in `LayerSpec`
+    spec: LayerSpec  # from the moment a network builds it
     weight: nn.Parameter  # w^r if the layer is binary; inside a realisation, w
-    neuron: SRM
     kappa: Tensor  # 1/sqrt(|P_i|), () or (N,)
     constants: Tensor  # (a_m, a_s, a_r, theta)
 
-    def __init__(self, neuron: SRM | None = None):
+    def __init__(self, inputs: Inputs, neuron: SRM | None):
         super().__init__()
-        self.own_neuron = neuron
+        self.own_inputs, self.own_neuron = inputs, neuron
         self.binary = False
-        self.input_shape: tuple[int, ...] = ()
-        self.current_shape: tuple[
-            int, ...
-        ] = ()  # of the neurons: the axes after (T, B) of currents and potentials
-        self.output_shape: tuple[int, ...] = ()  # of what leaves the layer
 
     # What a subclass provides
 
-    def shapes(self, input_shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Current and output shape for this input shape, or a ValueError."""
-        raise NotImplementedError
-
-    def weight_shape(self) -> tuple[int, ...]:
-        raise NotImplementedError
-
-    def _parents(self) -> Tensor:
-        """|P_i|: () if all neurons have as many parents, else (N,); float64."""
+    def settings(self, shape: Shape) -> dict[str, Any]:
+        """Fields of the `LayerSpec` for inputs of this shape, or a ValueError."""
         raise NotImplementedError
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -134,34 +137,60 @@ class Layer(nn.Module):
 
     # Construction
 
+    def plan(self, number: int, shapes: Sequence[Shape], neuron: SRM) -> LayerSpec:
+        """The description of this layer as a network's layer `number`.
+
+        `shapes` are what leaves the earlier layers, and last, where INPUT finds it, the shape of
+        the network's input.
+        """
+        inputs = read_from(self.own_inputs, number)
+        parts = tuple(shapes[n] for n in inputs)
+        settings = self.settings(side_by_side(self.kind, parts))
+        neuron = self.own_neuron or neuron
+        spec = LayerSpec(kind=self.kind, inputs=inputs, parts=parts, neuron=neuron, **settings)
+        spec.check()
+        return spec
+
     def build(
-        self,
-        input_shape: tuple[int, ...],
-        neuron: SRM,
-        binary: bool,
-        init: float,
-        seed: int,
-        number: int,
-        dtype: torch.dtype,
+        self, spec: LayerSpec, binary: bool, init: float, seed: int, number: int, dtype: torch.dtype
     ) -> None:
         """Make weights and constants; called once, by the network, of which this is layer `number`.
 
         Latents are +-init, real weights N(0, 1).
         """
-        if self.input_shape:
+        if self.is_built:
             raise ValueError(
                 f"layers: each layer object belongs to one network, once; got {self} a second time"
             )
-        self.current_shape, self.output_shape = self.shapes(input_shape)
-        self.input_shape, self.binary = input_shape, binary
-        self.neuron = self.own_neuron or neuron
-        w = _normal(self.weight_shape(), seed, Purpose.WEIGHTS, number)
+        self.spec, self.binary = spec, binary
+        w = _normal(spec.weight_shape, seed, Purpose.WEIGHTS, number)
         self.weight = nn.Parameter((init * sign(w) if binary else w).to(dtype))
         self.weight._bisnn_synapses = True  # type: ignore[attr-defined]  # see weights.is_synapses
-        self.register_buffer("kappa", self._parents().rsqrt().to(dtype))
-        self.register_buffer(
-            "constants", torch.from_numpy(self.neuron.constants(np.float64)).to(dtype)
-        )
+        self.register_buffer("kappa", torch.from_numpy(spec.kappa).to(dtype))
+        constants = torch.from_numpy(spec.neuron.constants(np.float64))
+        self.register_buffer("constants", constants.to(dtype))
+
+    @property
+    def is_built(self) -> bool:
+        return "spec" in self.__dict__
+
+    @property
+    def input_shape(self) -> Shape:
+        return self.spec.input_shape
+
+    @property
+    def current_shape(self) -> Shape:
+        """Of the neurons: the axes after (T, B) of currents and potentials."""
+        return self.spec.current_shape
+
+    @property
+    def output_shape(self) -> Shape:
+        """Of what leaves the layer."""
+        return self.spec.output_shape
+
+    @property
+    def neuron(self) -> SRM:
+        return self.spec.neuron
 
     def state_shapes(self, batch_size: int) -> list[tuple[int, ...]]:
         """Shapes of a state's P, Q, R, X_m, X_s."""
@@ -170,7 +199,7 @@ class Layer(nn.Module):
     def initial_state(self, batch_size: int) -> LayerState:
         return LayerState(*(self.kappa.new_zeros(shape) for shape in self.state_shapes(batch_size)))
 
-    def _trace_shape(self) -> tuple[int, ...]:
+    def _trace_shape(self) -> Shape:
         return self.input_shape
 
     # The way of the data
@@ -210,7 +239,7 @@ class Layer(nn.Module):
         raise NotImplementedError
 
     def _realisation(self) -> Tensor:
-        if not self.input_shape:
+        if not self.is_built:
             raise RuntimeError(
                 "a layer has weights only as part of a network: bisnn.Network(layer, ...) builds it"
             )
@@ -255,7 +284,7 @@ class Layer(nn.Module):
     # Files
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
-        if self.input_shape and is_realised(self.weight):
+        if self.is_built and is_realised(self.weight):
             raise RuntimeError(
                 "state_dict() inside a realisation would save w in place of the latents w^r; call it outside the block"
             )
@@ -285,22 +314,27 @@ class Linear(Layer):
 
     Args:
         n_in, n_out: number of inputs and of neurons.
+        inputs: the layers whose spikes it reads, side by side: numbers of earlier ones, from 0, or
+            "input" for the network's input; by default the layer before it.
         neuron: this layer's own SRM; by default the network's.
     """
 
-    def __init__(self, n_in: int, n_out: int, *, neuron: SRM | None = None):
-        super().__init__(neuron)
+    kind = "dense"
+
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        *,
+        inputs: Inputs = None,
+        neuron: SRM | None = None,
+    ):
+        super().__init__(inputs, neuron)
         self.n_in, self.n_out = positive_int("n_in", n_in), positive_int("n_out", n_out)
 
-    def shapes(self, input_shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        _check_size(self.n_in, input_shape)
-        return (self.n_out,), (self.n_out,)
-
-    def weight_shape(self) -> tuple[int, ...]:
-        return (self.n_out, self.n_in)
-
-    def _parents(self) -> Tensor:
-        return torch.tensor(self.n_in, dtype=torch.float64)
+    def settings(self, shape: Shape) -> dict[str, Any]:
+        _check_size(self.n_in, shape)
+        return {"neurons": self.n_out}
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x.flatten(x.ndim - len(self.input_shape)), weight)
@@ -350,6 +384,8 @@ class Conv2d(Layer):
         kernel_size: k0 = k1, or (k0, k1).
         stride, padding: as in torch.nn.Conv2d; an int or a pair.
         pool: edge of the max-pooling window and its stride; 1 means none.
+        inputs: the layers whose spikes it reads, side by side: numbers of earlier ones, from 0, or
+            "input" for the network's input; by default the layer before it.
         neuron: this layer's own SRM; by default the network's.
 
     >>> import bisnn
@@ -358,6 +394,8 @@ class Conv2d(Layer):
     ...     net(torch.zeros(5, 1, 2, 26, 26)).spikes[0].shape
     torch.Size([5, 1, 16, 13, 13])
     """
+
+    kind = "conv"
 
     def __init__(
         self,
@@ -368,9 +406,10 @@ class Conv2d(Layer):
         stride: int | tuple[int, int] = 1,
         padding: int | tuple[int, int] = 0,
         pool: int = 1,
+        inputs: Inputs = None,
         neuron: SRM | None = None,
     ):
-        super().__init__(neuron)
+        super().__init__(inputs, neuron)
         self.channels_in = positive_int("channels_in", channels_in)
         self.channels_out = positive_int("channels_out", channels_out)
         self.kernel_size = _pair("kernel_size", kernel_size, 1)
@@ -378,29 +417,14 @@ class Conv2d(Layer):
         self.padding = _pair("padding", padding, 0)
         self.pool = positive_int("pool", pool)
 
-    def shapes(self, input_shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        if len(input_shape) != 3 or input_shape[0] != self.channels_in:
+    def settings(self, shape: Shape) -> dict[str, Any]:
+        if len(shape) != 3 or shape[0] != self.channels_in:
             raise ValueError(
-                f"input_shape: Conv2d with channels_in={self.channels_in} takes ({self.channels_in}, H, W); got {input_shape}"
+                f"input_shape: Conv2d with channels_in={self.channels_in} takes "
+                f"({self.channels_in}, H, W); got {shape}"
             )
-        H, W = (
-            (n + 2 * p - k) // d + 1
-            for n, k, d, p in zip(
-                input_shape[1:], self.kernel_size, self.stride, self.padding, strict=True
-            )
-        )
-        if min(H, W) < self.pool:
-            raise ValueError(
-                f"input_shape: too small for kernel {self.kernel_size}, padding {self.padding}, stride {self.stride} and pool "
-                f"{self.pool}; got {input_shape}; enlarge the input or the padding"
-            )
-        return (self.channels_out, H, W), (self.channels_out, H // self.pool, W // self.pool)
-
-    def weight_shape(self) -> tuple[int, ...]:
-        return (self.channels_out, self.channels_in, *self.kernel_size)
-
-    def _parents(self) -> Tensor:
-        return torch.tensor(self.channels_in * math.prod(self.kernel_size), dtype=torch.float64)
+        places = {"stride": self.stride, "padding": self.padding, "pool": self.pool}
+        return {"neurons": self.channels_out, "kernel": self.kernel_size, **places}
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         images = x.reshape(-1, *self.input_shape)
@@ -465,6 +489,8 @@ class Recurrent(Layer):
         outputs: indices of the read-out neurons, whose spikes leave the layer; by default all. In
             local mode the others get no error signal and learn nothing, a reservoir (Bayes-BiSNN's
             prior alone pulls them); gradient="bptt" trains them.
+        inputs: the layers whose spikes it reads, side by side: numbers of earlier ones, from 0, or
+            "input" for the network's input; by default the layer before it.
         neuron: this layer's own SRM; by default the network's.
 
     The parameter holds the synapses that exist and no others: (n, n_in + n) without a mask, a
@@ -477,6 +503,7 @@ class Recurrent(Layer):
     (torch.Size([4]), (1,))
     """
 
+    kind = "recurrent"
     mask: Tensor | None
 
     def __init__(
@@ -486,9 +513,10 @@ class Recurrent(Layer):
         *,
         mask: Tensor | None = None,
         outputs: Sequence[int] | None = None,
+        inputs: Inputs = None,
         neuron: SRM | None = None,
     ):
-        super().__init__(neuron)
+        super().__init__(inputs, neuron)
         self.n_in, self.n = positive_int("n_in", n_in), positive_int("n", n)
         if mask is not None:
             mask = torch.as_tensor(mask)
@@ -517,22 +545,14 @@ class Recurrent(Layer):
                 )
         self.outputs = None if outputs is None else [int(i) for i in outputs]
 
-    def shapes(self, input_shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        _check_size(self.n_in, input_shape)
-        return (self.n,), (self.n if self.outputs is None else len(self.outputs),)
+    def settings(self, shape: Shape) -> dict[str, Any]:
+        _check_size(self.n_in, shape)
+        mask = None if self.mask is None else self.mask.cpu().numpy()
+        outputs = None if self.outputs is None else tuple(self.outputs)
+        return {"neurons": self.n, "mask": mask, "outputs": outputs}
 
-    def _trace_shape(self) -> tuple[int, ...]:
+    def _trace_shape(self) -> Shape:
         return (self.n_in + self.n,)  # the layer's own spikes are inputs too
-
-    def weight_shape(self) -> tuple[int, ...]:
-        return (self.n, self.n_in + self.n) if self.mask is None else (int(self.mask.sum()),)
-
-    def _parents(self) -> Tensor:
-        return (
-            torch.tensor(self.n_in + self.n, dtype=torch.float64)
-            if self.mask is None
-            else self.mask.sum(1).double()
-        )
 
     def matrix(self, weight: Tensor) -> Tensor:
         """The synapses as a matrix (n, n_in + n), zero where there is none."""

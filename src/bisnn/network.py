@@ -1,10 +1,9 @@
-"""A network: layers in a row, and fixed random +-1 readouts after every layer (DECOLLE) or after
-the last only.
+"""A network: layers that read the ones before them, and fixed random +-1 readouts after every layer
+(DECOLLE) or after the last only.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from bisnn.checks import choice, number, positive_int, seed_number
-from bisnn.layers import Conv2d, Layer, LayerState, Linear, Readout, Recurrent
+from bisnn.layers import Conv2d, Layer, LayerState, Linear, Readout, Recurrent, joined
 from bisnn.neuron import SRM
+from bisnn.spec import INPUT, LayerSpec, Shape
 from bisnn.weights import is_spikes
 
 NetworkState = tuple[LayerState, ...]
@@ -30,22 +30,20 @@ class Output(NamedTuple):
     ]  # linear readouts, (T, B, outputs); None where a layer has none
     state: NetworkState | None  # for the next chunk of time, if one was passed in
 
-    def logits(self, readouts: int = 1) -> Tensor:
-        """The mean of the last so many readouts, (T, B, outputs): their sum, from the lowest layer
-        on, times 1 / readouts.
-        """
-        said = [y for y in self.readouts[-readouts:] if y is not None]
-        if readouts < 1 or len(said) != readouts:
-            there = sum(y is not None for y in self.readouts)
+    @property
+    def logits(self) -> Tensor:
+        """The last layer's readout, (T, B, outputs), from which predictions come."""
+        last = self.readouts[-1]
+        if last is None:
             raise ValueError(
-                f"readouts: must be 1 to {there}, which there are; got {readouts}; give another number"
+                "logits: need a readout after the last layer; got a network without one; build it "
+                "with readout=..., or use `spikes`"
             )
-        total = functools.reduce(torch.add, said)
-        return total if readouts == 1 else total * (1 / readouts)
+        return last
 
 
 class Network(nn.Module):
-    """Layers of SRM neurons in a row, with fixed random readouts.
+    """Layers of SRM neurons, each reading earlier ones, with fixed random readouts.
 
     Args:
         *layers: `Linear`, `Conv2d`, `Recurrent`.
@@ -111,26 +109,20 @@ class Network(nn.Module):
                 'got "last"; use "every", or gradient="bptt"'
             )
         self.weights, self.gradient = weights, gradient
-        self.input_shape = shape = _input_shape(layers, input_shape)
+        self.input_shape = _input_shape(layers, input_shape)
         seed_number(seed)
         self.layers: Sequence[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.readouts = nn.ModuleList()
+        shapes: list[Shape] = []
         for i, layer in enumerate(layers):
-            layer.build(shape, neuron or SRM(), weights == "binary", init, seed, i, dtype)
-            shape = layer.output_shape
+            spec = layer.plan(i, [*shapes, self.input_shape], neuron or SRM())
+            layer.build(spec, weights == "binary", init, seed, i, dtype)
+            shapes.append(spec.output_shape)
             if readout is None or (readout_after == "last" and i < len(layers) - 1):
                 self.readouts.append(nn.Identity())  # stands for none
             else:
-                self.readouts.append(
-                    Readout(
-                        math.prod(shape),
-                        positive_int("readout", readout),
-                        readout_gain,
-                        seed,
-                        i,
-                        dtype,
-                    )
-                )
+                n, outputs = math.prod(spec.output_shape), positive_int("readout", readout)
+                self.readouts.append(Readout(n, outputs, readout_gain, seed, i, dtype))
 
     def forward(
         self,
@@ -169,33 +161,34 @@ class Network(nn.Module):
         binary: bool,
         seen: Sequence[Tensor] | None,
     ) -> Output:
-        spikes, potentials, readouts, states = [], [], [], []
+        bptt = self.gradient == "bptt"
+        spikes: list[Tensor] = []
+        potentials, readouts, states = [], [], []
         for i, (layer, readout) in enumerate(zip(self.layers, self.readouts, strict=True)):
-            before, weight = (
-                None if state is None else state[i],
-                None if weights is None else weights[i],
-            )
+            before = None if state is None else state[i]
+            weight = None if weights is None else weights[i]
             reading = readout if isinstance(readout, Readout) else None
-            x, u, y, after = layer(
-                x,
-                before,
-                self.gradient == "bptt",
-                weight,
-                binary or i > 0,
-                reading if seen is None else None,
-            )
+            exact = binary or INPUT not in layer.spec.inputs  # layers give spikes
+            told = reading if seen is None else None
+            s, u, y, after = layer(self.read(i, x, spikes), before, bptt, weight, exact, told)
             if seen is not None and reading is not None:
-                y = reading(x.flatten(2) * seen[i])
-            spikes.append(x)
+                y = reading(s.flatten(2) * seen[i])
+            spikes.append(s)
             potentials.append(u)
             readouts.append(y)
             states.append(after)
-        return Output(
-            tuple(spikes),
-            tuple(potentials),
-            tuple(readouts),
-            None if state is None else tuple(states),
-        )
+        after = None if state is None else tuple(states)
+        return Output(tuple(spikes), tuple(potentials), tuple(readouts), after)
+
+    def read(self, number: int, x: Tensor, spikes: Sequence[Tensor]) -> Tensor:
+        """What layer `number` reads of the network's input x and of what has left the layers."""
+        spec, everything = self.layers[number].spec, [*spikes[:number], x]  # INPUT is the last
+        return joined(spec.kind, [everything[n] for n in spec.inputs])
+
+    @property
+    def spec(self) -> tuple[LayerSpec, ...]:
+        """The description of the layers."""
+        return tuple(layer.spec for layer in self.layers)
 
     def initial_state(self, batch_size: int) -> NetworkState:
         """The state before the first time step: all zero."""
@@ -209,15 +202,6 @@ class Network(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.layers[0].kappa.dtype
-
-    def check_readouts(self, readouts: int) -> None:
-        """A ValueError if more of the last layers are to speak than have a readout."""
-        positive_int("readouts", readouts)
-        there = sum(isinstance(readout, Readout) for readout in self.readouts)
-        if readouts > max(1, there):
-            raise ValueError(
-                f"readouts: must be at most {max(1, there)}, the readouts there are; got {readouts}; lower it"
-            )
 
     def checked(self, x: Tensor, state: NetworkState | None = None) -> Tensor:
         """The input in the network's dtype, or a ValueError that says what is wrong with it."""

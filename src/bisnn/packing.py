@@ -5,38 +5,46 @@ starts from.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bisnn import weights
-from bisnn.layers import Conv2d, Readout, Recurrent
-from bisnn.layers import Layer as TorchLayer
-from bisnn.network import Network as TorchNetwork
-from bisnn.network import check_network
-from bisnn.packed import file
+from bisnn.layers import Layer, Readout
+from bisnn.network import Network, check_network
+from bisnn.packed.network import PackedLayer, PackedNetwork, PackedReadout, spread
 
 
 def describe(
-    net: TorchNetwork,
-    members: Sequence[Sequence[Tensor]] | None = None,
-    *,
-    readouts: int = 1,
-    posterior: bool = False,
-) -> file.Network:
+    net: Network, members: Sequence[Sequence[Tensor]] | None = None, *, posterior: bool = False
+) -> PackedNetwork:
     """A network of binary weights as its bits.
 
     Args:
-        net: float32, binary weights.
-        members: for each member one bool tensor a layer, True where the weight is +1; None for the
-            MAP weights sign(w^r).
-        readouts: how many of the last layers speak, as in `bisnn.predict`; other readouts serve
-            learning and stay out.
-        posterior: put the posterior itself in, at 8 bits a weight; its MAP weights are those of the
-            network.
+        net: float32, binary weights. The readout of its last layer goes along, if there is one;
+            others serve learning and stay out.
+        members: for each member one bool tensor per layer, True where the weight is +1; None for
+            the MAP weights sign(w^r).
+        posterior: put the posterior itself in, at 8 bits per weight; its MAP weights are those of
+            the network.
     """
+    _check(net)
+    if members is None:
+        members = [[layer.weight.detach() >= 0 for layer in net.layers]]
+    layers = [
+        _layer(layer, [member[i] for member in members], posterior)
+        for i, layer in enumerate(net.layers)
+    ]
+    readout = None
+    last = net.readouts[-1]
+    if isinstance(last, Readout):
+        readout = PackedReadout((last.V > 0).cpu().numpy(), np.float32(last.scale.item()))
+    return PackedNetwork(tuple(layers), net.input_shape, readout)
+
+
+def _check(net: Network) -> None:
+    """A ValueError or RuntimeError that says why this network has no bits to pack."""
     check_network(net)
     if net.weights != "binary":
         raise ValueError(
@@ -51,52 +59,17 @@ def describe(
         raise RuntimeError(
             "describe(): the parameters hold a realisation w and not the latents w^r; call it outside the block"
         )
-    net.check_readouts(readouts)
-    if members is None:
-        members = [[layer.weight.detach() >= 0 for layer in net.layers]]
-    layers = []
-    for i, (layer, readout) in enumerate(zip(net.layers, net.readouts, strict=True)):
-        reads = isinstance(readout, Readout) and i >= len(net.layers) - readouts
-        kept = cast("Readout", readout) if reads else None
-        layers.append(_layer(layer, [member[i] for member in members], kept, posterior))
-    return file.Network(tuple(layers), readouts=readouts)
 
 
-def _layer(
-    layer: TorchLayer, up: list[Tensor], readout: Readout | None, posterior: bool
-) -> file.Layer:
-    kind, neurons, places, mask, outputs = "dense", layer.current_shape[0], {}, None, None
-    if isinstance(layer, Conv2d):
-        kind, places = (
-            "conv",
-            {name: getattr(layer, name) for name in ("stride", "padding", "pool")},
-        )
-        places["kernel"] = layer.kernel_size
-    elif isinstance(layer, Recurrent):
-        kind, outputs = "recurrent", None if layer.outputs is None else tuple(layer.outputs)
-        mask = None if layer.mask is None else layer.mask.cpu().numpy()
-
-    def full(values: np.ndarray) -> np.ndarray:
-        if mask is None:
-            return values.reshape(neurons, -1)
-        spread = np.zeros(mask.shape, values.dtype)
-        spread[mask] = values
-        return spread
-
-    return file.Layer(
-        kind=kind,
-        input_shape=layer.input_shape,
-        neurons=neurons,
-        weights=np.stack([full(w.cpu().numpy()) for w in up]),
-        kappa=layer.kappa.cpu().numpy().reshape(-1),
+def _layer(layer: Layer, up: list[Tensor], posterior: bool) -> PackedLayer:
+    spec = layer.spec
+    latents = quantised(layer.weight.detach().cpu()) if posterior else None
+    return PackedLayer(
+        **vars(spec),
+        weights=spread(np.stack([w.cpu().numpy().reshape(-1) for w in up]), spec),
+        scale=layer.kappa.cpu().numpy().reshape(-1),
         constants=layer.constants.cpu().numpy(),
-        **places,
-        mask=mask,
-        outputs=outputs,
-        readout=None
-        if readout is None
-        else file.Readout((readout.V > 0).cpu().numpy(), np.float32(readout.scale.item())),
-        posterior=full(quantised(layer.weight.detach().cpu())) if posterior else None,
+        posterior=None if latents is None else spread(latents.reshape(1, -1), spec)[0],
     )
 
 

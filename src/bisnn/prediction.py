@@ -68,7 +68,6 @@ def predict(
     task: str = "classification",
     over_time: str = "mean",
     burn_in: int = 0,
-    readouts: int = 1,
     mask: Tensor | None = None,
     seed: int = 0,
 ) -> Classification | Regression:
@@ -85,8 +84,6 @@ def predict(
             "step", each by itself.
         burn_in: number of first time steps that do not count ("running" and "step" then return the
             T - burn_in others).
-        readouts: how many of the last layers speak: predictions come from the mean of their
-            readouts. The paper's is 1.
         mask: (T, B), True where a recording is real; see `bisnn.pad`.
         seed: of the members, 0 to 2^32 - 1; the same members on every device.
 
@@ -104,7 +101,6 @@ def predict(
         raise ValueError(
             "net: predict needs a readout after the last layer; got readout=None; give the network one"
         )
-    net.check_readouts(readouts)
     if samples is not None:
         count = len(samples) if isinstance(samples, Sequence) else positive_int("samples", samples)
         if net.weights == "real":
@@ -121,18 +117,17 @@ def predict(
     finite("x", x)
     latents = [layer.weight.detach() for layer in net.layers]
     if net.weights == "real":
-        y = net(x, weights=latents).logits(readouts)[None]
+        y = net(x, weights=latents).logits[None]
     elif samples is None:
-        y = _readouts(
-            net, x, [[w_r >= 0 for w_r in latents]], readouts
-        )  # where the most probable weights are +1
+        most_probable = [w_r >= 0 for w_r in latents]  # True where the weight is +1
+        y = _logits(net, x, [most_probable])
     else:
         members = (
             samples
             if isinstance(samples, Sequence)
             else weights.draw_members(latents, samples, seed)
         )
-        y = _readouts(net, x, members, readouts)  # (K, T, B, C)
+        y = _logits(net, x, members)  # (K, T, B, C)
     if task == "classification":
         y = (
             y.movedim(-1, 0).contiguous().softmax(0).movedim(0, -1)
@@ -152,22 +147,22 @@ def _check_members(net: Network, members: Members) -> None:
             )
 
 
-def _readouts(net: Network, x: Tensor, members: Members, readouts: int) -> Tensor:
-    """What each member says, (K, T, B, C)."""
+def _logits(net: Network, x: Tensor, members: Members) -> Tensor:
+    """Of each member, (K, T, B, C)."""
     if kernels.name_for(x.device, x.dtype) == "cpu" and weights.is_spikes(x):
-        return _packed_readouts(net, x, members, readouts)
+        return _packed_logits(net, x, members)
     run = lambda member: net(x, weights=[weights.hard(2 * up.to(x) - 1) for up in member])  # noqa: E731
-    return torch.stack([run(member).logits(readouts) for member in members])
+    return torch.stack([run(member).logits for member in members])
 
 
-def _packed_readouts(net: Network, x: Tensor, members: Members, readouts: int) -> Tensor:
+def _packed_logits(net: Network, x: Tensor, members: Members) -> Tensor:
     """All members on packed bits: the network's own bits, without its potentials. Members share
     what is done with the input.
     """
     from bisnn import packing  # numba takes a while to load
     from bisnn.packed.engine import Engine
 
-    described = packing.describe(net, members, readouts=readouts)
+    described = packing.describe(net, members)
     engine = Engine(
         described, torch.get_num_threads(), sparse=False
     )  # for one run a table does not pay

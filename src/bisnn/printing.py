@@ -106,7 +106,7 @@ def print_ledger(found: dict[str, Any]) -> None:
     where = ", ".join(f"{name} in {row['memory']}" for name, row in found["rows"].items())
     out.print(f"The smallest memory that holds weights and state: {where}.")
     out.print(
-        "Every synaptic operation is one accumulate; readouts that speak are included, pooling and softmax are not."
+        "Every synaptic operation is one accumulate; the last readout is included, pooling and softmax are not."
     )
     if HYPOTHETICAL in found["rows"]:
         out.print(f"{HYPOTHETICAL}: 32-bit weights at the same spikes.")

@@ -17,10 +17,12 @@ from bisnn import lazy
 
 _HOME = {
     "engine": ("Engine", "Prediction", "Result", "State", "load"),
-    "file": ("BadFile", "Network", "Unfit", "read", "write"),
+    "file": ("BadFile", "Unfit", "read", "write"),
+    "network": ("PackedLayer", "PackedNetwork", "PackedReadout"),
 }
 __all__, __getattr__, __dir__ = lazy.names(__name__, _HOME, {})
 
 if TYPE_CHECKING:
     from bisnn.packed.engine import Engine, Prediction, Result, State, load
-    from bisnn.packed.file import BadFile, Network, Unfit, read, write
+    from bisnn.packed.file import BadFile, Unfit, read, write
+    from bisnn.packed.network import PackedLayer, PackedNetwork, PackedReadout

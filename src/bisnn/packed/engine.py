@@ -13,17 +13,16 @@ Axes: K members, T time, B recordings, H W image; words last. A dense layer is a
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core.extending import intrinsic
 
 from bisnn.bits import counting, threads
@@ -31,10 +30,14 @@ from bisnn.bits.counting import kernel
 from bisnn.files import most_bytes
 from bisnn.neuron import FLUSH
 from bisnn.packed import encoding, file
+from bisnn.packed.network import PackedLayer, PackedNetwork, cost
+from bisnn.packed.network import words as words_of
+from bisnn.spec import LayerSpec, windows_along
 
 _F = np.float32
 _ZERO, _ONE, _FLUSH = _F(0), _F(1), _F(FLUSH)
 _U0 = np.uint32(0)
+_windows_along = njit(inline="always")(windows_along)
 # Recordings of a dense layer that are worked on together: weights are then read once for all of
 # them
 GROUP = 8
@@ -56,10 +59,7 @@ State = tuple[
 class Result:
     """What a run gives."""
 
-    readouts: tuple[
-        np.ndarray | None, ...
-    ]  # of each layer, (K, T, B, outputs) float32; None where the file has none
-    logits: np.ndarray | None  # what predictions come from: the mean of the readouts that speak
+    logits: np.ndarray | None  # (K, T, B, outputs) float32; None where there is no readout
     spikes: tuple[np.ndarray, ...]  # if asked for: what leaves each layer, uint8 (K, T, B, ...)
     state: State | None  # after the last time step, if one was passed in
 
@@ -108,7 +108,7 @@ class _Layer:
     def size(self, x: np.ndarray) -> tuple[int, int]:
         """Height and width of the neurons, before pooling, for inputs (..., H, W, words)."""
         places = zip(x.shape[-3:-1], self.kernel, self.stride, self.padding, strict=True)
-        height, width = ((n + 2 * p - k) // s + 1 for n, k, s, p in places)
+        height, width = (windows_along(*place) for place in places)
         return height, width
 
     def of_windows(self) -> _Layer:
@@ -198,7 +198,7 @@ def _spikes(
     P, Q, R move on; where they are empty, all begins at rest.
     """
     T, B, n_words, n_out = x.shape[1], x.shape[2], weights.shape[1], weights.shape[2]
-    height, width = (x.shape[3] + 2 * p0 - k0) // s0 + 1, (x.shape[4] + 2 * p1 - k1) // s1 + 1
+    height, width = _windows_along(x.shape[3], k0, s0, p0), _windows_along(x.shape[4], k1, s1, p1)
     pixels, groups = height * width, -(-B // group)
     steps = max(
         1, ROWS // (min(group, B) * pixels)
@@ -345,13 +345,13 @@ class Engine:
     """A packed network that runs.
 
     Args:
-        network: its description, from `packed.read` or `packing.describe`.
+        network: from `packed.read` or `packing.describe`.
         threads: at most so many; by default one a core that this process may use.
         sparse: whether to hold the weights of wide layers as bytes too, eight times the memory, for
             inputs of which few are active.
     """
 
-    def __init__(self, network: file.Network, threads: int | None = None, *, sparse: bool = True):
+    def __init__(self, network: PackedNetwork, threads: int | None = None, *, sparse: bool = True):
         if threads is not None and (
             isinstance(threads, bool) or not isinstance(threads, int) or threads < 1
         ):
@@ -361,17 +361,13 @@ class Engine:
         self.network, self.threads = network, threads or _cores()
         self._layers = [_layer_of(layer, sparse) for layer in network.layers]
         self._neurons = [math.prod(layer.current_shape) for layer in network.layers]
-        outputs = [0 if layer.readout is None else len(layer.readout.V) for layer in network.layers]
-        each = file.cost(network.layers, outputs, network.count, network.encoding.get("steps", 1))[
-            1
-        ]
-        self._points = max(
-            1, min(POINTS, most_bytes() // (4 * each))
-        )  # predicted at a time, whatever a file's time steps
-        self._readouts = [
-            None if layer.readout is None else _by_pixel(layer.readout.V, layer.output_shape)
-            for layer in network.layers
-        ]
+        steps, inputs = network.encoding.get("steps", 1), math.prod(network.input_shape)
+        each = cost(network.layers, inputs, network.outputs, network.count, steps)[1]
+        # Predicted at a time, whatever a file's time steps
+        self._points = max(1, min(POINTS, most_bytes() // (4 * each)))
+        self._V = np.empty((0, 0), np.uint32)
+        if network.readout is not None:
+            self._V = _by_pixel(network.readout.V, network.layers[-1].output_shape)
 
     def start(self, batch: int = 1) -> State:
         """The state before the first time step of a stream of so many recordings."""
@@ -392,31 +388,17 @@ class Engine:
         """
         x = np.asarray(x)
         words, after = self._packed(x), self._before(x, state)
-        first, *others = self._layers
-        if self.network.count > 1 and first.kernel != (
-            1,
-            1,
-        ):  # what members with other weights share
-            words, first = self._windows(words, first), first.of_windows()
-        kept, readouts = [], []
-        for layer, traces, of, V in zip(
-            (first, *others), after, self.network.layers, self._readouts, strict=True
-        ):
-            words = self._through(words, layer, traces)
-            readouts.append(None if V is None else self._read(words, V, of.readout.scale))  # type: ignore[union-attr]
-            if spikes:
-                kept.append(_unpacked(words, of.output_shape))
-        return Result(
-            tuple(readouts), self._said(readouts), tuple(kept), None if state is None else after
-        )
-
-    def _said(self, readouts: list[np.ndarray | None]) -> np.ndarray | None:
-        count = self.network.readouts
-        if count == 1:
-            return readouts[-1]
-        return functools.reduce(np.add, cast("list[np.ndarray]", readouts[-count:])) * np.float32(
-            1 / count
-        )
+        left: list[np.ndarray] = []  # the layers, as words
+        for number, (layer, traces) in enumerate(zip(self._layers, after, strict=True)):
+            spec, everything = self.network.layers[number], [*left, words]  # INPUT is the last
+            read = _joined(spec, [everything[n] for n in spec.inputs])
+            if number == 0 and self.network.count > 1 and layer.kernel != (1, 1):
+                read, layer = self._windows(read, layer), layer.of_windows()  # members share it
+            left.append(self._through(read, layer, traces))
+        logits = None if self.network.readout is None else self._read(left[-1])
+        shapes = [layer.output_shape for layer in self.network.layers]
+        kept = map(_unpacked, left, shapes) if spikes else ()
+        return Result(logits, tuple(kept), None if state is None else after)
 
     def predict(self, x: np.ndarray) -> Prediction:
         """Predict from whole recordings x, (T, B, *input_shape): the mean over time, after the
@@ -487,7 +469,7 @@ class Engine:
                     f"x: must be 0 or 1 everywhere; got other values, of type {x.dtype}; encode it as spikes first"
                 )
         by_pixel = x[..., None, None, :] if len(shape) == 1 else np.moveaxis(x, 2, -1)
-        return file.words(by_pixel if x.dtype in (bool, np.uint8) else by_pixel.astype(bool))[None]
+        return words_of(by_pixel if x.dtype in (bool, np.uint8) else by_pixel.astype(bool))[None]
 
     def _before(self, x: np.ndarray, state: State | None) -> State:
         """A copy of the state, to move on; empty for none."""
@@ -508,8 +490,6 @@ class Engine:
 
     def _through(self, x: np.ndarray, layer: _Layer, state: tuple[np.ndarray, ...]) -> np.ndarray:
         """What leaves a layer, as words; the state moves on in place."""
-        if layer.recurrent:
-            x = x.reshape(*x.shape[:3], 1, 1, -1)
         height, width = layer.size(x)
         K, n_out = layer.weights.shape[0], layer.weights.shape[2]
         work = K * x.shape[1] * x.shape[2] * height * width * layer.weights[0].size
@@ -546,10 +526,13 @@ class Engine:
         )
         return out
 
-    def _read(self, words: np.ndarray, V: np.ndarray, scale: np.float32) -> np.ndarray:
+    def _read(self, words: np.ndarray) -> np.ndarray:
+        """The readout of what leaves the last layer, (K, T, B, outputs)."""
+        assert self.network.readout is not None
         rows = words.reshape(math.prod(words.shape[:3]), -1)
-        out = np.empty((len(rows), len(V)), np.float32)
-        self._spread(_readout, rows.size * len(V), len(rows), rows, V, scale, out)
+        out = np.empty((len(rows), len(self._V)), np.float32)
+        work, scale = rows.size * len(self._V), self.network.readout.scale
+        self._spread(_readout, work, len(rows), rows, self._V, scale, out)
         return out.reshape(*words.shape[:3], -1)
 
     def _windows(self, x: np.ndarray, layer: _Layer) -> np.ndarray:
@@ -589,42 +572,54 @@ def load(
     return Engine(file.read(path, members, seed), threads, sparse=sparse)
 
 
-def _layer_of(layer: file.Layer, sparse: bool) -> _Layer:
-    kernel, shape = layer.kernel, layer.input_shape
-    weights, K = layer.weights, len(layer.weights)
+def _joined(spec: LayerSpec, inputs: Sequence[np.ndarray]) -> np.ndarray:
+    """What a layer reads, as words (K, T, B, H, W, words): several inputs side by side, each with
+    words of its own.
+    """
+    if len(inputs) > 1:
+        K = max(len(words) for words in inputs)  # the network's input is shared by the members
+        inputs = [np.broadcast_to(words, (K, *words.shape[1:])) for words in inputs]
+    if spec.kind == "recurrent" or (spec.kind == "dense" and len(inputs) > 1):
+        inputs = [words.reshape(*words.shape[:3], 1, 1, -1) for words in inputs]
+    return inputs[0] if len(inputs) == 1 else np.concatenate(inputs, -1)
+
+
+def _layer_of(layer: PackedLayer, sparse: bool) -> _Layer:
     if layer.kind == "recurrent":
         return _recurrent_of(layer)
-    if (
-        layer.kind == "dense" and len(shape) == 3
-    ):  # a dense layer on images is a kernel as large as they are
-        kernel = (shape[1], shape[2])
-    channels, taps = shape[0], math.prod(kernel)
-    rows = np.moveaxis(weights.reshape(K, layer.neurons, channels, taps), 2, 3).reshape(
-        K, layer.neurons, -1
-    )
+    kernel, parts, K = layer.kernel, layer.parts, len(layer.weights)
+    if layer.kind == "dense" and len(parts) == 1 and len(parts[0]) == 3:
+        kernel = (parts[0][1], parts[0][2])  # on images: a kernel as large as they are
+    if layer.kind == "dense" and len(parts) > 1:
+        channels, rows = 0, np.concatenate(_padded(layer, layer.weights), -1)
+    else:
+        channels, taps = layer.input_shape[0], math.prod(kernel)
+        rows = layer.weights.reshape(K, layer.neurons, channels, taps)
+        if len(parts) > 1:  # the channels of each input begin with a word
+            rows = np.concatenate([_filled(rows[:, :, part], 2) for part in layer.columns()], 2)
+            channels = rows.shape[2]
+        rows = np.moveaxis(rows, 2, 3).reshape(K, layer.neurons, -1)
     n_in = rows.shape[2]
     table = np.empty((K, 0, 0), np.int8)
     if sparse and n_in > 64 and K * n_in * layer.neurons <= TABLE:
-        table = np.ascontiguousarray(rows.transpose(0, 2, 1)).astype(np.int8) * np.int8(
-            2
-        ) - np.int8(1)
+        table = np.ascontiguousarray(rows.transpose(0, 2, 1)).astype(np.int8) * np.int8(2)
+        table -= np.int8(1)
     places = (layer.stride, layer.padding, layer.pool)
-    return _Layer(_columns(rows), table, channels, kernel, *places, layer.kappa, layer.constants)
+    weights = _columns(rows)
+    return _Layer(weights, table, channels, kernel, *places, layer.scale, layer.constants)
 
 
-def _recurrent_of(layer: file.Layer) -> _Layer:
-    """Inputs and own spikes lie in words of their own: the second begin at a word's first bit."""
-    n, inputs = layer.neurons, math.prod(layer.input_shape)
+def _recurrent_of(layer: PackedLayer) -> _Layer:
+    """Inputs and own spikes lie in words of their own: each begins at a word's first bit."""
+    n = layer.neurons
 
     def columns(rows: np.ndarray) -> np.ndarray:
-        return np.concatenate(
-            [_columns(_input_rows(rows[..., :inputs], layer)), _columns(rows[..., inputs:])],
-            axis=-2,
-        )
+        parts = [*_padded(layer, rows), rows[..., layer.fan_in - n :]]
+        return np.concatenate([_columns(part) for part in parts], axis=-2)
 
     mask = np.zeros((0, n), np.uint32) if layer.mask is None else columns(layer.mask)
     outputs = np.arange(n) if layer.outputs is None else np.array(layer.outputs)
-    kappa = np.broadcast_to(layer.kappa, n).copy()
+    kappa = np.broadcast_to(layer.scale, n).copy()
     one = ((1, 1), (1, 1), (0, 0), 1)
     empty = np.empty((0, 0, 0), np.int8)
     return _Layer(
@@ -640,22 +635,29 @@ def _recurrent_of(layer: file.Layer) -> _Layer:
     )
 
 
-def _input_rows(rows: np.ndarray, layer: file.Layer) -> np.ndarray:
-    """Columns (..., C H W) of a layer on images in the order in which images are packed: pixels
-    first, each with whole words.
+def _padded(layer: PackedLayer, rows: np.ndarray) -> list[np.ndarray]:
+    """The columns (..., inputs) of each of a layer's inputs, in the order in which they are packed:
+    pixels first, each with whole words.
     """
-    if len(layer.input_shape) == 1:
-        return rows
-    C, H, W = layer.input_shape
-    by_pixel = np.moveaxis(rows.reshape(*rows.shape[:-1], C, H * W), -2, -1)
-    padded = np.zeros((*by_pixel.shape[:-1], -(-C // 32) * 32), bool)
-    padded[..., :C] = by_pixel
-    return padded.reshape(*rows.shape[:-1], -1)
+    found = []
+    for part, shape in zip(layer.columns(), layer.parts, strict=True):
+        C, pixels = shape[0], math.prod(shape[1:])
+        by_pixel = np.moveaxis(rows[..., part].reshape(*rows.shape[:-1], C, pixels), -2, -1)
+        found.append(_filled(by_pixel, -1).reshape(*rows.shape[:-1], -1))
+    return found
+
+
+def _filled(bits: np.ndarray, axis: int) -> np.ndarray:
+    """Bits with zeros behind them along an axis, so that they fill whole words."""
+    n = bits.shape[axis]
+    gap = [(0, 0)] * bits.ndim
+    gap[axis] = (0, -n % 32)
+    return np.pad(bits, gap)
 
 
 def _columns(rows: np.ndarray) -> np.ndarray:
     """Bits (..., n_out, n_in) as words (..., words, n_out)."""
-    return np.ascontiguousarray(np.swapaxes(file.words(rows), -1, -2))
+    return np.ascontiguousarray(np.swapaxes(words_of(rows), -1, -2))
 
 
 def _by_pixel(V: np.ndarray, shape: Sequence[int]) -> np.ndarray:
@@ -663,7 +665,7 @@ def _by_pixel(V: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     shape, (N,) or (C, H, W).
     """
     channels = V.reshape(len(V), *(shape if len(shape) == 3 else (*shape, 1, 1)))
-    return file.words(np.moveaxis(channels, 1, -1)).reshape(len(V), -1)
+    return words_of(np.moveaxis(channels, 1, -1)).reshape(len(V), -1)
 
 
 def _unpacked(words: np.ndarray, shape: Sequence[int]) -> np.ndarray:

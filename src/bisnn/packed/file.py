@@ -1,6 +1,6 @@
-"""A trained network as what it is: bits. Its description in memory, and the one file that holds it.
+"""The one file that holds a packed network.
 
-The file is safetensors with a JSON header. Weights are one bit each (1 is +1), lowest bit of a byte
+It is safetensors with a JSON header. Weights are one bit each (1 is +1), lowest bit of a byte
 first, in the order of the network's parameters: member, neuron, input. Reading a file runs no code,
 and nothing in a file from outside is taken on trust: all that it asks for in total is checked
 against one budget before any memory is taken. Only numpy and safetensors are needed here.
@@ -11,25 +11,29 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from bisnn.bits import philox
-from bisnn.bits.philox import Purpose
 from bisnn.files import afford, read_bytes, write_atomic
+from bisnn.neuron import SRM
 from bisnn.packed.columns import Schema
+from bisnn.packed.network import PackedLayer, PackedNetwork, PackedReadout, cost, draw, spread
+from bisnn.spec import INPUT, KINDS, LayerSpec, Shape
 
-VERSION = 3
-KINDS = ("dense", "conv", "recurrent")
+VERSION = 4
 MOST_NEURONS = 1 << 26  # of a layer, and the most of anything else that a header counts
 MOST_MEMBERS = 1 << 14  # that a file has or suggests: drawing each takes time
+_PLACES = ("kernel", "stride", "padding", "pool")  # of a convolution
+_PLAIN = (  # of a network: what JSON holds as it is
+    *("input_shape", "task", "classes", "burn_in", "encoding", "target_mean", "target_scale"),
+    *("source", "members", "seed"),
+)
 GENERATOR = "philox4x32-10"  # named in the file: how members are drawn from a posterior
 
 
@@ -41,176 +45,52 @@ class Unfit(ValueError):
     """A good file, but not what was asked of it."""
 
 
-@dataclass(frozen=True)
-class Readout:
-    """logits = scale V s."""
-
-    V: np.ndarray  # bool (outputs, n), True is +1; n in the order of the layer's output, flattened
-    scale: np.float32
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A layer of K networks that differ in their weights alone."""
-
-    kind: str  # "dense", "conv", "recurrent"
-    input_shape: tuple[int, ...]  # (N,) or (C, H, W); dense and recurrent layers flatten it
-    neurons: int  # or output channels
-    # Bool (K, neurons, inputs), True is +1; inputs: N, or C k0 k1, or N and then the layer's own
-    # neurons
-    weights: np.ndarray
-    kappa: np.ndarray  # float32 (1,), or (neurons,) where neurons differ in their number of parents
-    constants: np.ndarray  # float32 (4,): a_m, a_s, a_r, theta
-    kernel: tuple[int, int] = (1, 1)
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    pool: int = 1
-    mask: np.ndarray | None = (
-        None  # bool (neurons, inputs) of a recurrent layer: the synapses that exist
-    )
-    outputs: tuple[int, ...] | None = (
-        None  # of a recurrent layer: the neurons whose spikes leave it
-    )
-    readout: Readout | None = None
-    posterior: np.ndarray | None = None  # uint8, as the weights without K: p = value / 255
-
-    @property
-    def inputs(self) -> int:
-        """Parents of a neuron, existing or not."""
-        n = math.prod(self.input_shape)
-        if self.kind == "conv":
-            return self.input_shape[0] * math.prod(self.kernel)
-        return n + self.neurons if self.kind == "recurrent" else n
-
-    @property
-    def current_shape(self) -> tuple[int, ...]:
-        """Of the neurons: (N,) or (C, H, W)."""
-        if self.kind != "conv":
-            return (self.neurons,)
-        sizes = zip(self.input_shape[1:], self.kernel, self.stride, self.padding, strict=True)
-        return (self.neurons, *((n + 2 * p - k) // s + 1 for n, k, s, p in sizes))
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """Of what leaves the layer."""
-        if self.kind == "conv":
-            channels, height, width = self.current_shape
-            return (channels, height // self.pool, width // self.pool)
-        return (self.neurons,) if self.outputs is None else (len(self.outputs),)
-
-    @property
-    def synapses(self) -> int:
-        """Weights of one member."""
-        return self.neurons * self.inputs if self.mask is None else int(self.mask.sum())
-
-
-@dataclass(frozen=True)
-class Network:
-    """K members of a network, and what it takes to use them."""
-
-    layers: tuple[Layer, ...]
-    task: str = "classification"  # or "regression"
-    classes: tuple[str, ...] = ()  # names
-    burn_in: int = 0  # first time steps that a prediction leaves out
-    readouts: int = (
-        1  # how many of the last layers speak: a prediction comes from the mean of their readouts
-    )
-    encoding: dict[str, Any] = field(
-        default_factory=dict
-    )  # from features to spikes; empty where spikes come in
-    schema: Schema | None = None  # of a table: from its columns to features
-    target_mean: float = (
-        0.0  # regression: a prediction is the mean of the logits, times the scale, plus the mean
-    )
-    target_scale: float = 1.0
-    source: str = ""  # digest of the model file it was made from
-    members: int = 0  # that the file suggests to draw from its posterior
-    seed: int = 0  # for drawing them
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        return self.layers[0].input_shape
-
-    @property
-    def count(self) -> int:
-        """K."""
-        return len(self.layers[0].weights)
-
-    @property
-    def outputs(self) -> int:
-        """Of its readouts; 0 where there are none, and the last spikes are the output."""
-        last = self.layers[-1].readout
-        return 0 if last is None else len(last.V)
-
-    @property
-    def speaking(self) -> list[tuple[int, Layer, Readout]]:
-        """The layers that speak, from the lowest on, with their numbers and readouts."""
-        last = list(enumerate(self.layers))[-self.readouts :]
-        return [(i, layer, layer.readout) for i, layer in last if layer.readout is not None]
-
-
-def write(network: Network, path: str | Path) -> int:
+def write(network: PackedNetwork, path: str | Path) -> int:
     """One file, whole or not at all; returns its bytes. Where layers have a posterior, it goes in,
     and not the members.
     """
     tensors: dict[str, np.ndarray] = {}
-    layers = []
     for i, layer in enumerate(network.layers):
-        about = {
-            name: getattr(layer, name) for name in ("kind", "input_shape", "neurons", "outputs")
-        }
-        if layer.kind == "conv":
-            about |= {
-                name: getattr(layer, name) for name in ("kernel", "stride", "padding", "pool")
-            }
-        there = np.ones((layer.neurons, layer.inputs), bool) if layer.mask is None else layer.mask
+        there = np.ones((layer.neurons, layer.fan_in), bool) if layer.mask is None else layer.mask
         if layer.posterior is not None:
             tensors[f"{i}.posterior"] = np.ascontiguousarray(layer.posterior[there])
         else:
             tensors[f"{i}.weights"] = _bits(layer.weights[:, there])
-        tensors[f"{i}.kappa"], tensors[f"{i}.constants"] = layer.kappa, layer.constants
+        tensors[f"{i}.scale"], tensors[f"{i}.constants"] = layer.scale, layer.constants
         if layer.mask is not None:
-            about["mask"] = True
             tensors[f"{i}.mask"] = _bits(layer.mask)
-        if layer.readout is not None:
-            about["readout"] = len(layer.readout.V)
-            tensors[f"{i}.readout"] = _bits(layer.readout.V)
-            tensors[f"{i}.scale"] = np.array([layer.readout.scale], np.float32)
-        layers.append({name: value for name, value in about.items() if value is not None})
-    names = (
-        "task",
-        "classes",
-        "burn_in",
-        "readouts",
-        "encoding",
-        "target_mean",
-        "target_scale",
-        "source",
-        "members",
-        "seed",
-    )
-    about = {name: getattr(network, name) for name in names}
-    about["schema"] = None if network.schema is None else network.schema.to_json()
+    if network.readout is not None:
+        tensors["readout"] = _bits(network.readout.V)
+        tensors["readout.scale"] = np.array([network.readout.scale], np.float32)
+    about = {name: getattr(network, name) for name in _PLAIN}
     about |= {
-        "layers": layers,
+        "layers": [_about(layer) for layer in network.layers],
+        "outputs": network.outputs,
+        "schema": None if network.schema is None else network.schema.to_json(),
         "count": 0 if network.layers[0].posterior is not None else network.count,
         "generator": GENERATOR,
     }
     body = json.dumps(about, separators=(",", ":"))
-    header = {
-        "kind": "packed",
-        "version": VERSION,
-        "network": body,
-        "digest": _digest(body, tensors),
-    }
+    digest = _digest(body, tensors)
+    header = {"kind": "packed", "version": VERSION, "network": body, "digest": digest}
     content = save(tensors, {"bisnn": json.dumps(header, separators=(",", ":"))})
     write_atomic(Path(path), content)
     return len(content)
 
 
+def _about(layer: PackedLayer) -> dict[str, Any]:
+    """A layer's description for the header: what is not the default."""
+    names = ("kind", "inputs", "neurons", *(_PLACES if layer.kind == "conv" else ()))
+    about: dict[str, Any] = {name: getattr(layer, name) for name in names}
+    about["neuron"] = {"kind": "srm", **asdict(layer.neuron)}
+    if layer.mask is not None:
+        about["mask"] = True
+    return about if layer.outputs is None else {**about, "outputs": layer.outputs}
+
+
 def read(
     path: str | Path, members: int | Literal["map"] | None = None, seed: int | None = None
-) -> Network:
+) -> PackedNetwork:
     """The network of a file.
 
     Args:
@@ -233,7 +113,7 @@ def read(
 
 def parse(
     content: bytes, name: str, members: int | Literal["map"] | None = None, seed: int | None = None
-) -> Network:
+) -> PackedNetwork:
     """As `read`, from the bytes of a file of this name."""
     if (
         members is not None
@@ -354,7 +234,7 @@ class _Tensors:
 
 def _network(
     about: Any, tensors: dict[str, np.ndarray], members: int | str | None, seed: int | None
-) -> Network:
+) -> PackedNetwork:
     _require(
         isinstance(about, dict) and isinstance(about.get("layers"), list),
         "its header describes no layers",
@@ -364,193 +244,175 @@ def _network(
         about.get("generator") == GENERATOR,
         f"its members come from {about.get('generator')!r:.50}, which is unknown",
     )
-    count = _whole(about.get("count"), 0, "the number of members", MOST_MEMBERS)
-    suggested = _whole(about.get("members"), 0, "the suggested number of members", MOST_MEMBERS)
-    seed = _seed(about.get("seed")) if seed is None else seed
-    if count and members == "map":
-        raise Unfit(
-            'members: "map" needs a file with a posterior, and this one has fixed weights; leave it out'
-        )
-    if count and isinstance(members, int) and members > count:
-        raise Unfit(f"members: the file has {count}; got {members}; export more")
-    K = count or (
-        members if isinstance(members, int) else 1 if members == "map" else suggested or 1
+    asked = _Members.of(about, members, _seed(about.get("seed")) if seed is None else seed)
+    shape, outputs = _shape(about.get("input_shape"), "its input shape"), about.get("outputs")
+    _whole(outputs, 0, "the number of outputs")
+    plans, encoding = _plans(about, shape, asked.K, BadFile if members is None else Unfit)
+    left = _Tensors(tensors)
+    layers = tuple(
+        _layer(i, spec, bool(of.get("mask")), left, asked)
+        for i, (of, spec) in enumerate(zip(about["layers"], plans, strict=True))
     )
-    plans, encoding = _plans(about, K, BadFile if members is None else Unfit)
-    left, layers = _Tensors(tensors), []
-    for i, (of, layer) in enumerate(zip(about["layers"], plans, strict=True)):
-        if of.get("mask"):
-            layer = replace(layer, mask=left.bits(f"{i}.mask", layer.neurons, layer.inputs))
-            _require(bool(layer.mask.any(1).all()), f"layer {i} has a neuron without parents")  # type: ignore[union-attr]
-        posterior = None
-        if count:
-            weights = left.bits(f"{i}.weights", count, layer.synapses)[
-                : members if isinstance(members, int) else count
-            ]
-        else:
-            posterior = left.take(f"{i}.posterior", np.uint8, layer.synapses)
-            draws = members if members is not None else (suggested or "map")
-            weights = (
-                posterior[None] >= 128 if draws == "map" else draw(posterior, int(draws), seed, i)
-            )
-            posterior = _spread(posterior[None], layer)[0]
-        kappa = left.take(f"{i}.kappa", np.float32, layer.neurons if of.get("mask") else 1)
-        constants = left.take(f"{i}.constants", np.float32, 4)
-        _require(
-            bool((kappa > 0).all() and (kappa <= 1).all()), f"kappa of layer {i} is not in (0, 1]"
-        )
-        sound = (
-            np.isfinite(constants).all()
-            and (constants[:3] >= 0).all()
-            and (constants[:3] < 1).all()
-            and constants[3] > 0
-        )
-        _require(bool(sound), f"the neurons of layer {i} are no SRM neurons: {constants.tolist()}")
-        readout = None
-        if of.get("readout") is not None:
-            V = left.bits(
-                f"{i}.readout",
-                _whole(of["readout"], 1, f"the readout of layer {i}"),
-                math.prod(layer.output_shape),
-            )
-            readout = Readout(V, left.take(f"{i}.scale", np.float32, 1)[0])
-            _require(
-                bool(np.isfinite(readout.scale)),
-                f"the readout of layer {i} has the scale {readout.scale}",
-            )
-        bits = _spread(weights, layer)
-        layers.append(
-            replace(
-                layer,
-                weights=bits,
-                posterior=posterior,
-                kappa=kappa,
-                constants=constants,
-                readout=readout,
-            )
-        )
-    _require(not left.left, f"it has a tensor {next(iter(left.left), '')!r:.50} that no layer uses")
+    readout = None
+    if outputs:
+        V = left.bits("readout", outputs, math.prod(layers[-1].output_shape))
+        readout = PackedReadout(V, left.take("readout.scale", np.float32, 1)[0])
+        _require(bool(np.isfinite(readout.scale)), f"its readout has the scale {readout.scale}")
+    _require(not left.left, f"it has a tensor {next(iter(left.left), '')!r:.50} that nothing uses")
     classes = about.get("classes")
     _require(
         about.get("task") in ("classification", "regression"),
         f"its task is {about.get('task')!r:.50}",
     )
     _require(isinstance(classes, list), "its classes are no list")
-    network = Network(
-        layers=tuple(layers),
+    _require(not classes or outputs == len(classes), f"it names {len(classes)} classes")
+    return PackedNetwork(
+        layers,
+        shape,
+        readout,
         task=about["task"],
         classes=tuple(_text(name, "the name of a class") for name in classes),
         burn_in=_whole(about.get("burn_in"), 0, "the burn-in"),
-        readouts=_whole(about.get("readouts"), 1, "the number of layers that speak"),
         **_units(about, encoding),
         source=_text(about.get("source"), "the source"),
-        members=suggested,
-        seed=seed,
+        members=asked.suggested,
+        seed=asked.seed,
     )
-    _require(not classes or network.outputs == len(classes), f"it names {len(classes)} classes")
-    sizes = [len(readout.V) for _, _, readout in network.speaking]
-    fit = network.readouts == 1 or (
-        len(sizes) == network.readouts and set(sizes) == {network.outputs}
-    )
+
+
+class _Members(NamedTuple):
+    """Which members a reader gets."""
+
+    stored: int  # in the file; 0 for a posterior
+    suggested: int  # that it suggests to draw
+    wanted: int | str | None
+    seed: int
+
+    @classmethod
+    def of(cls, about: Any, wanted: int | str | None, seed: int) -> _Members:
+        count = _whole(about.get("count"), 0, "the number of members", MOST_MEMBERS)
+        suggested = about.get("members")
+        _whole(suggested, 0, "the suggested number of members", MOST_MEMBERS)
+        if count and wanted == "map":
+            raise Unfit(
+                'members: "map" needs a file with a posterior, and this one has fixed weights; '
+                "leave it out"
+            )
+        if count and isinstance(wanted, int) and wanted > count:
+            raise Unfit(f"members: the file has {count}; got {wanted}; export more")
+        return cls(count, suggested, wanted, seed)
+
+    @property
+    def K(self) -> int:
+        """The most that memory must hold."""
+        if self.stored or isinstance(self.wanted, int):
+            return self.stored or int(self.wanted or 1)
+        return 1 if self.wanted == "map" else self.suggested or 1
+
+    def weights(self, i: int, layer: LayerSpec, left: _Tensors) -> tuple[np.ndarray, Any]:
+        """Of layer i (K, synapses), and its posterior (synapses,) where the file has one."""
+        if self.stored:
+            some = self.wanted if isinstance(self.wanted, int) else self.stored
+            return left.bits(f"{i}.weights", self.stored, layer.synapses)[:some], None
+        posterior = left.take(f"{i}.posterior", np.uint8, layer.synapses)
+        draws = self.wanted if self.wanted is not None else (self.suggested or "map")
+        if draws == "map":
+            return posterior[None] >= 128, posterior
+        return draw(posterior, int(draws), self.seed, i), posterior
+
+
+def _layer(i: int, spec: LayerSpec, masked: bool, left: _Tensors, asked: _Members) -> PackedLayer:
+    """Layer i with its tensors, each checked."""
+    if masked:
+        mask = left.bits(f"{i}.mask", spec.neurons, spec.fan_in)
+        _require(bool(mask.any(1).all()), f"layer {i} has a neuron without parents")
+        spec = replace(spec, mask=mask)
+    weights, posterior = asked.weights(i, spec, left)
+    scale = left.take(f"{i}.scale", np.float32, spec.neurons if masked else 1)
+    constants = left.take(f"{i}.constants", np.float32, 4)
+    _require(bool((scale > 0).all() and (scale <= 1).all()), f"kappa of layer {i} is not in (0, 1]")
     _require(
-        fit,
-        f"{network.readouts} layers are to speak, and the outputs of the last readouts are {sizes}",
+        np.allclose(constants, spec.neuron.constants(), rtol=1e-6, atol=0),
+        f"the constants of layer {i} are not its neuron's: {constants.tolist()}",
     )
-    return network
+    return PackedLayer(
+        **vars(spec),
+        weights=spread(weights, spec),
+        scale=scale,
+        constants=constants,
+        posterior=None if posterior is None else spread(posterior[None], spec)[0],
+    )
 
 
-def _plans(about: Any, K: int, error: type[ValueError]) -> tuple[list[Layer], dict[str, Any]]:
+def _plans(
+    about: Any, shape: Shape, K: int, error: type[ValueError]
+) -> tuple[list[LayerSpec], dict[str, Any]]:
     """The layers of K members without their tensors, and the encoding: all that the file asks for,
     within the budget.
     """
-    plans = [_plan(i, of) for i, of in enumerate(about["layers"])]
-    for i, (before, layer) in enumerate(pairwise(plans), 1):
-        _require(
-            layer.input_shape == before.output_shape, f"layer {i} does not fit the one before it"
-        )
-    encoding = _encoding(about.get("encoding"), plans[0].input_shape)
-    outputs = [
-        _whole(of.get("readout") or 0, 0, f"the readout of layer {i}")
-        for i, of in enumerate(about["layers"])
-    ]
-    needed = sum(cost(plans, outputs, K, encoding.get("steps", 1)))
+    plans: list[LayerSpec] = []
+    for i, of in enumerate(about["layers"]):
+        plans.append(_plan(i, of, [*(plan.output_shape for plan in plans), shape]))
+    encoding = _encoding(about.get("encoding"), shape)
+    steps = encoding.get("steps", 1)
+    needed = sum(cost(plans, math.prod(shape), about["outputs"], K, steps))
     afford("its header", needed, f"a network of {K} members", error)
     return plans, encoding
 
 
-def cost(
-    layers: Sequence[Layer], outputs: Sequence[int], members: int, steps: int
-) -> tuple[int, int]:
-    """Bytes of memory, estimated from above, that an engine takes to stand ready, and for each
-    recording of so many time steps.
+def _shape(value: Any, what: str) -> Shape:
+    _require(isinstance(value, list) and len(value) in (1, 3), f"{what} is {value!r:.50}")
+    shape = _wholes(value, len(value), 1, what)
+    _require(math.prod(shape) <= MOST_NEURONS, f"{what} is {value!r:.50}")
+    return shape
 
-    Weights as booleans, twice, and as bytes; what a layer's kernel works on; for a recording its
-    draws, spikes and logits.
+
+def _plan(i: int, of: Any, shapes: list[Shape]) -> LayerSpec:
+    """A layer's description, checked; `shapes` are of what leaves the earlier layers, and of the
+    network's input.
     """
-    ready, recording = 0, 10 * steps * math.prod(layers[0].input_shape)
-    for layer, n in zip(layers, outputs, strict=True):
-        neurons, leaving = math.prod(layer.current_shape), math.prod(layer.output_shape)
-        pixels = neurons // layer.neurons
-        work = (640 if pixels == 1 else 16) * neurons + 4 * pixels * -(-layer.inputs // 32)
-        ready += (
-            3 * members * layer.neurons * layer.inputs + min(members, 16) * work + 2 * n * leaving
-        )
-        recording += members * (12 * neurons + steps * (leaving // 8 + 4 + 8 * n))
-    return ready, recording
-
-
-_NONE = np.zeros((0, 0, 0), bool)
-
-
-def _plan(i: int, of: Any) -> Layer:
-    """A layer's shapes, checked, without its tensors."""
     _require(isinstance(of, dict) and of.get("kind") in KINDS, f"layer {i} is of no known kind")
-    shape = of.get("input_shape")
+    inputs = of.get("inputs")
     _require(
-        isinstance(shape, list) and len(shape) in (1, 3),
-        f"the input shape of layer {i} is {shape!r:.50}",
+        isinstance(inputs, list) and 1 <= len(inputs) <= i + 1, f"layer {i} reads {inputs!r:.50}"
     )
-    plan: dict[str, Any] = {
-        "kind": of["kind"],
-        "input_shape": _wholes(shape, len(shape), 1, f"the input shape of layer {i}"),
-    }
+    for n in inputs:
+        _whole(n, INPUT, f"an input of layer {i}", i - 1)
+    plan: dict[str, Any] = {"kind": of["kind"], "inputs": tuple(inputs)}
+    plan["parts"] = tuple(shapes[n] for n in inputs)
     plan["neurons"] = _whole(of.get("neurons"), 1, f"the size of layer {i}")
+    plan["neuron"] = _neuron(i, of.get("neuron"))
     if of["kind"] == "conv":
-        _require(len(shape) == 3, f"layer {i} is a convolution of no images")
+        _require(all(len(part) == 3 for part in plan["parts"]), f"layer {i} convolves no images")
         for name, least in (("kernel", 1), ("stride", 1), ("padding", 0)):
             plan[name] = _wholes(of.get(name), 2, least, f"the {name} of layer {i}")
         plan["pool"] = _whole(of.get("pool"), 1, f"the pooling of layer {i}")
-        reach = zip(shape[1:], plan["kernel"], plan["padding"], strict=True)
-        _require(
-            all(k <= n + 2 * p for n, k, p in reach),
-            f"the kernel of layer {i} is larger than its input",
-        )
     chosen = of.get("outputs")
     if chosen is not None:
-        _require(
-            of["kind"] == "recurrent" and isinstance(chosen, list) and len(chosen) > 0,
-            f"the outputs of layer {i} are no list",
-        )
+        listed = isinstance(chosen, list) and len(chosen) > 0
+        _require(of["kind"] == "recurrent" and listed, f"the outputs of layer {i} are no list")
         plan["outputs"] = _wholes(chosen, len(chosen), 0, f"an output of layer {i}")
-        _require(
-            max(chosen) < plan["neurons"] and len(set(chosen)) == len(chosen),
-            f"the outputs of layer {i} are not distinct neurons",
-        )
+        distinct = max(chosen) < plan["neurons"] and len(set(chosen)) == len(chosen)
+        _require(distinct, f"the outputs of layer {i} are not distinct neurons")
     _require(
         of["kind"] == "recurrent" or not of.get("mask"),
         f"layer {i} has a mask and is not recurrent",
     )
-    layer = Layer(**plan, weights=_NONE, kappa=_NONE, constants=_NONE)
+    spec = LayerSpec(**plan)
+    spec.check()
     sizes = (
-        math.prod(layer.input_shape),
-        math.prod(layer.current_shape),
-        math.prod(layer.output_shape),
+        math.prod(shape) for shape in (spec.input_shape, spec.current_shape, spec.output_shape)
     )
+    _require(all(0 < n <= MOST_NEURONS for n in sizes), f"layer {i} is too large or has no neurons")
+    return spec
+
+
+def _neuron(i: int, about: Any) -> SRM:
     _require(
-        min(sizes) > 0 and max(sizes) <= MOST_NEURONS,
-        f"layer {i} cannot have {sizes[1]} neurons on {sizes[0]} inputs",
+        isinstance(about, dict) and about.get("kind") == "srm",
+        f"the neurons of layer {i} are of no known kind",
     )
-    return layer
+    return SRM(**{name: value for name, value in about.items() if name != "kind"})
 
 
 def _seed(value: Any) -> int:
@@ -617,39 +479,6 @@ def _units(about: dict[str, Any], encoding: dict[str, Any]) -> dict[str, Any]:
         )
         _require(finite and (name == "target_mean" or value > 0), f"its {name} is {value!r:.50}")
     return {"encoding": encoding, "schema": schema, **target}
-
-
-def draw(posterior: np.ndarray, count: int, seed: int, layer: int) -> np.ndarray:
-    """`count` members (count, S) of weights that are +1 with probability posterior / 255: 0 and 255
-    are certain.
-
-    By the numbers that draw the members of the network itself: see `philox`. More members leave the
-        first ones as they are.
-    """
-    limits = (np.ceil(posterior * (2**24 / 255)) * 2.0**-24).astype(np.float32)
-    drawn = (
-        philox.uniform([layer], posterior.size, seed, Purpose.MEMBERS, k)[0] < limits
-        for k in range(count)
-    )
-    return np.stack(list(drawn))
-
-
-def _spread(values: np.ndarray, layer: Layer) -> np.ndarray:
-    """(K, synapses) -> (K, neurons, inputs), zero where there is no synapse."""
-    shape = (len(values), layer.neurons, layer.inputs)
-    if layer.mask is None:
-        return values.reshape(shape)
-    full = np.zeros(shape, values.dtype)
-    full[:, layer.mask] = values
-    return full
-
-
-def words(x: np.ndarray) -> np.ndarray:
-    """Booleans, or 0 and 1, packed along the last axis into 32-bit words, lowest bit first."""
-    packed = np.packbits(x, axis=-1, bitorder="little")
-    whole = np.zeros((*packed.shape[:-1], -(-packed.shape[-1] // 4) * 4), np.uint8)
-    whole[..., : packed.shape[-1]] = packed
-    return whole.view("<u4").astype(np.uint32, copy=False)
 
 
 def _bits(x: np.ndarray) -> np.ndarray:

@@ -341,7 +341,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
             " → ".join(
                 [
                     *(f"conv {c.channels}" for c in config.network.conv),
-                    *map(str, config.network.layers),
+                    *(f"{'recurrent ' * d.recurrent}{d.neurons}" for d in config.network.layers),
                 ]
             ),
         ),
@@ -351,8 +351,6 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("test points", f"{judged['points']:,}"),
         ("seed", str(config.seed)),
     ]
-    if config.predict.readouts > 1:
-        facts.append(("readouts", f"mean of the last {config.predict.readouts}"))
     return [*facts, ("classes", ", ".join(judged["classes"]))] if judged["classes"] else facts
 
 

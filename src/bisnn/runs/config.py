@@ -16,23 +16,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import (
+    Field,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from bisnn.display import note
 from bisnn.files import read_text
 from bisnn.runs import config_errors, defaults
-from bisnn.runs.data_sections import (
-    DataSection,
-    MNISTDVSData,
-    NMNISTData,
-    OneDData,
-    SimulatedData,
-    TableData,
-    TonicData,
-    TwoMoonsData,
-)
-from bisnn.runs.own import PYTHON, OwnData, OwnRule
-from bisnn.runs.rule_sections import BayesRule, BopRule, FullRule, RuleSection, STRule
+from bisnn.runs.data_sections import DataSection
+from bisnn.runs.kinds import AnyData, AnyRule, tag_of
+from bisnn.runs.own import OwnData
+from bisnn.runs.rule_sections import RuleSection
 from bisnn.runs.section import Count, NotNegative, Positive, Section, Share
 
 VERSION = 1  # of the file format
@@ -50,18 +47,42 @@ class Encode(Section):
     width: Positive = 1.0  # of the tuning curves, in spacings
 
 
+# Layers whose spikes a layer reads: numbers from 0, convolutions first, or "input"; by default the
+# layer before it.
+Inputs = list[Annotated[int, Field(ge=0)] | Literal["input"]] | None
+
+
 class Convolution(Section):
     channels: Count
     kernel: Count
     stride: Count = 1
     padding: Annotated[int, Field(ge=0)] = 0
     pool: Count = 1  # edge of the max-pooling window
+    inputs: Inputs = None
+
+
+class Dense(Section):
+    """A layer of neurons; in a file, its number of neurons alone stands for one with all defaults."""
+
+    neurons: Count
+    recurrent: bool = False  # each neuron reads all neurons of the layer too, one time step later
+    inputs: Inputs = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number(cls, given: Any) -> Any:
+        return given if isinstance(given, dict) else {"neurons": given}
+
+    @model_serializer(mode="wrap")
+    def _plain(self, whole: Any) -> Any:
+        return self.neurons if self == Dense(neurons=self.neurons) else whole(self)
 
 
 class Architecture(Section):
     # Convolutional layers, for recordings; the dense ones come after them
     conv: list[Convolution] = []
-    layers: list[Count] = [256, 256]  # neurons of each dense layer
+    # Dense layers: the number of neurons, or a table with `recurrent` and `inputs`
+    layers: list[Dense] = [Dense(neurons=256), Dense(neurons=256)]
     gradient: Literal["local", "bptt"] = "local"
     readout_after: Literal["every", "last"] = "every"
     readout_gain: Positive = 1.0
@@ -137,37 +158,6 @@ class Predict(Section):
     encodings: Count = 1  # spike trains that a point's prediction is the mean over; points only
     # First time steps that predictions leave out; by default train.burn_in
     burn_in: Annotated[int, Field(ge=0)] | None = None
-    # How many of the last layers speak: predictions come from the mean of their readouts; the
-    # paper's is 1
-    readouts: Count = 1
-
-
-def _tag(section: Any) -> str | None:
-    """The kind of a section of data or rule: its name, or "own" for one of the user's own."""
-    name = section.get("name") if isinstance(section, dict) else getattr(section, "name", None)
-    own = isinstance(name, str) and (":" in name or name == PYTHON)
-    return "own" if own else None if name is None else str(name)
-
-
-AnyData = Annotated[
-    Annotated[TwoMoonsData, Tag("two_moons")]
-    | Annotated[OneDData, Tag("one_d")]
-    | Annotated[TableData, Tag("table")]
-    | Annotated[NMNISTData, Tag("nmnist")]
-    | Annotated[MNISTDVSData, Tag("mnist_dvs")]
-    | Annotated[SimulatedData, Tag("digits")]
-    | Annotated[TonicData, Tag("tonic")]
-    | Annotated[OwnData, Tag("own")],
-    Discriminator(_tag),
-]
-AnyRule = Annotated[
-    Annotated[STRule, Tag("st")]
-    | Annotated[BayesRule, Tag("bayes")]
-    | Annotated[BopRule, Tag("bop")]
-    | Annotated[FullRule, Tag("full")]
-    | Annotated[OwnRule, Tag("own")],
-    Discriminator(_tag),
-]
 
 
 class Config(Section):
@@ -272,11 +262,6 @@ class Config(Section):
                 "train.activity looks at whole recordings, train.chunk never sees one: leave one of the two at 0"
             )
         depth = len(self.network.conv) + len(self.network.layers)
-        readouts = depth if self.network.readout_after == "every" else 1
-        if self.predict.readouts > readouts:
-            raise ValueError(
-                f"predict.readouts must be at most {readouts}, the readouts there are; got {self.predict.readouts}: lower it"
-            )
         local = self.network.gradient == "local" and depth > 1
         if local and self.network.readout_after == "last":
             raise ValueError(
@@ -420,7 +405,7 @@ def _lines(error: ValidationError, settings: dict[str, Any]) -> list[str]:
 def _kind_of(field: str, settings: dict[str, Any]) -> type[Section] | None:
     """The kind of section that settings have as their data or rule; None where they name none."""
     given = settings.get(field)
-    tag = _tag(given) if isinstance(given, dict) else None
+    tag = tag_of(given) if isinstance(given, dict) else None
     return config_errors.kinds_of(Config, field).get(tag or "")
 
 

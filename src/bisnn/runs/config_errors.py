@@ -56,6 +56,13 @@ SYNONYMS = {
 }
 
 
+# Keys that there were, and why they are gone.
+REMOVED = {
+    "predict.readouts": "is gone: the mean of several readouts helped some recordings and harmed "
+    "others; predictions come from the last layer's readout; leave it out",
+}
+
+
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """All valid keys of a config, dotted, but for those of sections of the user's own."""
     for name, field in model.model_fields.items():
@@ -102,7 +109,12 @@ def line(details: Any, settings: dict[str, Any], config: type[BaseModel]) -> str
     # Pydantic puts the variant's name behind the section's
     if len(location) > 1 and location[0] in ("data", "rule"):
         del location[1]
+    # A number stands for a dense layer
+    if location[-1:] == ["neurons"] and not isinstance(details["input"], dict):
+        del location[-1]
     key, kind, context = ".".join(location), details["type"], details.get("ctx", {})
+    if key in REMOVED:
+        return f"{key}: {REMOVED[key]}"
     if kind == "extra_forbidden":
         return f"{key}: unknown key; {_nearest(key, settings, config)}"
     if kind == "missing":

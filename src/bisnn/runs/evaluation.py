@@ -369,9 +369,7 @@ def _energy(model: Model, x: Tensor | Clips, costs: Costs | None) -> dict[str, A
     points x.
     """
     s = _test_spikes(model, x, _evenly(len(x), COUNTED))
-    return ledger(
-        model.net, s, predictors(model), costs, model.config.seed, model.config.predict.readouts
-    )
+    return ledger(model.net, s, predictors(model), costs, model.config.seed)
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """From a trained network to what is shipped: packed bits, and from those C code or a NIR graph.
 
-Every export starts from one description, `packed.file.Network`, which needs no PyTorch: what holds
+Every export starts from one description, `packed.PackedNetwork`, which needs no PyTorch: what holds
 for the packed engine holds for the others.
 """
 
@@ -20,6 +20,7 @@ from bisnn.bits.philox import Purpose
 from bisnn.checks import choice, positive_int
 from bisnn.files import file_digest
 from bisnn.packed import file
+from bisnn.packed.network import PackedNetwork
 from bisnn.packing import describe
 from bisnn.runs import model
 from bisnn.runs.inputs import spikes
@@ -149,7 +150,7 @@ def export_model(
     return Exported(path, size, profile=profile, disagreement=lossy)
 
 
-def _write_packed(packed: file.Network, path: Path) -> Exported:
+def _write_packed(packed: PackedNetwork, path: Path) -> Exported:
     synapses = sum(layer.synapses for layer in packed.layers)
     members = packed.count if packed.layers[0].posterior is None else 0
     call = "predict_features(x)" if packed.encoding else "predict(spikes)"
@@ -199,7 +200,7 @@ def _recommended(
 
 def describe_model(
     trained: model.Model, predictor: str = "map", members: int | None = None
-) -> file.Network:
+) -> PackedNetwork:
     """A trained model as bits, with its encoding and classes: see `export`."""
     choice("predictor", predictor, PREDICTORS)
     net, config = trained.net, trained.config
@@ -226,9 +227,7 @@ def describe_model(
         drawn = weights.draw_members(
             [layer.weight.detach() for layer in net.layers], count, config.seed
         )
-    bits = describe(
-        net, drawn, readouts=config.predict.readouts, posterior=predictor == "posterior"
-    )
+    bits = describe(net, drawn, posterior=predictor == "posterior")
     code = config.encode
     scale = {"low": trained.low.tolist(), "high": trained.high.tolist()}
     encoding: dict[str, Any] = {

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,15 +23,16 @@ from bisnn.data.loading import Clips, LoadedData, rescaled
 from bisnn.data.windows import Loose
 from bisnn.display import note
 from bisnn.files import afford
-from bisnn.layers import Conv2d, Layer, Linear
+from bisnn.layers import Conv2d, Layer, Linear, Recurrent
 from bisnn.network import Network
 from bisnn.neuron import SRM
 from bisnn.packed.columns import BadSchema, Schema, category, is_blank
 from bisnn.prediction import Classification, Regression, predict
 from bisnn.runs import config as config_module
-from bisnn.runs.config import Config
+from bisnn.runs.config import Config, Convolution, Dense
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
 from bisnn.runs.inputs import input_shape, spikes
+from bisnn.spec import LayerSpec, Shape, read_from, side_by_side
 from bisnn.weights import draw_members
 
 BATCH = 250  # points predicted at a time, at most
@@ -40,32 +40,45 @@ BATCH = 250  # points predicted at a time, at most
 VALUES, VALUES_ON_GPU = 1 << 25, 1 << 29
 
 
-def _planned(config: Config, shape: tuple[int, ...]) -> list[tuple[Layer, tuple[int, ...]]]:
-    """The layers of a config, still without weights, with the shapes that leave them; predictions
-    by them are within the budget.
+def _planned(config: Config, shape: Shape) -> list[tuple[Layer, LayerSpec]]:
+    """The layers of a config, still without weights, and their descriptions; predictions by them
+    are within the budget.
     """
-    layers: list[tuple[Layer, tuple[int, ...]]] = []
-    weights, values = 0, math.prod(shape)
-    for conv in config.network.conv:
-        settings = {"stride": conv.stride, "padding": conv.padding, "pool": conv.pool}
-        layer = Conv2d(shape[0], conv.channels, conv.kernel, **settings)  # type: ignore[arg-type]
+    planned: list[tuple[Layer, LayerSpec]] = []
+    entries: list[Convolution | Dense] = [*config.network.conv, *config.network.layers]
+    for number, entry in enumerate(entries):
+        shapes = [*(spec.output_shape for _, spec in planned), shape]
+        conv = isinstance(entry, Convolution)
         try:
-            current, shape = layer.shapes(shape)
+            parts = [shapes[n] for n in read_from(entry.inputs, number)]
+            layer = _layer(entry, side_by_side("conv" if conv else "dense", parts))
+            planned.append((layer, layer.plan(number, shapes, SRM())))
         except ValueError as error:
-            raise ValueError(f"network.conv: {error}") from None
-        layers.append((layer, shape))
-        weights, values = weights + math.prod(layer.weight_shape()), values + math.prod(current)
-    for n, m in pairwise([math.prod(shape), *config.network.layers]):
-        layers.append((Linear(n, m), (m,)))
-        weights, values = weights + n * m, values + m
+            at = number if conv else number - len(config.network.conv)
+            raise ValueError(f"network.{'conv' if conv else 'layers'}.{at}: {error}") from None
+    weights = sum(spec.synapses for _, spec in planned)
+    values = math.prod(shape) + sum(math.prod(spec.current_shape) for _, spec in planned)
     members = config.predict.samples if config.rule.posterior() else 0
     what = f"a prediction by {max(members, 1)} members over {config.steps} time steps"
-    afford(
-        "predict.samples, network and time steps",
-        members * weights + 4 * config.steps * values,
-        what,
+    needed = members * weights + 4 * config.steps * values
+    afford("predict.samples, network and time steps", needed, what)
+    return planned
+
+
+def _layer(entry: Convolution | Dense, shape: Shape) -> Layer:
+    """The layer of a config's entry, for what comes in."""
+    if isinstance(entry, Dense):
+        kind = Recurrent if entry.recurrent else Linear
+        return kind(math.prod(shape), entry.neurons, inputs=entry.inputs)
+    return Conv2d(
+        shape[0],
+        entry.channels,
+        entry.kernel,
+        stride=entry.stride,
+        padding=entry.padding,
+        pool=entry.pool,
+        inputs=entry.inputs,
     )
-    return layers
 
 
 def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Network:
@@ -265,7 +278,7 @@ class Model:
             latents = [layer.weight.detach() for layer in self.net.layers]
             members = draw_members(latents, positive_int("samples", samples), self.config.seed)
         options: dict[str, Any] = {"task": self.config.task, "over_time": over_time}
-        options |= {"burn_in": self.config.burn_in, "readouts": self.config.predict.readouts}
+        options |= {"burn_in": self.config.burn_in}
         for index in torch.arange(len(x)).split(self.batch):
             coded = (
                 spikes(self.config, x[index], device, e)
@@ -385,11 +398,11 @@ def _check(
     if type(tree["epoch"]) is not int or tree["epoch"] < 0 or not isinstance(tree["data"], str):
         raise ValueError("its epoch or its fingerprint is none")
     layers = _planned(config, input_shape(config, len(low)))
-    shapes = {f"layers.{i}.weight": layer.weight_shape() for i, (layer, _) in enumerate(layers)}
+    shapes = {f"layers.{i}.weight": spec.weight_shape for i, (_, spec) in enumerate(layers)}
     last = len(layers) - 1
-    for i, (_, leaving) in enumerate(layers):
+    for i, (_, spec) in enumerate(layers):
         if i == last or config.network.readout_after == "every":
-            shapes[f"readouts.{i}.V"] = (len(classes) or 1, math.prod(leaving))
+            shapes[f"readouts.{i}.V"] = (len(classes) or 1, math.prod(spec.output_shape))
     for name, shape in shapes.items():
         if tuple(tree["net"][name].shape) != shape or not tree["net"][name].is_floating_point():
             raise ValueError(

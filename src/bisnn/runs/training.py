@@ -420,7 +420,7 @@ class Training:
 
         def note(output: Output) -> None:
             spikes.append([s.detach().mean() * len(s) for s in output.spikes])
-            readouts.append(output.logits(self.config.predict.readouts).detach())
+            readouts.append(output.logits.detach())
 
         settings: dict[str, Any] = {
             "loss": self.config.loss,

@@ -28,7 +28,10 @@ from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.files import write_atomic
 from bisnn.neuron import FLUSH
-from bisnn.packed import encoding, file
+from bisnn.packed import encoding
+from bisnn.packed.network import PackedLayer, PackedNetwork
+from bisnn.packed.network import words as words_of
+from bisnn.spec import INPUT
 
 # Names of the standard's headers: another of that name would hide the compiler's.
 TAKEN = (
@@ -65,13 +68,13 @@ GOLDEN_BITS = 600  # of each point that the encoder is tried on, or more
 
 
 def write(
-    network: file.Network, folder: str | Path, x: np.ndarray, *, prefix: str = "model"
+    network: PackedNetwork, folder: str | Path, x: np.ndarray, *, prefix: str = "model"
 ) -> dict[str, int]:
     """Write PREFIX.h and PREFIX.c, and PREFIX_golden.h and PREFIX_test.c: a program that compares
     every bit with the engine's.
 
     Args:
-        network: the readouts that speak give the logits; others are left out.
+        network: the readout of its last layer gives the logits.
         folder: made if it is not there.
         x: a recording for the test, 0 and 1, (T, *input_shape).
         prefix: of the files' names and of all that the header declares, so that one program can
@@ -112,7 +115,7 @@ def check_prefix(prefix: str) -> None:
 
 
 def golden(
-    network: file.Network, x: np.ndarray
+    network: PackedNetwork, x: np.ndarray
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray | None]:
     """Spikes of every layer, uint8 (K, T, *output_shape), and logits, float32 (K, T, outputs), for
     one recording.
@@ -136,7 +139,7 @@ def _order(shape: tuple[int, ...]) -> np.ndarray:
 
 def _blocks(w: np.ndarray) -> np.ndarray:
     """Words of bits w (..., n, inputs) in the order [...][block][word][neuron of the block]."""
-    words = file.words(w.reshape(-1, *w.shape[-2:]))
+    words = words_of(w.reshape(-1, *w.shape[-2:]))
     return np.concatenate(
         [
             some.swapaxes(-1, -2).ravel()
@@ -205,7 +208,7 @@ def _n_words(shape: tuple[int, ...]) -> int:
     return -(-math.prod(shape) // 32)
 
 
-def _state_shape(layer: file.Layer) -> tuple[int, ...]:
+def _state_shape(layer: PackedLayer) -> tuple[int, ...]:
     """Of the neurons that there are: those that no window of the pooling sees are left out."""
     if layer.kind != "conv":
         return layer.current_shape
@@ -217,7 +220,7 @@ def _state_shape(layer: file.Layer) -> tuple[int, ...]:
 class _Source:
     """The text of the source: tables and functions, layer by layer."""
 
-    network: file.Network
+    network: PackedNetwork
     name: str
     tables: list[str] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
@@ -226,11 +229,12 @@ class _Source:
     def __post_init__(self) -> None:
         emitters = {"dense": self._dense, "conv": self._conv, "recurrent": self._recurrent}
         for i, layer in enumerate(self.network.layers):
-            head = f"static void layer_{i}({self.name}_state *state{', const uint32_t *x' if i == 0 else ''})"
+            x = ", const uint32_t *x" if INPUT in layer.inputs else ""
+            head = f"static void layer_{i}({self.name}_state *state{x})"
             kappa = (
                 []
-                if len(layer.kappa) > 1
-                else [f"const float kappa_{i} = {_float(layer.kappa[0])};"]
+                if len(layer.scale) > 1
+                else [f"const float kappa_{i} = {_float(layer.scale[0])};"]
             )
             self.functions.append(_function(head, [*kappa, *emitters[layer.kind](i, layer)]))
             self.sizes["ram"] += (
@@ -278,8 +282,6 @@ class _Source:
             ),
             classes=names,
             state="\n".join(state),
-            speaking="the readouts of "
-            + (", ".join(f"layer {i}" for i, *_ in network.speaking) or "none"),
             encoder=_filled("encoder.h.in", name=self.name, NAME=name, **order)
             if network.encoding
             else "",
@@ -358,7 +360,7 @@ class _Source:
     def _neurons(
         self,
         i: int,
-        layer: file.Layer,
+        layer: PackedLayer,
         w: np.ndarray,
         x: str,
         spikes: str,
@@ -372,8 +374,8 @@ class _Source:
         table = self._add(f"weights_{i}", _blocks(w))
         kappa = (
             f"&kappa_{i}, 0"
-            if len(layer.kappa) == 1
-            else self._add(f"kappa_{i}", layer.kappa) + ", 1"
+            if len(layer.scale) == 1
+            else self._add(f"kappa_{i}", layer.scale) + ", 1"
         )
         a_m, a_s, a_r, theta = map(_float, layer.constants)
         P, Q, R = (f"state->{trace}{i}[k]{at}" for trace in "PQR")
@@ -382,23 +384,22 @@ class _Source:
             f"integrate({P}, {Q}, {n}, {x}, {inputs}, {table} + k * {n * -(-inputs // 32)}, {mask}, {a_m}, {a_s});",
         )
 
-    def _dense(self, i: int, layer: file.Layer) -> list[str]:
-        w = layer.weights[..., _order(layer.input_shape)]
-        return [
-            "size_t k;",
-            *self._members([*self._neurons(i, layer, w, _input(i), f"state->s{i}[k]")]),
-        ]
+    def _dense(self, i: int, layer: PackedLayer) -> list[str]:
+        if len(layer.inputs) == 1:
+            w = layer.weights[..., _order(layer.input_shape)]
+            calls = self._neurons(i, layer, w, _source(layer.inputs[0]), f"state->s{i}[k]")
+            return ["size_t k;", *self._members([*calls])]
+        words, fill = _side_by_side(layer)
+        w = np.concatenate(_columns(layer, layer.weights), -1)
+        calls = self._neurons(i, layer, w, "window", f"state->s{i}[k]")
+        return [f"uint32_t window[{words}];", "size_t k;", *self._members([*fill, *calls])]
 
-    def _recurrent(self, i: int, layer: file.Layer) -> list[str]:
-        n_in, words, own = (
-            math.prod(layer.input_shape),
-            _n_words(layer.input_shape),
-            -(-layer.neurons // 32),
-        )
+    def _recurrent(self, i: int, layer: PackedLayer) -> list[str]:
+        own = -(-layer.neurons // 32)
+        words, fill = _side_by_side(layer)
 
         def columns(w: np.ndarray) -> np.ndarray:  # the layer's own spikes start with a word
-            gap = np.zeros((*w.shape[:-1], 32 * words - n_in), bool)
-            return np.concatenate([w[..., _order(layer.input_shape)], gap, w[..., n_in:]], -1)
+            return np.concatenate([*_columns(layer, w), w[..., layer.fan_in - layer.neurons :]], -1)
 
         mask = (
             "NULL" if layer.mask is None else self._add(f"mask_{i}", _blocks(columns(layer.mask)))
@@ -406,12 +407,7 @@ class _Source:
         fire, integrate = self._neurons(
             i, layer, columns(layer.weights), "window", "fired", mask=mask
         )
-        lines = [fire, f"memcpy(window, {_input(i)}, {4 * words});"]
-        if i == 0 and n_in % 32:
-            lines.append(
-                f"window[{words - 1}] &= 0x{(1 << n_in % 32) - 1:x}; /* the others of the caller's bits are no inputs */"
-            )
-        lines += [f"memcpy(window + {words}, fired, {4 * own});", integrate]
+        lines = [fire, *fill, f"memcpy(window + {words}, fired, {4 * own});", integrate]
         start = [f"uint32_t fired[{own}], window[{words + own}];"]
         if layer.outputs is None:
             return [
@@ -427,32 +423,22 @@ class _Source:
         ]
         return [*start, "size_t k, i;", *self._members(lines)]
 
-    def _conv(self, i: int, layer: file.Layer) -> list[str]:
-        channels, height, width = layer.input_shape
+    def _conv(self, i: int, layer: PackedLayer) -> list[str]:
         n, rows, columns = _state_shape(layer)
-        w = (
-            layer.weights.reshape(-1, n, channels, *layer.kernel)
-            .transpose(0, 1, 3, 4, 2)
-            .reshape(layer.weights.shape)
-        )
-        sizes = ", ".join(map(str, (height, width, channels, *layer.kernel, *layer.padding)))
-        gather = (
-            f"gather(window, {_input(i)}, {sizes}, y * {layer.stride[0]}, z * {layer.stride[1]});"
-        )
+        w, gathers, words = _kernels(layer)
         lines = [
             *self._neurons(i, layer, w, "window", "fired", " + at"),
             f"add_bits(state->s{i}[k], to, fired, 0, {n});",
         ]
-        members = (
-            [gather, *self._members(lines)] if i == 0 else self._members([gather, *lines])
-        )  # members share the input
+        shared = layer.inputs == (INPUT,)  # by all members
+        members = [*gathers, *self._members(lines)] if shared else self._members([*gathers, *lines])
         pixel = [
             f"const size_t at = (y * {columns} + z) * {n};",
             f"const size_t to = (y / {layer.pool} * {layer.output_shape[2]} + z / {layer.pool}) * {n};",
             *members,
         ]
         return [
-            f"uint32_t window[{-(-layer.inputs // 32)}], fired[{-(-n // 32)}];",
+            f"uint32_t window[{words}], fired[{-(-n // 32)}];",
             "size_t y, z, k;",
             f"memset(state->s{i}, 0, sizeof state->s{i});",
             f"for (y = 0; y < {rows}; y++)",
@@ -462,32 +448,24 @@ class _Source:
         ]
 
     def _interface(self) -> list[str]:
-        name, outputs, speaking = self.name, self.network.outputs, self.network.speaking
+        name, network, outputs = self.name, self.network, self.network.outputs
         steps = [
-            f"layer_{i}(state{', x' if i == 0 else ''});" for i in range(len(self.network.layers))
+            f"layer_{i}(state{', x' if INPUT in layer.inputs else ''});"
+            for i, layer in enumerate(network.layers)
         ]
-        if not speaking:
+        if network.readout is None:
             steps.append("(void)logits;")
         else:
-            calls: list[str] = []
-            for i, layer, readout in speaking:
-                V = self._add(f"V_{i}", _blocks(readout.V[:, _order(layer.output_shape)]))
-                of = (
-                    f"state->s{i}[k], {math.prod(layer.output_shape)}, {V}, {_float(readout.scale)}"
-                )
-                calls.append(
-                    f"readout(logits + k * {outputs}, {outputs}, {of}, {1 if calls else 0});"
-                )
-            if len(speaking) > 1:
-                calls.append(
-                    f"multiply(logits + k * {outputs}, {outputs}, {_float(np.float32(1 / len(speaking)))});"
-                )
+            shape, last = network.layers[-1].output_shape, len(network.layers) - 1
+            V = self._add("V", _blocks(network.readout.V[:, _order(shape)]))
+            of = f"state->s{last}[k], {math.prod(shape)}, {V}, {_float(network.readout.scale)}"
+            call = f"readout(logits + k * {outputs}, {outputs}, {of});"
             steps = [
                 "size_t k;",
                 *steps,
                 "if (logits == NULL)",
                 "    return;",
-                *self._members(calls),
+                *self._members([call]),
             ]
         return [
             _function(
@@ -499,8 +477,55 @@ class _Source:
         ]
 
 
-def _input(i: int) -> str:
-    return "x" if i == 0 else f"state->s{i - 1}[k]"
+def _source(number: int) -> str:
+    """Where the bits lie that a layer reads: the caller's, or those that left an earlier layer."""
+    return "x" if number == INPUT else f"state->s{number}[k]"
+
+
+def _columns(layer: PackedLayer, w: np.ndarray) -> list[np.ndarray]:
+    """The columns (..., inputs) of each of a layer's inputs in the order of the bits, each filled
+    to whole words.
+    """
+    found = []
+    for part, shape in zip(layer.columns(), layer.parts, strict=True):
+        gap = np.zeros((*w.shape[:-1], -math.prod(shape) % 32), bool)
+        found.append(np.concatenate([w[..., part][..., _order(shape)], gap], -1))
+    return found
+
+
+def _side_by_side(layer: PackedLayer) -> tuple[int, list[str]]:
+    """Words of a window that holds a layer's inputs, each from a word on, and what copies them."""
+    at, lines = 0, []
+    for number, shape in zip(layer.inputs, layer.parts, strict=True):
+        n, words = math.prod(shape), _n_words(shape)
+        lines.append(f"memcpy(window{f' + {at}' if at else ''}, {_source(number)}, {4 * words});")
+        at += words
+        if number == INPUT and n % 32:
+            lines.append(
+                f"window[{at - 1}] &= 0x{(1 << n % 32) - 1:x}; /* the others of the caller's bits are no inputs */"
+            )
+    return at, lines
+
+
+def _kernels(layer: PackedLayer) -> tuple[np.ndarray, list[str], int]:
+    """The weights (K, n, bits) of a convolution, input after input, each from a word on; what
+    gathers the bits under the kernel, and their words.
+    """
+    w = layer.weights.reshape(len(layer.weights), layer.neurons, -1, *layer.kernel)
+    at, rows, lines = 0, [], []
+    for number, part, (channels, height, width) in zip(
+        layer.inputs, layer.columns(), layer.parts, strict=True
+    ):
+        taps = channels * math.prod(layer.kernel)
+        some = w[:, :, part].transpose(0, 1, 3, 4, 2).reshape(*w.shape[:2], taps)
+        gap = -taps % 32 if len(layer.inputs) > 1 else 0
+        rows.append(np.pad(some, ((0, 0), (0, 0), (0, gap))))
+        sizes = ", ".join(map(str, (height, width, channels, *layer.kernel, *layer.padding)))
+        corner = f"y * {layer.stride[0]}, z * {layer.stride[1]}"
+        to = f"window + {at}" if at else "window"
+        lines.append(f"gather({to}, {_source(number)}, {sizes}, {corner});")
+        at += -(-taps // 32)
+    return np.concatenate(rows, -1), lines, at
 
 
 def _width(names: tuple[str, ...]) -> int:
@@ -508,7 +533,7 @@ def _width(names: tuple[str, ...]) -> int:
     return max(len(_utf8(name)) for name in names) + 1
 
 
-def _feature_order(network: file.Network) -> str:
+def _feature_order(network: PackedNetwork) -> str:
     """What a comment says of it."""
     if network.schema is None:
         return "in the order of its columns."
@@ -518,7 +543,7 @@ def _feature_order(network: file.Network) -> str:
     return "in this order:" + "".join(f"\n *   {name}" for name in names)
 
 
-def _described(layer: file.Layer) -> str:
+def _described(layer: PackedLayer) -> str:
     text = f"{layer.kind}, {' x '.join(map(str, layer.input_shape))} -> {' x '.join(map(str, layer.output_shape))}"
     if layer.kind == "conv":
         text += f", kernel {layer.kernel}, stride {layer.stride}, padding {layer.padding}, pool {layer.pool}"
@@ -528,7 +553,7 @@ def _described(layer: file.Layer) -> str:
 # The test
 
 
-def _edges(layer: file.Layer, most: int = 8) -> np.ndarray:
+def _edges(layer: PackedLayer, most: int = 8) -> np.ndarray:
     """States of the first neuron that leaves the layer at which a fused product would decide
     otherwise: rows of P, R, spike.
 
@@ -536,7 +561,7 @@ def _edges(layer: file.Layer, most: int = 8) -> np.ndarray:
     rounding took off decides. There are none where kappa is a power of two: no product is rounded
     then.
     """
-    kappa = layer.kappa[_first(layer) if len(layer.kappa) > 1 else 0]
+    kappa = layer.scale[_first(layer) if len(layer.scale) > 1 else 0]
     theta = layer.constants[3]
     P = (theta / kappa * np.linspace(16, 64, 1000)).astype(np.float32)
     R = kappa * P - theta
@@ -547,20 +572,20 @@ def _edges(layer: file.Layer, most: int = 8) -> np.ndarray:
     return np.stack([P, R, fires], 1)[fires != fused][:most].astype(np.float32)
 
 
-def _first(layer: file.Layer) -> int:
+def _first(layer: PackedLayer) -> int:
     """The neuron whose spikes leave the layer as bit 0."""
     return layer.outputs[0] if layer.outputs else 0
 
 
-def _golden(network: file.Network, name: str, x: np.ndarray) -> str:
+def _golden(network: PackedNetwork, name: str, x: np.ndarray) -> str:
     """Inputs [T][words], spikes of each layer [T][member][words], logits [T][member][outputs],
     edges [n][P, R, spike].
     """
     spikes, logits = golden(network, x)
-    tables = [_table("golden_x", file.words(x.reshape(len(x), -1)[:, _order(x.shape[1:])]))]
+    tables = [_table("golden_x", words_of(x.reshape(len(x), -1)[:, _order(x.shape[1:])]))]
     for i, s in enumerate(spikes):  # (K, T, ...)
         bits = s.reshape(*s.shape[:2], -1)[..., _order(s.shape[2:])]
-        tables.append(_table(f"golden_s{i}", file.words(bits).swapaxes(0, 1)))
+        tables.append(_table(f"golden_s{i}", words_of(bits).swapaxes(0, 1)))
     if logits is not None:
         tables.append(_table("golden_logits", logits.swapaxes(0, 1)))
     edges = enumerate(map(_edges, network.layers))
@@ -570,7 +595,7 @@ def _golden(network: file.Network, name: str, x: np.ndarray) -> str:
         tables += [
             _table("golden_points", points),
             _table("golden_steps", steps),
-            _table("golden_encoded", file.words(bits)),
+            _table("golden_encoded", words_of(bits)),
         ]
     return f"/* What {name} is to give. */\n#include <stdint.h>\n" + "\n".join(tables)
 
@@ -604,7 +629,7 @@ def _encoded(code: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return points, steps, bits[:, steps]
 
 
-def _test(network: file.Network, name: str, steps: int) -> str:
+def _test(network: PackedNetwork, name: str, steps: int) -> str:
     upper = name.upper()
     compared = [
         (f"state.s{i}", f"golden_s{i}", f"WORDS_{i}", f"spikes of layer {i}")
@@ -636,7 +661,7 @@ def _test(network: file.Network, name: str, steps: int) -> str:
     return _filled("model_test.c.in", name=name, NAME=upper, steps=steps, **parts)
 
 
-def _edge_test(i: int, layer: file.Layer, name: str) -> str:
+def _edge_test(i: int, layer: PackedLayer, name: str) -> str:
     edges, at = f"golden_edges{i}", f"[0][{_first(layer)}]"
     lines = [
         f"for (t = 0; t < {len(_edges(layer))} && !bad; t++) {{",

@@ -6,7 +6,7 @@ All counts are for one recording of T time steps, mean over the batch. The rules
 - A *synaptic operation* is a spike times a synapse that it reaches: one accumulate and no
   multiplication, for binary and for real weights alike, since a spike is 0 or 1. What a
   convolution's padding would reach is none. Spikes of the last time step count like all others.
-  Readouts that speak are part of the inference; those that serve learning alone are left out.
+  The last readout is part of the inference; those that serve learning alone are left out.
 - A *neuron update* is one neuron at one time step, whether it fires or not: u = kappa (P - Q) - R,
   u > theta, P' = a_m (P + I), Q' = a_s (Q + I), R' = a_r (R + s). That is 4 multiplications and 6
   additions (the comparison is one), in 32-bit floats.
@@ -40,8 +40,9 @@ from torch import Tensor
 
 from bisnn import weights
 from bisnn.checks import choice, number, positive_int
-from bisnn.layers import Conv2d, Layer, Linear, Readout, Recurrent
+from bisnn.layers import Readout, Recurrent
 from bisnn.network import Network
+from bisnn.spec import LayerSpec
 
 MULTIPLICATIONS, ADDITIONS = 4, 6  # of a neuron update
 STATE = 12  # bytes of P, Q, R
@@ -106,29 +107,18 @@ class Work(NamedTuple):
     steps: int  # T
 
 
-def reach(layer: Layer) -> Tensor:
-    """The number of synapses that each input of a layer reaches, flat; of a `Recurrent`, its own
-    neurons come after the inputs.
+def reach(layer: LayerSpec) -> Tensor:
+    """The number of synapses that each input of a layer reaches, flat; the own neurons of a
+    recurrent layer come after the inputs.
     """
-    if isinstance(layer, Conv2d):
-        axes = zip(
-            layer.input_shape[1:],
-            layer.current_shape[1:],
-            layer.kernel_size,
-            layer.stride,
-            layer.padding,
-            strict=True,
-        )
-        rows, columns = (_windows(*axis) for axis in axes)
-        return (layer.channels_out * rows[:, None] * columns).expand(layer.input_shape).flatten()
-    if isinstance(layer, Recurrent):
-        return (
-            torch.full((layer.n_in + layer.n,), layer.n)
-            if layer.mask is None
-            else layer.mask.sum(0).cpu()
-        )
-    assert isinstance(layer, Linear)
-    return torch.full((layer.n_in,), layer.n_out)
+    if layer.kind == "conv":
+        sizes = zip(layer.input_shape[1:], layer.current_shape[1:], strict=True)
+        places = zip(layer.kernel, layer.stride, layer.padding, strict=True)
+        rows, columns = (_windows(*n, *place) for n, place in zip(sizes, places, strict=True))
+        return (layer.neurons * rows[:, None] * columns).expand(layer.input_shape).flatten()
+    if layer.mask is not None:
+        return torch.from_numpy(layer.mask).sum(0)
+    return torch.full((layer.fan_in,), layer.neurons)
 
 
 def _windows(n: int, windows: int, kernel: int, stride: int, padding: int) -> Tensor:
@@ -138,11 +128,10 @@ def _windows(n: int, windows: int, kernel: int, stride: int, padding: int) -> Te
 
 
 @torch.no_grad()
-def work(net: Network, x: Tensor, realised: Sequence[Tensor], readouts: int = 1) -> list[Work]:
-    """The work of each layer, and of the last readouts, on input spikes x, (T, B, *input_shape),
+def work(net: Network, x: Tensor, realised: Sequence[Tensor]) -> list[Work]:
+    """The work of each layer, and of the last readout, on input spikes x, (T, B, *input_shape),
     with these weights.
     """
-    net.check_readouts(readouts)
     x = net.checked(x)
     if not weights.is_spikes(x):
         raise ValueError(
@@ -150,13 +139,12 @@ def work(net: Network, x: Tensor, realised: Sequence[Tensor], readouts: int = 1)
         )
     output, steps = net(x, weights=realised), len(x)
     counts = []
-    for i, (layer, s, u) in enumerate(
-        zip(net.layers, (x, *output.spikes[:-1]), output.potentials, strict=True), 1
-    ):
-        s, outputs, reached = s.flatten(2), math.prod(layer.output_shape), reach(layer)
+    for i, (layer, u) in enumerate(zip(net.layers, output.potentials, strict=True)):
+        s = net.read(i, x, output.spikes).flatten(2)
+        outputs, reached = math.prod(layer.output_shape), reach(layer.spec)
         if isinstance(layer, Recurrent):  # also the spikes that do not leave the layer
             s, outputs = torch.cat([s, (u > layer.constants[3]).to(s)], -1), layer.n
-        name, neurons = f"{i} {type(layer).__name__}", math.prod(layer.current_shape)
+        name, neurons = f"{i + 1} {type(layer).__name__}", math.prod(layer.current_shape)
         parameters, synapses = layer.weight.numel(), int(reached.sum())
         counts.append(
             Work(
@@ -169,14 +157,11 @@ def work(net: Network, x: Tensor, realised: Sequence[Tensor], readouts: int = 1)
                 steps,
             )
         )
-    for i, (readout, s) in list(enumerate(zip(net.readouts, output.spikes, strict=True), 1))[
-        -readouts:
-    ]:
-        if isinstance(readout, Readout):
-            classes, n = readout.V.shape
-            operations = _fired(s.flatten(2), torch.full((n,), classes))
-            name = "readout" if i == len(net.readouts) else f"readout {i}"
-            counts.append(Work(name, classes * n, classes * n, operations, 0, n, steps))
+    readout = net.readouts[-1]
+    if isinstance(readout, Readout):
+        classes, n = readout.V.shape
+        operations = _fired(output.spikes[-1].flatten(2), torch.full((n,), classes))
+        counts.append(Work("readout", classes * n, classes * n, operations, 0, n, steps))
     return counts
 
 
@@ -192,7 +177,6 @@ def ledger(
     predictors: Mapping[str, int | None],
     costs: Costs | None = None,
     seed: int = 0,
-    readouts: int = 1,
 ) -> dict[str, Any]:
     """What one inference takes: a row for each predictor, for full precision at the same spikes,
     and for the ANN.
@@ -204,7 +188,6 @@ def ledger(
             an ensemble.
         costs: of the operations; by default those of `SOURCE`.
         seed: of the members; that of `bisnn.predict` gives its members.
-        readouts: how many of the last layers speak, as in `bisnn.predict`.
 
     A row has the sums over its layers, their ratio to the ANN's energy and the layers themselves.
     Real weights on a binary network's MAP spikes are hypothetical: trained so, the network would
@@ -225,12 +208,11 @@ def ledger(
         raise ValueError(
             f"predictors: a full-precision network has no posterior to draw from; got {dict(predictors)}; give None"
         )
-    single = work(
-        net, x, latents if real else [weights.hard(weights.sign(w_r)) for w_r in latents], readouts
-    )
+    map_weights = [weights.hard(weights.sign(w_r)) for w_r in latents]
+    single = work(net, x, latents if real else map_weights)
     rows = {} if real else {HYPOTHETICAL: _spiking([single], True, costs)}
     for name, members in predictors.items():
-        counts = [single] if members is None else _drawn(net, x, latents, members, readouts, seed)
+        counts = [single] if members is None else _drawn(net, x, latents, members, seed)
         rows[name] = _spiking(counts, real, costs)
     rows[ANN] = _one_pass(single, costs)
     for row in rows.values():
@@ -245,7 +227,7 @@ def ledger(
 
 
 def _drawn(
-    net: Network, x: Tensor, latents: list[Tensor], members: int, readouts: int, seed: int
+    net: Network, x: Tensor, latents: list[Tensor], members: int, seed: int
 ) -> list[list[Work]]:
     """The work of each member of an ensemble; the input is read with the first and there for the
     others.
@@ -255,7 +237,7 @@ def _drawn(
         weights.draw_members(latents, positive_int("predictors", members), seed)
     ):
         realised = [weights.hard(2 * up.to(x.dtype) - 1) for up in member]
-        first, *others = work(net, x, realised, readouts)
+        first, *others = work(net, x, realised)
         counts.append(
             [
                 first._replace(values=first.values - math.prod(net.input_shape)) if k else first,

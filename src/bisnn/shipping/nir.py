@@ -40,7 +40,7 @@ from __future__ import annotations
 import graphlib
 import io
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,8 @@ import numpy as np
 
 from bisnn.files import write_atomic
 from bisnn.neuron import FLUSH
-from bisnn.packed import file
+from bisnn.packed.network import PackedLayer, PackedNetwork
+from bisnn.spec import INPUT, Shape
 
 try:
     import nir
@@ -59,27 +60,26 @@ DT = 1e-4  # seconds a time step: the only one that snnTorch takes, and SpikingJ
 PROFILES = ("exact", "cubalif")
 
 
-def graph(network: file.Network, member: int | None = None, dt: float = DT) -> Any:
+def graph(network: PackedNetwork, member: int | None = None, dt: float = DT) -> Any:
     """The network as a `nir.NIRGraph` that means the same: the exact profile, see above.
 
     Args:
-        network: without pooling. The readouts that speak go in; without any the last spikes are the
-            output.
+        network: without pooling. Without a readout the last spikes are the output.
         member: which one, from 0; may be left out where there is only one.
         dt: seconds of a time step.
     """
     return _assemble(network, member, dt, "exact")
 
 
-def cuba_lif(network: file.Network, member: int | None = None, dt: float = DT) -> Any:
+def cuba_lif(network: PackedNetwork, member: int | None = None, dt: float = DT) -> Any:
     """The network on `nir.CubaLIF` neurons, with other spikes: the lossy profile, see above.
-    Arguments as `graph`; one readout.
+    Arguments as `graph`.
     """
     return _assemble(network, member, dt, "cubalif")
 
 
 def write(
-    network: file.Network,
+    network: PackedNetwork,
     path: str | Path,
     profile: str = "exact",
     member: int | None = None,
@@ -104,87 +104,84 @@ def write(
     return len(content.getvalue())
 
 
-def _assemble(network: file.Network, member: int | None, dt: float, profile: str) -> Any:
-    k = _checked(network, member, dt)
-    if profile == "cubalif" and network.readouts > 1:
-        raise ValueError(
-            f"network: must speak by its last layer alone, or importers of CubaLIF take one readout for another; got "
-            f'readouts={network.readouts}; export with profile "exact", or set predict.readouts = 1'
-        )
-    nodes: dict[str, Any] = {"input": nir.Input(np.array(network.input_shape))}
-    edges: list[tuple[str, str]] = []
+@dataclass
+class _Graph:
+    """Nodes and edges as they come."""
 
-    def add(name: str, node: Any, after: str) -> str:
-        nodes[name] = node
-        edges.append((after, name))
+    nodes: dict[str, Any] = field(default_factory=dict)
+    edges: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, name: str, node: Any, after: str) -> str:
+        self.nodes[name] = node
+        self.edges.append((after, name))
         return name
 
-    def flat(name: str, shape: tuple[int, ...], after: str) -> str:
-        return (
-            after
-            if len(shape) == 1
-            else add(name, nir.Flatten({"input": np.array(shape)}, 0, -1), after)
-        )
+    def flat(self, name: str, shape: Shape, after: str) -> str:
+        """What comes after a node, as a vector."""
+        if len(shape) == 1:
+            return after
+        return self.add(name, nir.Flatten({"input": np.array(shape)}, 0, -1), after)
 
-    last, ends = "input", []
+
+def _assemble(network: PackedNetwork, member: int | None, dt: float, profile: str) -> Any:
+    k = _checked(network, member, dt)
+    graph, last = _Graph({"input": nir.Input(np.array(network.input_shape))}), ["input"]
     for i, layer in enumerate(network.layers):
         W = _signs(layer.weights[k], layer.mask)  # (neurons, inputs)
-        if (
-            profile == "cubalif"
-            # One threshold for all, or importers refuse: what differs between neurons goes into their
-            # weights
-        ):
-            W *= (layer.kappa / layer.kappa.max())[:, None]
-        n = math.prod(layer.input_shape)
-        if layer.kind == "conv":
-            weights = add(f"weights_{i}", _conv(layer, W), last)
-        else:
-            weights = add(
-                f"weights_{i}", nir.Linear(W[:, :n]), flat(f"flatten_{i}", layer.input_shape, last)
-            )
-        own, links, inlet, last = (_srm if profile == "exact" else _lif)(i, layer, dt)
-        nodes |= own
-        edges += [(weights, inlet), *links]
-        if layer.kind == "recurrent":
-            edges.append((add(f"recurrent_{i}", nir.Linear(W[:, n:]), last), inlet))
-        if layer.outputs is not None:
-            last = add(
-                f"outputs_{i}",
-                nir.Linear(np.eye(layer.neurons, dtype=np.float32)[list(layer.outputs)]),
-                last,
-            )
-        ends.append(last)
-    shape, said = network.layers[-1].output_shape, []
-    for i, layer, readout in network.speaking:
-        V, scale, tag = (
-            _signs(readout.V, None),
-            np.float32(readout.scale),
-            "" if layer is network.layers[-1] else f"_{i}",
-        )
-        name = (
-            f"flatten_of{tag}" if tag else "flatten"
-        )  # flatten_<i> is what flattens the input of layer i
-        flattened, shape = flat(name, layer.output_shape, ends[i]), (len(V),)
+        if profile == "cubalif":
+            # One threshold for all, or importers refuse: what differs goes into the weights.
+            W *= (layer.scale / layer.scale.max())[:, None]
+        sources = [last[0] if n == INPUT else last[n + 1] for n in layer.inputs]
+        last.append(_add_layer(graph, i, layer, W, sources, dt, profile))
+    end, shape = last[-1], network.layers[-1].output_shape
+    if network.readout is not None:
+        V, scale = _signs(network.readout.V, None), np.float32(network.readout.scale)
+        end, shape = graph.flat("flatten", shape, end), (len(V),)
         if profile == "exact":
-            said.append(
-                add(
-                    f"scale{tag}",
-                    nir.Scale(np.full(shape, scale)),
-                    add(f"readout{tag}", nir.Linear(V), flattened),
-                )
-            )
+            end = graph.add("readout", nir.Linear(V), end)
+            end = graph.add("scale", nir.Scale(np.full(shape, scale)), end)
         else:  # importers know no Scale
-            said.append(add(f"readout{tag}", nir.Linear(V * scale), flattened))
-    if len(said) > 1:  # what arrives at a node is added up
-        nodes["mean"] = nir.Scale(np.full(shape, np.float32(1 / len(said))))
-        edges += [(one, "mean") for one in said]
-        said = ["mean"]
-    nodes["output"] = nir.Output(np.array(shape))
-    edges += [(one, "output") for one in said or [last]]
-    return nir.NIRGraph(nodes, edges, {"made_by": "bisnn", "profile": profile, "dt": dt})
+            end = graph.add("readout", nir.Linear(V * scale), end)
+    graph.add("output", nir.Output(np.array(shape)), end)
+    about = {"made_by": "bisnn", "profile": profile, "dt": dt}
+    return nir.NIRGraph(graph.nodes, graph.edges, about)
 
 
-def _checked(network: file.Network, member: int | None, dt: float) -> int:
+def _add_layer(
+    graph: _Graph,
+    i: int,
+    layer: PackedLayer,
+    W: np.ndarray,
+    sources: list[str],
+    dt: float,
+    profile: str,
+) -> str:
+    """The nodes of a layer on those that it reads, each with weights of its own, whose currents add
+    up; returns where its spikes come out.
+    """
+    neurons, links, inlet, out = (_srm if profile == "exact" else _lif)(i, layer, dt)
+    graph.nodes |= neurons
+    graph.edges += links
+    for j, (source, part, shape) in enumerate(
+        zip(sources, layer.columns(), layer.parts, strict=True)
+    ):
+        tag = f"{i}" if j == 0 else f"{i}_{j}"
+        if layer.kind == "conv":
+            weights = graph.add(f"weights_{tag}", _conv(layer, W, part, shape), source)
+        else:
+            flat = graph.flat(f"flatten_{tag}", shape, source)
+            weights = graph.add(f"weights_{tag}", nir.Linear(W[:, part]), flat)
+        graph.edges.append((weights, inlet))
+    if layer.kind == "recurrent":
+        own = W[:, layer.fan_in - layer.neurons :]
+        graph.edges.append((graph.add(f"recurrent_{i}", nir.Linear(own), out), inlet))
+    if layer.outputs is None:
+        return out
+    chosen = np.eye(layer.neurons, dtype=np.float32)[list(layer.outputs)]
+    return graph.add(f"outputs_{i}", nir.Linear(chosen), out)
+
+
+def _checked(network: PackedNetwork, member: int | None, dt: float) -> int:
     """The member, or a ValueError that says what stands in the way of a graph."""
     _require_nir()
     if not (isinstance(dt, (int, float)) and math.isfinite(dt) and dt > 0):
@@ -230,13 +227,13 @@ def _signs(up: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
     return w if mask is None else w * mask
 
 
-def _conv(layer: file.Layer, W: np.ndarray) -> Any:
-    kernel = W.reshape(layer.neurons, layer.input_shape[0], *layer.kernel)
+def _conv(layer: PackedLayer, W: np.ndarray, part: slice, shape: Shape) -> Any:
+    """The convolution of one input, whose channels are this part of all."""
+    kernel = W.reshape(layer.neurons, -1, *layer.kernel)[:, part]
     bias = np.zeros(layer.neurons, np.float32)
-    node = nir.Conv2d(layer.input_shape[1:], kernel, layer.stride, layer.padding, (1, 1), 1, bias)
-    node.output_type = {
-        "output": np.array(layer.current_shape)
-    }  # nir infers it as if all kernels were square
+    node = nir.Conv2d(shape[1:], kernel, layer.stride, layer.padding, (1, 1), 1, bias)
+    # Nir infers it as if all kernels were square.
+    node.output_type = {"output": np.array(layer.current_shape)}
     return node
 
 
@@ -255,14 +252,14 @@ def _decay(tau: np.ndarray, dt: float) -> np.ndarray:
 
 
 def _srm(
-    i: int, layer: file.Layer, dt: float
+    i: int, layer: PackedLayer, dt: float
 ) -> tuple[dict[str, Any], list[tuple[str, str]], str, str]:
     """The neurons of a layer in the exact profile: their nodes and edges, where currents go in and
     where spikes come out.
     """
     shape, (a_m, a_s, a_r, theta) = layer.current_shape, layer.constants
     tau_mem, tau_syn, tau_ref = (np.full(shape, _tau(a, dt)) for a in (a_m, a_s, a_r))
-    kappa = np.broadcast_to(layer.kappa.reshape(-1, *[1] * (len(shape) - 1)), shape).copy()
+    kappa = np.broadcast_to(layer.scale.reshape(-1, *[1] * (len(shape) - 1)), shape).copy()
     zero, synapse, spikes, refractory, feedback = (
         np.zeros(shape),
         f"synapse_{i}",
@@ -270,7 +267,7 @@ def _srm(
         f"refractory_{i}",
         f"feedback_{i}",
     )
-    about = {"a_m": a_m, "a_s": a_s, "kappa": layer.kappa}
+    about = {"a_m": a_m, "a_s": a_s, "kappa": layer.scale}
     nodes = {
         synapse: nir.CubaLI(
             tau_syn,
@@ -293,14 +290,14 @@ def _srm(
 
 
 def _lif(
-    i: int, layer: file.Layer, dt: float
+    i: int, layer: PackedLayer, dt: float
 ) -> tuple[dict[str, Any], list[tuple[str, str]], str, str]:
     """As `_srm`, in the lossy profile: one node."""
     a_m, a_s, _, theta = layer.constants.astype(np.float64)
     tau_syn, tau_mem = (np.full(layer.current_shape, dt / (1 - a)) for a in (a_s, a_m))
     zero, threshold = (
         np.zeros_like(tau_mem),
-        np.full_like(tau_mem, theta / (float(layer.kappa.max()) * (a_m - a_s))),
+        np.full_like(tau_mem, theta / (float(layer.scale.max()) * (a_m - a_s))),
     )
     node = nir.CubaLIF(
         tau_syn,
@@ -535,7 +532,7 @@ class Disagreement:
     )  # fraction of recordings with another class; None where there are no classes
 
 
-def disagreement(network: file.Network, x: np.ndarray, member: int | None = None) -> Disagreement:
+def disagreement(network: PackedNetwork, x: np.ndarray, member: int | None = None) -> Disagreement:
     """How far the CubaLIF graph of the network is from the network itself on spikes x, (T, B,
     *input_shape).
     """

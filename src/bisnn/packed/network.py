@@ -1,0 +1,119 @@
+"""A trained network as what it is: bits. K members that differ in their weights alone, and what it
+takes to use them. Only numpy is needed here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bisnn.bits import philox
+from bisnn.bits.philox import Purpose
+from bisnn.packed.columns import Schema
+from bisnn.spec import LayerSpec, Shape
+
+
+@dataclass(frozen=True)
+class PackedReadout:
+    """logits = scale V s, of what leaves the last layer."""
+
+    V: np.ndarray  # bool (outputs, n), True is +1; n in the order of the layer's output, flattened
+    scale: np.float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedLayer(LayerSpec):
+    """A layer of K networks: its description, its weights, and the constants as they were rounded."""
+
+    # Bool (K, neurons, fan_in), True is +1; inputs one after the other, or C k0 k1, then the layer's own
+    weights: np.ndarray
+    scale: np.ndarray  # kappa, float32 (1,), or (neurons,) where neurons differ in their parents
+    constants: np.ndarray  # float32 (4,): a_m, a_s, a_r, theta
+    posterior: np.ndarray | None = None  # uint8, as the weights without K: p = value / 255
+
+
+@dataclass(frozen=True)
+class PackedNetwork:
+    """K members of a network, and what it takes to use them."""
+
+    layers: tuple[PackedLayer, ...]
+    input_shape: Shape
+    readout: PackedReadout | None = None  # None: the last spikes are the output
+    task: str = "classification"  # or "regression"
+    classes: tuple[str, ...] = ()  # names
+    burn_in: int = 0  # first time steps that a prediction leaves out
+    encoding: dict[str, Any] = field(default_factory=dict)  # features to spikes; {}: spikes come in
+    schema: Schema | None = None  # of a table: from its columns to features
+    target_mean: float = (
+        0.0  # regression: a prediction is the mean logit times the scale, plus this
+    )
+    target_scale: float = 1.0
+    source: str = ""  # digest of the model file it was made from
+    members: int = 0  # that the file suggests to draw from its posterior
+    seed: int = 0  # for drawing them
+
+    @property
+    def count(self) -> int:
+        """K."""
+        return len(self.layers[0].weights)
+
+    @property
+    def outputs(self) -> int:
+        """Of its readout; 0 where there is none."""
+        return 0 if self.readout is None else len(self.readout.V)
+
+
+def cost(
+    layers: Sequence[LayerSpec], inputs: int, outputs: int, members: int, steps: int
+) -> tuple[int, int]:
+    """Bytes of memory, estimated from above, that an engine takes to stand ready, and for each
+    recording of so many time steps.
+
+    Weights as booleans, twice, and as bytes; what a layer's kernel works on; for a recording its
+    draws, spikes and logits.
+    """
+    ready, recording = 2 * outputs * math.prod(layers[-1].output_shape), 10 * steps * inputs
+    for layer in layers:
+        neurons, leaving = math.prod(layer.current_shape), math.prod(layer.output_shape)
+        pixels = neurons // layer.neurons
+        work = (640 if pixels == 1 else 16) * neurons + 4 * pixels * -(-layer.fan_in // 32)
+        ready += 3 * members * layer.neurons * layer.fan_in + min(members, 16) * work
+        recording += members * (12 * neurons + steps * (leaving // 8 + 4))
+    return ready, recording + members * steps * 8 * outputs
+
+
+def draw(posterior: np.ndarray, count: int, seed: int, layer: int) -> np.ndarray:
+    """`count` members (count, S) of weights that are +1 with probability posterior / 255: 0 and 255
+    are certain.
+
+    By the numbers that draw the members of the network itself: see `philox`. More members leave the
+        first ones as they are.
+    """
+    limits = (np.ceil(posterior * (2**24 / 255)) * 2.0**-24).astype(np.float32)
+    drawn = (
+        philox.uniform([layer], posterior.size, seed, Purpose.MEMBERS, k)[0] < limits
+        for k in range(count)
+    )
+    return np.stack(list(drawn))
+
+
+def spread(values: np.ndarray, layer: LayerSpec) -> np.ndarray:
+    """(K, synapses) -> (K, neurons, inputs), zero where there is no synapse."""
+    shape = (len(values), layer.neurons, layer.fan_in)
+    if layer.mask is None:
+        return values.reshape(shape)
+    full = np.zeros(shape, values.dtype)
+    full[:, layer.mask] = values
+    return full
+
+
+def words(x: np.ndarray) -> np.ndarray:
+    """Booleans, or 0 and 1, packed along the last axis into 32-bit words, lowest bit first."""
+    packed = np.packbits(x, axis=-1, bitorder="little")
+    whole = np.zeros((*packed.shape[:-1], -(-packed.shape[-1] // 4) * 4), np.uint8)
+    whole[..., : packed.shape[-1]] = packed
+    return whole.view("<u4").astype(np.uint32, copy=False)
