@@ -466,8 +466,8 @@ def test_no_better_than_the_commonest_class(tmp_path, capsys):
     data = {"name": "table", "train": str(tmp_path / "a.npz"), "test_share": 0.5}
     folder = training.train(small("st", {"data": data}), tmp_path / "run", show=False)
     verdict = evaluation.evaluate(folder, show=False)
-    assert verdict["baseline"]["majority class"]["accuracy"]["value"] == pytest.approx(35 / 60)
-    assert verdict["beaten_by"] == []
+    assert verdict.baseline["majority class"]["accuracy"].value == pytest.approx(35 / 60)
+    assert verdict.beaten_by == []
     said = capsys.readouterr().err
     assert (
         "is no better, beyond chance, than always answering with the majority class (0.5833): train longer"

@@ -177,7 +177,7 @@ def test_arrays_train_as_the_same_rows_of_a_table(tmp_path):
         evaluation.evaluate(from_file, show=False),
         bisnn.evaluate(given, data=POINTS, show=False),
     ]
-    assert verdicts[0]["metrics"] == verdicts[1]["metrics"]
+    assert verdicts[0].metrics == verdicts[1].metrics
     models = [bisnn.load(run) for run in (from_file, given)]
     assert torch.equal(models[0].predict(TEST_X).mean, models[1].predict(TEST_X).mean)
     written = (given / "config.toml").read_text()
@@ -205,14 +205,14 @@ def test_real_targets_are_in_their_own_units(tmp_path):
     mean = bisnn.load(run).predict(TEST_X).mean
     assert mean.shape == (20, 1)
     assert 500 < float(mean.mean()) < 2500
-    assert "rmse" in bisnn.evaluate(run, data=data, show=False)["metrics"]["sign"]
+    assert "rmse" in bisnn.evaluate(run, data=data, show=False).metrics["sign"]
 
 
 def test_spikes_train_evaluate_and_predict(tmp_path):
     data = Dataset(SPIKES, SPIKES, classes=["a", "b", "c"])
     run = bisnn.train(on_spikes(), tmp_path / "run", data=data, show=False)
     verdict = bisnn.evaluate(run, data=data, show=False)
-    assert verdict["points"] == 12
+    assert verdict.points == 12
     model = bisnn.load(run)
     assert (model.classes, model.net.input_shape, model.config.steps) == (("a", "b", "c"), (6,), 30)
     result = model.predict_spikes(SPIKES[0], samples=3)

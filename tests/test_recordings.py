@@ -363,7 +363,7 @@ def test_a_run_on_recordings(nmnist, tmp_path, monkeypatch):
     monkeypatch.setenv("BISNN_DATA", str(nmnist))
     run = training.train(parse(RECORDED, "run"), tmp_path / "run", show=False)
     verdict = bisnn.evaluate(run, show=False)
-    assert verdict["points"] == 4
+    assert verdict.points == 4
     page = bisnn.report([run], show=False).read_text()
     assert "conv 4 → 12" in page
     model = bisnn.load(run)
@@ -877,7 +877,7 @@ def test_a_run_on_tonics_recordings(tmp_path, monkeypatch):
         lambda name, root, train: FakeSHD(count=10 if train else 6, train=train),
     )
     run = training.train(parse(TONIC, "run"), tmp_path / "run", show=False)
-    assert bisnn.evaluate(run, show=False)["points"] == 6
+    assert bisnn.evaluate(run, show=False).points == 6
     model = bisnn.load(run)
     assert model.classes == ("null", "eins", "zwei", "drei")
     assert model.net.input_shape == (1, 1, 100)

@@ -635,7 +635,7 @@ def test_training_on_a_gpu(tmp_path, monkeypatch, rule):
         np.testing.assert_allclose(
             [row["loss"] for row in rows], [row["loss"] for row in on_cpu], rtol=0.05
         )
-    assert evaluation.evaluate(tmp_path / "run", show=False)["points"] == 60
+    assert evaluation.evaluate(tmp_path / "run", show=False).points == 60
 
 
 @pytest.mark.cuda

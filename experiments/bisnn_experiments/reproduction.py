@@ -391,21 +391,19 @@ def _fig1(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
     in the gaps between them.
     """
     judged = evaluation.load_evaluation(folder)
-    x, y = judged["x"], judged["y"]
+    x, y = judged.x, judged.y
     inside = in_clusters(x[:, 0])
     rows, panels = [], []
-    for name, result in judged["predictors"].items():
-        error = (result["mean"] - y).square()[:, 0]
-        std = result["std"][:, 0]
-        row = evaluation.row_of(judged, name)
+    for name, result in judged.predictors.items():
+        error = (result.mean - y).square()[:, 0]
+        std = result.std[:, 0]
+        row = judged.row(name)
         for where, part in (("inside", inside), ("gaps", ~inside)):
             row[f"rmse_{where}"] = float(error[part].mean().sqrt())
             row[f"deviation_{where}"] = float(std[part].mean())
         rows.append(row)
         if picture:
-            panels.append(
-                {"predictor": name, "mean": _list(result["mean"]), "std": _list(result["std"])}
-            )
+            panels.append({"predictor": name, "mean": _list(result.mean), "std": _list(result.std)})
     points = load_dataset(config).train
     assert isinstance(points.x, Tensor)
     about = (
@@ -439,8 +437,8 @@ def _fig2(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
         result = trained.predict_points(points if picture else points[far], members)
         assert isinstance(result, Classification)
         confidence = result.mean.max(-1).values
-        row = evaluation.row_of(judged, name) | evaluation.numbers_of(judged, name)
-        row["confidence"] = float(judged["predictors"][name]["mean"].max(-1).values.mean())
+        row = judged.row(name) | judged.numbers(name)
+        row["confidence"] = float(judged.predictors[name].mean.max(-1).values.mean())
         row["far_confidence"] = float((confidence[far] if picture else confidence).mean())
         rows.append(row)
         if picture:

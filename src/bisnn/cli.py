@@ -198,7 +198,7 @@ def evaluate(
     _say_if_unfinished(run, model)
     printing.print_verdict(run, verdict)
     if energy or cost:
-        printing.print_ledger(verdict["energy"])
+        printing.print_ledger(verdict.energy)
 
 
 def _say_if_unfinished(run: Path, model: Model) -> None:

@@ -6,13 +6,13 @@ The most probable weights were never seen in training, which draws them anew at 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
 from bisnn.display import note
 from bisnn.files import file_digest, read_text
 from bisnn.intervals import Interval
+from bisnn.runs.results import Verdict
 
 SHOWN = {
     "classification": ("nll", "accuracy"),
@@ -56,22 +56,15 @@ def compare(file: Path) -> Comparison | None:
     none of this model that can be read.
     """
     try:
-        found = json.loads(read_text(file.parent / "evaluation.json"))
-        if found["model"] != file_digest(file):
+        found = Verdict.model_validate_json(read_text(file.parent / "evaluation.json"))
+        if found.model != file_digest(file):
             return None
-        metrics = dict(found["metrics"])
-        ours = metrics.pop("MAP")
-        ((ensemble, theirs),) = metrics.items()
-        pairs = {
-            name: (_interval(ours[name]), _interval(theirs[name])) for name in SHOWN[found["task"]]
-        }
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        (ensemble,) = found.metrics.keys() - {"MAP"}
+        ours, theirs = found.metrics["MAP"], found.metrics[ensemble]
+        pairs = {name: (ours[name], theirs[name]) for name in SHOWN[found.task]}
+    except (OSError, ValueError, KeyError):
         return None
-    return Comparison(str(ensemble), pairs)
-
-
-def _interval(found: dict[str, float]) -> Interval:
-    return Interval(float(found["value"]), float(found["low"]), float(found["high"]))
+    return Comparison(ensemble, pairs)
 
 
 def warn_of_map(run: str | Path, file: Path, way: str) -> None:

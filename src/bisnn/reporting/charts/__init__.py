@@ -14,7 +14,7 @@ from bisnn.reporting.charts import (
 )
 from bisnn.reporting.charts.canvas import TITLES, Chart, Part, Run, Table, styled
 from bisnn.reporting.charts.learning import overlay
-from bisnn.reporting.charts.spikes import events, recorded
+from bisnn.reporting.charts.spikes import events
 
 __all__ = [
     "PARTS",
@@ -25,13 +25,12 @@ __all__ = [
     "Table",
     "events",
     "overlay",
-    "recorded",
     "styled",
 ]
 
 
 def _predictions(run: Run) -> list[Part]:
-    return (regression if run.judged["task"] == "regression" else classification).parts_of(run)
+    return (regression if run.judged.task == "regression" else classification).parts_of(run)
 
 
 PARTS: dict[str, Callable[[Run], list[Part]]] = {  # of a run's section, by heading
