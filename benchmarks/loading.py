@@ -138,7 +138,7 @@ def measure(
             with mock.patch.object(training, "_graphs", None):
                 step("the same, kernel by kernel")
         x = training_spikes(settings, data.x[batch], 0, batch, device)
-        with mock.patch("bisnn.runs.training.training_spikes", return_value=x):
+        with mock.patch("bisnn.runs.loop.training_spikes", return_value=x):
             step("the same, nothing to load")
     about = {"precision": settings.train.precision, "threads": torch.get_num_threads()}
     return {

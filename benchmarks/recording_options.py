@@ -27,7 +27,7 @@ from bisnn import metrics
 from bisnn.data.loading import LoadedData, Split
 from bisnn.display import bars
 from bisnn.files import write_atomic
-from bisnn.runs import config, evaluation, training
+from bisnn.runs import config, evaluation, loop, training
 from bisnn.runs.config import Config
 from bisnn.runs.inputs import load_dataset
 from bisnn_experiments import reproduction
@@ -112,7 +112,7 @@ def judged(method: str, option: str, seed: int) -> list[dict[str, Any]]:
     settings = config.load(f"digits_{method}").updated(
         seed=seed, **START[method] | OPTIONS[method][option]
     )
-    training.load_dataset = held_out  # type: ignore[assignment]
+    loop.load_dataset = held_out  # type: ignore[assignment]
     run = training.Training(settings, training.Processes(0, 1, torch.device("cpu")))
     validation, run.data = (
         run.data.validation,

@@ -19,7 +19,7 @@ import pytest
 import bisnn
 from bisnn import cli, display
 from bisnn.data import events, simulation
-from bisnn.runs import config, data_sections, evaluation, training
+from bisnn.runs import config, data_sections, evaluation, loop, training
 from bisnn.runs import model as models
 from bisnn_experiments import reproduction
 from runs import made_up, run_on_recordings, small
@@ -552,7 +552,7 @@ def test_too_little_memory_is_one_line(bisnn_, tmp_path, monkeypatch, error):
     def fail(*arguments):
         raise error
 
-    monkeypatch.setattr(training, "build_network", fail)
+    monkeypatch.setattr(loop, "build_network", fail)
     code, _, text = bisnn_("train", "two_moons_bayes", "--out", tmp_path / "run")
     assert (code, text.count("\n")) == (1, 1)
     assert "not enough memory: lower train.batch_size" in text
@@ -563,7 +563,7 @@ def test_bugs_are_not_hidden(bisnn_, tmp_path, monkeypatch):
     def fail(*arguments):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(training, "build_network", fail)
+    monkeypatch.setattr(loop, "build_network", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         bisnn_("train", "two_moons_bayes", "--out", tmp_path / "run")
 

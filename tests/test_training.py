@@ -26,7 +26,7 @@ from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.errors import Interrupted, Stopped
 from bisnn.losses import local_loss
-from bisnn.runs import evaluation, monitoring, training
+from bisnn.runs import evaluation, loop, monitoring, training
 from bisnn.runs import folder as checkpoint
 from bisnn.runs.folder import RunFolder
 from bisnn.runs.inputs import load_dataset, spikes, training_spikes
@@ -322,7 +322,7 @@ SELDOM = {"data.validation": 0.25, "train.checkpoint_seconds": 1e6}
 def test_sums_that_are_read_late_are_the_same(tmp_path, monkeypatch, signal_at):
     """As on a GPU: each step begins before the sums of the one before it are read."""
     expected = files(training.train(small(**SELDOM), tmp_path / "whole", show=False))
-    monkeypatch.setitem(training.AHEAD, "cpu", 1)
+    monkeypatch.setitem(loop.AHEAD, "cpu", 1)
     update, folder = training.Training.update, tmp_path / "run"
 
     def interrupted(self):
@@ -344,7 +344,7 @@ def test_sums_that_are_read_late_are_the_same(tmp_path, monkeypatch, signal_at):
 
 @pytest.mark.parametrize("step", [4, 5])
 def test_a_nan_that_is_read_late_stops_the_run_too(tmp_path, monkeypatch, step):
-    monkeypatch.setitem(training.AHEAD, "cpu", 1)
+    monkeypatch.setitem(loop.AHEAD, "cpu", 1)
     update = training.Training.update
     spoilt = lambda self: update(self) * (math.nan if self.step == step + 1 else 1)  # noqa: E731
     monkeypatch.setattr(training.Training, "update", spoilt)
@@ -860,7 +860,7 @@ def log_lines(tmp_path, monkeypatch, capsys, seconds, **changes):
     `seconds` on.
     """
     clock = itertools.count(0, seconds)
-    monkeypatch.setattr(training.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(loop.time, "monotonic", lambda: float(next(clock)))
     training.train(small(**changes), tmp_path / "run")
     lines = capsys.readouterr().err.splitlines()
     if not lines[-1].startswith("epoch"):

@@ -37,7 +37,7 @@ from bisnn.files import read_bytes, write_atomic
 from bisnn.metrics import CALIBRATION
 from bisnn.prediction import Classification
 from bisnn.runs import config as configs
-from bisnn.runs import evaluation, model, training
+from bisnn.runs import evaluation, model, monitoring, training
 from bisnn.runs.config import Config
 from bisnn.runs.folder import RunFolder
 from bisnn.runs.inputs import load_dataset
@@ -278,7 +278,7 @@ def run_all(tasks: list[Task], jobs: int, show: bool) -> list[dict[str, Any]]:
     with _workers_ignore_ctrl_c():
         started: dict[int, Future] = {i: pool.submit(measure, *tasks[i]) for i in longest_first}
     futures = [started[i] for i in range(len(tasks))]
-    with pool, bars(show=show, transient=False) as progress, training.signals() as caught:
+    with pool, bars(show=show, transient=False) as progress, monitoring.signals() as caught:
         bar = progress.add_task("", total=len(tasks))
         waiting = set(futures)
         try:

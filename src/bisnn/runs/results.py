@@ -16,11 +16,11 @@ Metric = Annotated[Interval, PlainSerializer(Interval._asdict, return_type=dict)
 Metrics = dict[str, Metric]  # value and 95 % interval, by name of the metric
 
 
-class Result(BaseModel):
+class Finding(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
-class PlainCalibration(Result):
+class PlainCalibration(Finding):
     """The plain ECE, beside what a calibrated model with the same confidences would show."""
 
     ece: float
@@ -28,7 +28,7 @@ class PlainCalibration(Result):
     calibrated_high: float
 
 
-class Memory(Result):
+class Memory(Finding):
     """Of the weights."""
 
     weights: int
@@ -36,7 +36,7 @@ class Memory(Result):
     bytes_32_bit: int
 
 
-class Verdict(Result):
+class Verdict(Finding):
     """A run's model judged on its test points: what `evaluate` returns and evaluation.json holds."""
 
     task: Task
@@ -72,7 +72,7 @@ class Verdict(Result):
 EMPTY: Any = Field(default_factory=lambda: torch.zeros(0))
 
 
-class Predictions(Result):
+class Predictions(Finding):
     """Of the test points, (N, ...) each: for classes mean, entropy and mutual information; for
     targets mean and deviation. What does not apply is empty.
     """
@@ -83,7 +83,7 @@ class Predictions(Result):
     std: Tensor = EMPTY
 
 
-class Curves(Result):
+class Curves(Finding):
     """Means over some test points of the prediction up to each time step, (T',) each; empty
     where they do not apply.
     """
@@ -96,7 +96,7 @@ class Curves(Result):
     rmse: Tensor = EMPTY
 
 
-class Plane(Result):
+class Plane(Finding):
     """Probabilities over the plane of two features, (rows, columns, C), and training points in it."""
 
     probs: dict[str, Tensor]  # of each predictor
@@ -106,14 +106,14 @@ class Plane(Result):
     y: Tensor
 
 
-class Slices(Result):
+class Slices(Finding):
     """Events of recordings, counted in slices of time, (n, slices, 2, H, W)."""
 
     counts: Tensor
     edges_us: list[int]
 
 
-class FeatureMaps(Result):
+class FeatureMaps(Finding):
     """Spikes of the channels of a layer that fire most, counted over time, (n, k, H, W)."""
 
     counts: Tensor
@@ -121,7 +121,7 @@ class FeatureMaps(Result):
     of: int
 
 
-class Raster(Result):
+class Raster(Finding):
     """Input and spikes of a few test points; every spike, (T, n, N), or counts of them."""
 
     points: Tensor  # (n,)
@@ -129,7 +129,7 @@ class Raster(Result):
     layers: list[Tensor | FeatureMaps]
 
 
-class Histogram(Result):
+class Histogram(Finding):
     """Of p = sigma(2 w^r), by layer."""
 
     counts: Tensor
