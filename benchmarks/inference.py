@@ -128,9 +128,7 @@ def described(workload: Workload, members: int | None = None, posterior: bool = 
 
     net, drawn = trained(workload), None
     if members is not None:
-        drawn = weights.draw_members(
-            [layer.weight.detach() for layer in net.layers], members, seed=0
-        )
+        drawn = weights.draw_members([layer.weight for layer in net.layers], members, seed=0)
     return packing.describe(net, drawn, posterior=posterior)
 
 

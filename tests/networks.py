@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from bisnn import SRM, Conv2d, Linear, Network, Recurrent
+from bisnn import SRM, Conv2d, FixedSRM, Levels, Linear, Network, Recurrent
 from conftest import seeded
 
 NEURON = SRM(tau_mem=5.0, tau_syn=3.0, tau_ref=2.0, threshold=0.05, slope=2.0)
+FIXED = FixedSRM(**vars(NEURON))
 KINDS = (
     *("dense", "deep", "conv", "conv stride", "pooled", "recurrent", "masked", "mixed"),
-    *("skip", "skip conv", "skip mixed"),
+    *("skip", "skip conv", "skip mixed", "fixed"),
 )
+POSTERIORS = {  # alphabets with a posterior, on the layers of another kind
+    "ternary": ("mixed", "ternary"),
+    "ternary masked": ("masked", "ternary"),
+    "levels": ("skip mixed", Levels(-3, -1, 1, 3)),
+    "levels conv": ("pooled", Levels(0, 2, 12)),
+}
+EVERY = (*KINDS, *POSTERIORS)
+FLOAT = tuple(kind for kind in KINDS if kind != "fixed")  # for laws of real numbers
 
 
 def mask(n: int, n_in: int, seed: int, density: float = 0.5) -> torch.Tensor:
@@ -24,6 +33,9 @@ def mask(n: int, n_in: int, seed: int, density: float = 0.5) -> torch.Tensor:
 
 def build(kind: str, seed: int = 0, **options) -> Network:
     options = {"neuron": NEURON, "readout": 3, "seed": seed, "dtype": torch.float64, **options}
+    if kind in POSTERIORS:
+        kind, weights = POSTERIORS[kind]
+        options = {"weights": weights, "posterior": True, **options}
     if kind == "dense":
         return Network(Linear(6, 7), **options)
     if kind == "deep":
@@ -45,7 +57,8 @@ def build(kind: str, seed: int = 0, **options) -> Network:
         return Network(Recurrent(6, 7), **options)
     if kind == "masked":
         return Network(Recurrent(6, 8, mask=mask(8, 6, seed), outputs=[7, 0, 3]), **options)
-    if kind == "mixed":
+    if kind in ("mixed", "fixed"):
+        options |= {"neuron": FIXED} if kind == "fixed" else {}
         layers = (Conv2d(2, 3, 3, pool=2), Recurrent(12, 6, mask=mask(6, 12, seed)), Linear(6, 5))
         return Network(*layers, input_shape=(2, 6, 6), **options)
     if kind == "skip":

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from bisnn.alphabet import Levels
 from bisnn.bits import counting
 
 SEEDS, DENSITIES, CUTS = (
@@ -123,6 +124,24 @@ def test_counts_are_the_product_with_signs(shape, density, seed, cut):
     out = np.full((rows, n_out), 0.5, np.float32)
     ours = written(counting.counts, rows, cut, out, packed(x), np.ascontiguousarray(packed(up).T))
     assert np.array_equal(ours, x.astype(int) @ np.where(up, 1, -1).T)
+
+
+@given(SMALL, DENSITIES, SEEDS, CUTS, st.sets(st.integers(-127, 127), min_size=2, max_size=9))
+@example(LARGE, 0.3, 0, 0.5, {-3, -1, 1, 3})
+@example(LARGE, 0.9, 0, 0.5, {-1, 0, 1})
+@example(LARGE, 0.3, 0, 0.5, {-1, 1})
+def test_plane_counts_are_the_product_with_levels(shape, density, seed, cut, levels):
+    rows, n_in, n_out = shape
+    of, rng = Levels(*levels), np.random.default_rng(seed)
+    x = random_bits(rows, n_in, seed=seed, density=density)
+    w = rng.choice(np.array(of.levels, np.int8), (n_out, n_in))
+    bits = of.bits(w)
+    assert len(bits) == of.planes
+    assert np.array_equal(of.weights(bits), w)
+    planes = np.ascontiguousarray(np.stack([packed(plane).T for plane in bits]))
+    out = np.full((rows, n_out), 0.5, np.float32)
+    ours = written(counting.plane_counts, rows, cut, out, packed(x), planes, of.low, of.gap)
+    assert np.array_equal(ours, x.astype(int) @ w.astype(int).T)
 
 
 @pytest.mark.parametrize("real", [False, True])

@@ -26,7 +26,7 @@ def gradients(kind, backward, gradient="local"):
     return float(loss), [p.grad for p in net.parameters()]
 
 
-@pytest.mark.parametrize("kind", networks.KINDS)
+@pytest.mark.parametrize("kind", networks.EVERY)
 @pytest.mark.parametrize("chunk", [1, 5, 17, 40])
 @pytest.mark.parametrize(
     "settings", [{}, {"over_time": "mean", "burn_in": 7}, {"burn_in": 3, "mask": True}]

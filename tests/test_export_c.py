@@ -56,10 +56,13 @@ def outcome(folder: Path) -> tuple[int, str]:
 
 
 def drawn(net: Network, count: int, seed: int = 1) -> list[list[torch.Tensor]]:
-    """Members, True where a weight is +1."""
-    g = seeded(seed)
+    """Members whose weights are any of the levels."""
+    g, levels = seeded(seed), torch.tensor(net.alphabet.levels).float()
     return [
-        [torch.rand(layer.weight.shape, generator=g) < 0.5 for layer in net.layers]
+        [
+            levels[torch.randint(len(levels), layer.spec.weight_shape, generator=g)]
+            for layer in net.layers
+        ]
         for _ in range(count)
     ]
 
@@ -69,10 +72,7 @@ def expected(
 ) -> tuple[list[np.ndarray], np.ndarray | None]:
     """Spikes of each layer (K, T, ...) and logits (K, T, outputs), from PyTorch."""
     with torch.no_grad():
-        outputs = [
-            net(x[:, None], weights=[torch.where(up, 1.0, -1.0) for up in member])
-            for member in members
-        ]
+        outputs = [net(x[:, None], weights=member) for member in members]
     of_layers = [
         np.stack([o.spikes[i][:, 0].numpy() for o in outputs]) for i in range(len(net.layers))
     ]
@@ -107,7 +107,7 @@ def exported(
     return sizes
 
 
-@pytest.mark.parametrize("kind", networks.KINDS)
+@pytest.mark.parametrize("kind", networks.EVERY)
 @pytest.mark.parametrize("count", [1, 3])
 def test_every_kind_is_exact_however_it_is_compiled(kind, count, tmp_path):
     net = networks.build(kind, dtype=torch.float32)
@@ -120,7 +120,7 @@ def test_every_kind_is_exact_however_it_is_compiled(kind, count, tmp_path):
             assert int(re.search(r"state (\d+) bytes", text)[1]) == sizes["ram"]
 
 
-@pytest.mark.parametrize("kind", networks.KINDS)
+@pytest.mark.parametrize("kind", networks.EVERY)
 def test_the_recordings_make_the_layers_fire(kind):
     net = networks.build(kind, dtype=torch.float32)
     for s in expected(net, drawn(net, 3), spikes(30, *net.input_shape, density=0.3))[0]:
@@ -197,20 +197,20 @@ def test_what_is_advised_on_s390_helps(tmp_path):
         build(tmp_path, *flags.split(), "-c", sources="model.c", compiler="s390x-linux-gnu-gcc")
 
 
-@pytest.mark.parametrize("what", ["spikes of layer 0", "spikes of layer 1", "logits"])
+@pytest.mark.parametrize("what", ["spikes of layer 0", "spikes of layer 1", "outputs"])
 def test_a_wrong_golden_vector_is_found(what, tmp_path):
     exported(networks.build("pooled", dtype=torch.float32), 3, tmp_path)
     path = tmp_path / "model_golden.h"
     text = path.read_text()
     start = (
         text.index(
-            "{\n", text.index(" golden_logits[" if what == "logits" else f" golden_s{what[-1]}[")
+            "{\n", text.index(" golden_result[" if what == "outputs" else f" golden_s{what[-1]}[")
         )
         + 2
     )
     end = text.index("}", start)
     numbers = text[start:end].replace("\n", "").split(",")
-    numbers[-1] = "0x1p-3f" if what == "logits" else hex(int(numbers[-1], 16) ^ 1)
+    numbers[-1] = "0x1p-3f" if what == "outputs" else hex(int(numbers[-1], 16) ^ 1)
     path.write_text(text[:start] + ",\n".join(numbers) + text[end:])
     build(tmp_path, *STRICT)
     code, said = outcome(tmp_path)

@@ -22,12 +22,14 @@ import networks
 from bisnn import Conv2d, Linear, Network
 from bisnn.packed import PackedNetwork
 from bisnn.packing import describe
+from bisnn.realisation import map_weight
 from bisnn.shipping import nir as nir_graph
+from bisnn.weights import sign
 from conftest import seeded, spikes
 
 nir = pytest.importorskip("nir")
-POOLED = ("pooled", "mixed", "skip mixed")
-KINDS = (*(kind for kind in networks.KINDS if kind not in POOLED), "conv and dense")
+POOLED = ("pooled", "mixed", "skip mixed", "ternary", "levels", "levels conv")
+KINDS = (*(kind for kind in networks.EVERY if kind not in (*POOLED, "fixed")), "conv and dense")
 SQUARE = {"conv stride": False}  # kernels; nir's own check of shapes takes all for square
 
 
@@ -45,7 +47,7 @@ def build(kind: str, **options) -> Network:
 
 
 def signs(net: Network) -> list[torch.Tensor]:
-    return [torch.where(layer.weight.detach() >= 0, 1.0, -1.0) for layer in net.layers]
+    return [map_weight(layer.weight) for layer in net.layers]
 
 
 def read_back(network: PackedNetwork, path: Path, check: bool = True, **options):
@@ -83,14 +85,14 @@ def test_without_a_readout_spikes_come_out(kind, tmp_path):
 def test_each_member_can_be_chosen(tmp_path):
     net = build("recurrent")
     members = [
-        [torch.rand(w.shape, generator=seeded(k)) < 0.5 for w in signs(net)] for k in range(2)
+        [sign(torch.randn(w.shape, generator=seeded(k))) for w in signs(net)] for k in range(2)
     ]
     network, x = describe(net, members), spikes(40, 3, 6)
     for k, member in enumerate(members):
         _, logits = nir_graph.simulate(
             read_back(network, tmp_path / "net.nir", member=k), x.numpy()
         )
-        want = net(x, weights=[torch.where(up, 1.0, -1.0) for up in member]).readouts[-1]
+        want = net(x, weights=member).readouts[-1]
         assert np.array_equal(logits, want.detach().numpy())
 
 
@@ -109,7 +111,7 @@ def test_the_file_says_what_it_is(tmp_path):
     assert np.array_equal(about["kappa"], layer.scale)
     assert graph.nodes["spikes_0"].metadata["theta"] == layer.constants[3]
     W = np.hstack([graph.nodes[name].weight for name in ("weights_0", "recurrent_0")])
-    assert np.array_equal(W, np.where(layer.mask, np.where(layer.weights[0], 1, -1), 0))
+    assert np.array_equal(W, np.where(layer.mask, layer.weights[0], 0))
 
 
 # Continuous time
@@ -186,9 +188,7 @@ def by_hand(network: PackedNetwork, x: np.ndarray) -> list[np.ndarray]:
                 I = v = 0.0
                 for t in range(len(x)):
                     I = a_s * I + sum(
-                        1 if up else -1
-                        for up, s in zip(layer.weights[0, n], x[t, b], strict=True)
-                        if s
+                        w for w, s in zip(layer.weights[0, n], x[t, b], strict=True) if s
                     )
                     v = a_m * v + I
                     if kappa * (a_m - a_s) * v > theta:
@@ -356,8 +356,8 @@ def test_pooling_is_refused(kind, profile, tmp_path):
 
 def test_bad_requests_are_told_apart_and_leave_the_old_file(tmp_path, monkeypatch):
     net = build("dense")
-    up = [w > 0 for w in signs(net)]
-    one, two, path = describe(net), describe(net, [up, up]), tmp_path / "net.nir"
+    w = signs(net)
+    one, two, path = describe(net), describe(net, [w, w]), tmp_path / "net.nir"
     path.write_text("old")
     layer = one.layers[0]
     flat = replace(one, layers=(replace(layer, constants=layer.constants[[1, 1, 2, 3]]),))

@@ -28,6 +28,7 @@ from conftest import KERNELS, constants_of, device_of, seeded, spikes, threads
 
 NEURON = SRM(tau_mem=5.0, tau_syn=3.0, tau_ref=2.0, threshold=0.1, slope=2.0)
 SEEDS = st.integers(0, 1000)
+LEVELS = {True: [-1, 1], False: []}
 
 
 class Layer(NamedTuple):
@@ -61,7 +62,7 @@ class Layer(NamedTuple):
             list(self.stride),
             list(self.padding),
             self.pool,
-            hard,
+            LEVELS[hard],
             spikes,
             neuron.surrogate,
             neuron.slope,
@@ -394,7 +395,7 @@ def test_the_operation_is_registered_properly(layer, inputs, hard, dtype, output
     readout = (r if r is None else r.to(dtype) for r in layer.readout(outputs))
     constants = (layer.kappa().to(dtype), constants_of(NEURON, dtype), *readout)
     window = (list(layer.stride), list(layer.padding), layer.pool)
-    arguments = (*leaves, *constants, *window, hard, inputs != "real", "sigmoid", 2.0, True)
+    arguments = (*leaves, *constants, *window, LEVELS[hard], inputs != "real", "sigmoid", 2.0, True)
     torch.library.opcheck(srm_layer, arguments)
     y, s, u, *_, kept = (y.detach() for y in srm_layer(*arguments))
     x, weight = (t.detach() for t in leaves[:2])
@@ -476,7 +477,14 @@ def test_what_is_kept_of_the_inputs(layer, kernel):
 # The way taken on the CPU
 
 KERNELS_OF = {
-    counting: ("pack", "windows", "counts", "add_rows", "add_rows_transposed", "add_rows_by_fours"),
+    counting: (
+        "pack",
+        "windows",
+        "plane_counts",
+        "add_rows",
+        "add_rows_transposed",
+        "add_rows_by_fours",
+    ),
     cpu: ("_scan", "_adjoint", "_weight_gradient"),
     kernels.reference: ("product", "weight_gradient", "input_gradient"),
 }
@@ -518,9 +526,9 @@ def forward_and_backward(layer, inputs, hard, learns_x=False):
 @pytest.mark.parametrize(
     ("inputs", "hard", "forward", "backward"),
     [
-        (0.05, True, {"pack", "counts"}, "add_rows_transposed"),
-        (0.25, True, {"pack", "counts"}, "add_rows_by_fours"),
-        (1.0, True, {"pack", "counts"}, "add_rows_by_fours"),
+        (0.05, True, {"pack", "plane_counts"}, "add_rows_transposed"),
+        (0.25, True, {"pack", "plane_counts"}, "add_rows_by_fours"),
+        (1.0, True, {"pack", "plane_counts"}, "add_rows_by_fours"),
         (0.05, False, {"pack", "add_rows"}, "add_rows_transposed"),
         (0.25, False, {"pack", "add_rows"}, "add_rows_by_fours"),
         (0.6, False, {"pack", "product"}, "add_rows_by_fours"),
@@ -538,7 +546,7 @@ def test_which_way_is_taken(layer, inputs, hard, forward, backward, learns_x, mo
     monkeypatch.setattr(cpu, "DENSE", 0.4)
     *_, there, back = forward_and_backward(layer, inputs, hard, learns_x)
     assert there.keys() - {"windows"} == forward | {"_scan"}
-    assert ("windows" in there) == bool(layer.stride and {"counts", "add_rows"} & forward)
+    assert ("windows" in there) == bool(layer.stride and {"plane_counts", "add_rows"} & forward)
     if backward == "weight_gradient" or learns_x:
         assert back.keys() - {"windows"} == {"_adjoint", backward} | (
             {"input_gradient"} if learns_x else set()
@@ -765,7 +773,7 @@ def test_half_precision_where_tf32_is_allowed(
             constants = c(dtype).to(device)
             zero = torch.zeros(shape, device=device, dtype=dtype)
             kappa = torch.tensor(w[0].numel() ** -0.5, device=device, dtype=dtype)
-            settings = (stride, padding, pool, hard, True, "sigmoid", 2.0, refractory)
+            settings = (stride, padding, pool, LEVELS[hard], True, "sigmoid", 2.0, refractory)
             with kernels.precision("mixed"):
                 _, s, u, P, *_ = srm_layer(
                     x_d, weight, zero, zero, zero, kappa, constants, None, None, *settings
@@ -794,14 +802,14 @@ def test_bfloat16_where_it_is_allowed(kind):
     places = ([], []) if kind == "linear" else ([1, 1], [1, 1])
     kept, before = cpu.keep(x, places[1]), torch.get_float32_matmul_precision()
     exact, full = (
-        cpu.product(x.double(), None, w.double(), *places, False),
-        cpu.product(x, kept, w, *places, False),
+        cpu.product(x.double(), None, w.double(), *places, []),
+        cpu.product(x, kept, w, *places, []),
     )
-    hard = cpu.product(x, kept, sign(w), *places, True)
+    hard = cpu.product(x, kept, sign(w), *places, [-1, 1])
     try:
         torch.set_float32_matmul_precision("medium")
-        rounded = cpu.product(x, kept, w, *places, False)
-        assert torch.equal(cpu.product(x, kept, sign(w), *places, True), hard)
+        rounded = cpu.product(x, kept, w, *places, [])
+        assert torch.equal(cpu.product(x, kept, sign(w), *places, [-1, 1]), hard)
     finally:
         torch.set_float32_matmul_precision(before)
     assert 1e-5 < (rounded - exact).norm() / exact.norm() < 5e-3

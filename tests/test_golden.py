@@ -44,7 +44,7 @@ def inference(kind: str) -> dict[str, str]:
         "spikes": digest(*(s.to(torch.uint8) for s in out.spikes)),
         "potentials": digest(*out.potentials),
         "logits": digest(*out.readouts),
-        "members": digest(*(up for member in members for up in member)),
+        "members": digest(*(w > 0 for member in members for w in member)),
         "ensemble": digest((predict(net, x, samples=3, seed=7).members * 2**20).round().int()),
     }
 

@@ -31,7 +31,7 @@ from bisnn import (
 )
 from bisnn.bits import counting
 from conftest import needs_compiler, seeded, spikes
-from networks import KINDS, NEURON, build, mask
+from networks import FLOAT, KINDS, NEURON, build, mask
 
 
 def run(net, x, relaxed=False):
@@ -60,7 +60,7 @@ def matrix_of(layer, w):
     return layer.matrix(w).numpy() if isinstance(layer, Recurrent) else w.numpy()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FLOAT)
 @given(
     seed=st.integers(0, 10_000),
     T=st.integers(2, 9),
@@ -185,7 +185,7 @@ def test_local_gradient_of_convolutions(kind):
 
 
 @pytest.mark.parametrize("readout_after", ["every", "last"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FLOAT)
 def test_bptt_gradient_is_autograd_through_the_steps(kind, readout_after):
     """At real weights: with hard ones, equal potentials in a pooling window are ties that rounding
     breaks at random.
@@ -458,9 +458,9 @@ def test_compiles_in_one_graph(kinds, backend, monkeypatch):
     """
     torch.compiler.reset()
     compiled = torch.compile(loss_of, fullgraph=True, backend=backend)
-    counts, counted = counting.counts, []
+    counts, counted = counting.plane_counts, []
     monkeypatch.setattr(
-        counting, "counts", lambda *arguments: (counted.append(1), counts(*arguments))
+        counting, "plane_counts", lambda *arguments: (counted.append(1), counts(*arguments))
     )
     for kind in kinds:
         net = build(kind, dtype=torch.float32, readout=2)
@@ -523,7 +523,7 @@ def network(*layers, **options):
         ),
         (lambda: Recurrent(2, 3, outputs=[3]), "outputs: must be distinct"),
         (lambda: Recurrent(2, 3, outputs=[1.7]), "outputs: must be distinct"),
-        (lambda: network(neuron="srm"), "neuron: must be a bisnn.SRM; got 'srm'"),
+        (lambda: network(neuron="srm"), "neuron: must be a bisnn.SRM, .*; got 'srm'"),
         (lambda: network(input_shape=5), "input_shape: must be the sizes of the axes"),
         (
             lambda: pad([torch.zeros(3, 2), torch.zeros(3, 4)]),
@@ -549,7 +549,15 @@ def network(*layers, **options):
             "layers: each layer object belongs to one network, once",
         ),
         (lambda: network(readout=0), "readout: must be a positive whole number; got 0"),
-        (lambda: network(weights="ternary"), "weights: must be one of binary, real; got 'ternary'"),
+        (
+            lambda: network(weights="trinary"),
+            'weights: must be "binary", "ternary", "real", a list of levels .*; got \'trinary\'',
+        ),
+        (
+            lambda: network(weights=[1, 1]),
+            r"levels: must be two or more distinct integers; got \(1, 1\)",
+        ),
+        (lambda: network(posterior="yes"), "posterior: must be True or False"),
         (lambda: network(gradient="rtrl"), "gradient: must be one of local, bptt"),
         (lambda: network(readout_after="first"), "readout_after: must be one of every, last"),
         (

@@ -289,7 +289,8 @@ def test_verdict_is_that_of_the_metrics(runs, name, predictors):
         assert verdict.calibration[predictor].calibrated_mean == found.calibrated_mean
     assert verdict.memory.model_dump() == {
         "weights": 20 * 16 + 16 * 16,
-        "bytes_1_bit": 72,
+        "bits": 1,
+        "bytes": 72,
         "bytes_32_bit": 2304,
     }
 

@@ -19,7 +19,7 @@ from bisnn import (
     sample_weights,
 )
 from bisnn.neuron import SRM
-from bisnn.weights import held
+from bisnn.realisation import held
 
 
 @pytest.fixture(scope="module")

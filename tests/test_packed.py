@@ -18,14 +18,16 @@ from hypothesis import strategies as st
 
 import bisnn
 from bisnn import SRM, Conv2d, Linear, Network, Recurrent, packing, weights
+from bisnn.alphabet import BINARY, Levels
 from bisnn.bits import counting
 from bisnn.packed import BadFile, Engine, file
 from bisnn.packed import load as load_packed
-from bisnn.packed.network import draw, words
+from bisnn.packed.network import draw, most_probable, words
+from bisnn.realisation import map_weight
 from bisnn.runs import training
 from bisnn.runs.config import load as load_config
 from conftest import spikes
-from networks import KINDS, NEURON, build, mask
+from networks import EVERY, NEURON, build, mask
 from runs import RECORDED, made_up_nmnist, small
 from test_config import SHIPPED
 
@@ -33,7 +35,7 @@ LIVELY = SRM(tau_mem=5.0, tau_syn=3.0, tau_ref=2.0, threshold=0.02)
 
 
 def drawn(net: Network, K: int, seed: int = 0) -> list[list[torch.Tensor]]:
-    return weights.draw_members([layer.weight.detach() for layer in net.layers], K, seed)
+    return weights.draw_members([layer.weight for layer in net.layers], K, seed)
 
 
 def assert_same_bits(net: Network, x: torch.Tensor, K: int = 1, threads: int = 1) -> Engine:
@@ -47,16 +49,15 @@ def assert_same_bits(net: Network, x: torch.Tensor, K: int = 1, threads: int = 1
     )
     for k, member in enumerate(members):
         with torch.no_grad():
-            theirs = net(
-                x, net.initial_state(x.shape[1]), weights=[2 * up.float() - 1 for up in member]
-            )
+            theirs = net(x, net.initial_state(x.shape[1]), weights=[w.float() for w in member])
         for a, b in zip(ours.spikes, theirs.spikes, strict=True):
             assert np.array_equal(a[k], b.numpy())
         last = theirs.readouts[-1]
         assert (ours.logits is None) == (last is None)
         assert last is None or np.array_equal(ours.logits[k], last.numpy())
         for (P, _, R), state, layer in zip(ours.state, theirs.state, net.layers, strict=True):
-            for a, b in ((P, state.P), (R, state.R)):
+            unit = 2.0 ** getattr(layer.neuron, "fraction", 0)  # of integers
+            for a, b in ((P, unit * state.traces[0]), (R, unit * state.traces[2])):
                 by_pixel = b if len(layer.current_shape) == 1 else b.movedim(1, -1)
                 assert np.array_equal(a[k], by_pixel.flatten(1).numpy())
     return engine
@@ -66,7 +67,7 @@ def assert_same_bits(net: Network, x: torch.Tensor, K: int = 1, threads: int = 1
 
 
 @pytest.mark.parametrize("K", [1, 3])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_every_kind_of_network(kind, K):
     net = build(kind, dtype=torch.float32)
     x = spikes(40, 5, *net.input_shape, density=0.4)
@@ -91,19 +92,20 @@ def test_dense_layers_of_any_size(n_in, n, K, B, density, threads):
     )
 
 
-def test_few_active_inputs_are_added_and_many_counted():
+@pytest.mark.parametrize("of", [Levels(-1, 1), Levels(-1, 0, 1), Levels(-127, 3, 127)])
+def test_few_active_inputs_are_added_and_many_counted(of):
     """Both ways are taken, and the currents are the same exact integers."""
     rng = np.random.default_rng(0)
-    w = rng.integers(0, 2, (300, 70)).astype(np.int8) * 2 - 1  # (n_in, n_out)
-    columns = np.ascontiguousarray(words(w.T > 0).T)
+    w = rng.choice(np.array(of.levels, np.int8), (300, 70))  # (n_in, n_out)
+    planes = np.ascontiguousarray(words(of.bits(w.T)).swapaxes(1, 2))
     for density in (0.005, 0.3):
         x = rng.random((9, 300)) < density
         counted, added = np.empty((9, 70), np.float32), np.empty((9, 70), np.float32)
-        counting.counts(0, 9, words(x), columns, counted)
-        counting.events(0, 9, words(x), columns, w, added)
+        counting.plane_counts(0, 9, words(x), planes, of.low, of.gap, counted)
+        counting.events(0, 9, words(x), planes, of.low, of.gap, w, added)
         assert np.array_equal(counted, x.astype(int) @ w)
         assert np.array_equal(added, counted)
-        counting.events(0, 9, words(x), columns, 0 * w, added)  # tells which way was taken
+        counting.events(0, 9, words(x), planes, of.low, of.gap, 0 * w, added)  # which way?
         assert added.any() == (density == 0.3)
 
 
@@ -154,7 +156,7 @@ def test_recurrent_layers_on_images():
     assert engine.run(spikes(30, 3, 2, 4, 4).numpy(), spikes=True).spikes[1].any()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 @given(cuts=st.lists(st.integers(1, 29), max_size=6, unique=True))
 def test_a_stream_in_pieces_gives_the_same_bits(kind, cuts):
     net = build(kind, dtype=torch.float32)
@@ -238,8 +240,8 @@ def test_every_trained_config(name, tmp_path, monkeypatch):
     monkeypatch.setenv("BISNN_CACHE", str(tmp_path / "cache"))
     run = _short_training(name, tmp_path)
     model = bisnn.load(run)
-    if model.net.weights == "real":
-        with pytest.raises(ValueError, match="binary"):
+    if model.net.alphabet is None:
+        with pytest.raises(ValueError, match="alphabet"):
             bisnn.export(run)
         return
     predictors = ("map", "members") if model.members else ("map",)
@@ -253,13 +255,13 @@ def test_every_trained_config(name, tmp_path, monkeypatch):
             within = 2e-3 if model.classes else 2e-2  # an encoded spike may differ
             np.testing.assert_allclose(ours.mean, theirs.mean.numpy(), atol=within)
         s = spikes(40, 6, *model.net.input_shape, density=0.3)
-        members = [[layer.weight.detach() >= 0 for layer in model.net.layers]]
+        members = [[map_weight(layer.weight) for layer in model.net.layers]]
         if predictor == "members":
             members = drawn(model.net, model.members, model.config.seed)
         result = engine.run(s.numpy(), spikes=True)
         assert len(result.logits) == len(members)
         for k, member in enumerate(members):
-            output = model.net(s, weights=[2 * up.float() - 1 for up in member])
+            output = model.net(s, weights=[w.float() for w in member])
             assert np.array_equal(result.logits[k], output.logits.detach().numpy())
             for a, b in zip(result.spikes, output.spikes, strict=True):
                 assert np.array_equal(a[k], b.detach().numpy())
@@ -329,36 +331,54 @@ def test_the_posterior_draws_what_it_says(tmp_path):
     path = tmp_path / "p.safetensors"
     file.write(replace(packing.describe(net, posterior=True), members=5, seed=7), path)
     p = torch.sigmoid(2 * net.layers[0].weight.detach().double()).numpy()
-    assert np.abs(file.read(path).layers[0].posterior / 255 - p).max() <= 0.5 / 255 + 1e-12
+    assert np.abs(file.read(path).layers[0].posterior[0] / 255 - p).max() <= 0.5 / 255 + 1e-12
     assert np.array_equal(
-        file.read(path, "map").layers[0].weights[0], (net.layers[0].weight >= 0).numpy()
+        file.read(path, "map").layers[0].weights[0] > 0, (net.layers[0].weight >= 0).numpy()
     )
     assert file.read(path).count == 5
     many = file.read(path, 4000).layers[0].weights
     deviation = np.sqrt(np.maximum(p * (1 - p), 1e-9) / 4000)
-    assert (np.abs(many.mean(0) - p) < 5 * deviation + 0.5 / 255 + 2**-16).all()
+    assert (np.abs((many > 0).mean(0) - p) < 5 * deviation + 0.5 / 255 + 2**-16).all()
     assert np.array_equal(many[:5], file.read(path).layers[0].weights), (
         "more members leave the first as they are"
     )
     assert not np.array_equal(many[:5], file.read(path, seed=8).layers[0].weights)
     assert not np.array_equal(many[0], many[1])
     certain = file.read(path, 50).layers[0]
-    assert certain.weights[:, certain.posterior == 255].all()
-    assert not certain.weights[:, certain.posterior == 0].any()
+    assert (certain.weights[:, certain.posterior[0] == 255] == 1).all()
+    assert (certain.weights[:, certain.posterior[0] == 0] == -1).all()
 
 
 def test_the_named_generator_never_changes():
     """The draws are part of the file format: another result here is another format."""
     posterior = np.arange(256, dtype=np.uint8).repeat(3)
-    bits = np.packbits(draw(posterior, 3, seed=2**31 + 1, layer=2), bitorder="little")
+    drawn = draw(posterior[None], BINARY, 3, seed=2**31 + 1, layer=2)
+    bits = np.packbits(drawn > 0, bitorder="little")
     assert file.hashlib.blake2b(bits.tobytes(), digest_size=8).hexdigest() == "3b5049599f17ccc4"
 
 
 @given(w=st.floats(-30, 30, width=32))
 def test_quantising_keeps_the_sign(w):
-    q = int(packing.quantised(torch.tensor([w]))[0])
+    q = int(packing.quantised(torch.tensor([w]))[0, 0])
     assert (q >= 128) == (w >= 0)
     assert abs(q / 255 - 1 / (1 + math.exp(-2 * w))) <= 0.5 / 255 + 1e-9
+
+
+@given(
+    st.lists(st.floats(-12, 12), min_size=2, max_size=6), st.lists(st.floats(-12, 12), min_size=2)
+)
+def test_quantised_levels_add_up_and_keep_the_most_probable(one, other):
+    """K levels in 255 shares: each within a share of its probability, and the same MAP weight."""
+    K = min(len(one), len(other))
+    logits = torch.tensor([one[:K], other[:K]], dtype=torch.float64).T.contiguous()
+    of = Levels(*range(K))
+    weights.mark_latents(logits, weights.Categorical(of))
+    shares = packing.quantised(logits)
+    p = torch.softmax(logits, 0).flip(0).numpy()
+    each = np.diff(shares.astype(int), axis=0, prepend=0, append=255)
+    assert (each >= 0).all()
+    assert np.abs(each / 255 - p).max() <= 2 / 255
+    assert np.array_equal(most_probable(shares, of), map_weight(logits).numpy())
 
 
 # Without PyTorch
@@ -448,7 +468,7 @@ def test_clear_messages(tmp_path):
         Engine(packing.describe(Network(Linear(6, 3), readout=None, neuron=NEURON))).predict(
             np.zeros((3, 1, 6))
         )
-    with pytest.raises(ValueError, match="net: must have binary weights"):
+    with pytest.raises(ValueError, match="net: must have weights from an alphabet"):
         packing.describe(Network(Linear(6, 3), readout=2, weights="real"))
     with pytest.raises(ValueError, match="net: must be float32"):
         packing.describe(build("dense"))
@@ -464,7 +484,7 @@ def test_exports_refuse_what_has_no_meaning(tmp_path):
         ):
             bisnn.export(st_run, predictor=predictor)
     full = training.train(small("full, Adam"), tmp_path / "full", show=False)
-    with pytest.raises(ValueError, match="net: must have binary weights"):
+    with pytest.raises(ValueError, match="net: must have weights from an alphabet"):
         bisnn.export(full)
     run = training.train(small(), tmp_path / "run", show=False)
     with pytest.raises(ValueError, match="members: are drawn from a posterior"):

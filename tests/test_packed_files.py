@@ -19,7 +19,7 @@ from safetensors.numpy import save as save_tensors
 from bisnn import SRM, packing
 from bisnn.packed import BadFile, Engine, PackedLayer, PackedNetwork, Unfit, file
 from conftest import taking
-from networks import KINDS, build
+from networks import EVERY, build
 from test_packed import drawn
 
 
@@ -43,7 +43,7 @@ def assert_equal(a: PackedNetwork, b: PackedNetwork) -> None:
 
 
 @pytest.mark.parametrize("posterior", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_files_come_back_as_they_were(kind, posterior, tmp_path):
     net = build(kind, dtype=torch.float32)
     described = packing.describe(net, None if posterior else drawn(net, 3), posterior=posterior)

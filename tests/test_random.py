@@ -185,12 +185,9 @@ def standardised_members(purpose, monkeypatch):
             rule.step()
         latent = w_r.detach()
         mu = weights.mean(latent)
-        for (up,) in weights.draw_members([latent], 5, seed):
+        for (w,) in weights.draw_members([latent], 5, seed):
             z.append(
-                float(
-                    ((2.0 * up - 1 - mu) * weights.sign(latent)).sum()
-                    / (1 - mu.square()).sum().sqrt()
-                )
+                float(((w - mu) * weights.sign(latent)).sum() / (1 - mu.square()).sum().sqrt())
             )
     return np.array(z)
 

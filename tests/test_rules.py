@@ -17,7 +17,8 @@ from torch import nn
 from bisnn import BayesBiSNN, Bop, Linear, Network, Recurrent, STBiSNN, local_loss, map_weights
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
-from bisnn.rules import adam, anneal, bop_update, descend, momentum, natural_gradient
+from bisnn.optimizer import adam, descend, momentum
+from bisnn.rules import anneal, bop_update, natural_gradient
 from bisnn.weights import MAX_EXPONENT, mean_gradient_factor, sign
 from conftest import needs_compiler, seeded, spikes
 from networks import KINDS, NEURON, build

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
-from bisnn import free_energy, kl_divergence, map_weights, sample_weights, weights
+from bisnn import free_energy, kl_divergence, map_weights, realisation, sample_weights, weights
 from conftest import seeded
 from networks import build
 
@@ -52,9 +52,9 @@ def test_parameters_of_the_bernoulli_agree(logits):
 @pytest.mark.parametrize("w_r", [-50.0, -1.0, -0.1, 0.0, 0.3, 2.0, 50.0])
 def test_frequencies_of_samples(w_r):
     n = 100_000
-    ((up,),) = weights.draw_members([torch.full((n,), w_r)], 1, seed=1)
+    ((w,),) = weights.draw_members([torch.full((n,), w_r)], 1, seed=1)
     p = 1 / (1 + math.exp(-2 * w_r)) if w_r > -50 else math.exp(2 * w_r)
-    assert stats.binomtest(int(up.sum()), n, p).pvalue > 1e-4
+    assert stats.binomtest(int((w > 0).sum()), n, p).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("w_r", [-1.0, 0.0, 0.5])
@@ -126,13 +126,13 @@ def test_realisations_come_back_whatever_happens():
 def test_what_is_known_of_weights():
     """By their values; where those cannot be read, by what wrote them."""
     w = nn.Parameter(torch.tensor([[0.3, -2.0]]))
-    assert weights.is_hard(weights.sign(w))
+    assert realisation.is_hard(weights.sign(w))
     for value in (0.0, 0.5, -1.0000001, math.nan, math.inf):
-        assert not weights.is_hard(torch.tensor([1.0, value, -1.0]))
+        assert not realisation.is_hard(torch.tensor([1.0, value, -1.0]))
     seen = []
 
     def inside(scale):
-        seen.append((weights.is_hard(w), weights.is_hard(w * scale)))
+        seen.append((realisation.is_hard(w), realisation.is_hard(w * scale)))
         return scale
 
     torch.vmap(inside)(
@@ -140,28 +140,28 @@ def test_what_is_known_of_weights():
     )  # the parameter itself can be read in here, what is made of it cannot
     unreadable = nn.Parameter(w.detach().to("meta"))
     for hard in (True, False):
-        with weights.held([w, unreadable], [weights.sign(w.detach())] * 2, hard=hard):
-            seen.append((weights.is_hard(w), weights.is_hard(unreadable)))
-    seen.append((weights.is_hard(w), weights.is_hard(unreadable)))
+        with realisation.held([w, unreadable], [weights.sign(w.detach())] * 2, hard=hard):
+            seen.append((realisation.is_hard(w), realisation.is_hard(unreadable)))
+    seen.append((realisation.is_hard(w), realisation.is_hard(unreadable)))
     assert seen == [(False, False), (True, True), (True, False), (False, False)]
 
 
 def test_what_is_known_of_inputs():
     for dtype in (torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64):
-        assert weights.is_spikes(torch.tensor([0, 1, 1]).to(dtype))
+        assert realisation.is_spikes(torch.tensor([0, 1, 1]).to(dtype))
     for value in (0.5, -1.0, 2.0, 1e-40, math.nan):
-        assert not weights.is_spikes(torch.tensor([0.0, 1.0, value]))
-    assert not weights.is_spikes(torch.tensor([0, 2], dtype=torch.uint8))
-    assert not weights.is_spikes([0, 1]), "checked before the network says what it takes"
+        assert not realisation.is_spikes(torch.tensor([0.0, 1.0, value]))
+    assert not realisation.is_spikes(torch.tensor([0, 2], dtype=torch.uint8))
+    assert not realisation.is_spikes([0, 1]), "checked before the network says what it takes"
     seen = []
 
     def inside(x):
-        seen.append((weights.is_spikes(x), weights.is_spikes(x.bool())))
+        seen.append((realisation.is_spikes(x), realisation.is_spikes(x.bool())))
         return x
 
     torch.vmap(inside)(torch.ones(2, 3))
     assert seen == [(False, True)], "by type, where values cannot be read"
-    assert not weights.is_spikes(torch.ones(3, device="meta"))
+    assert not realisation.is_spikes(torch.ones(3, device="meta"))
 
 
 def test_bad_arguments():

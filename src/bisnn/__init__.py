@@ -13,12 +13,14 @@ from bisnn import lazy
 __version__ = "0.1.0"
 
 _HOME = {
-    "neuron": ("SRM",),
+    "neuron": ("SRM", "FixedSRM"),
     "layers": ("Linear", "Conv2d", "Recurrent"),
     "network": ("Network", "Output", "pad"),
     "losses": ("local_loss", "global_loss", "spike_loss", "activity_loss", "chunked_backward"),
     "rules": ("STBiSNN", "BayesBiSNN", "Bop"),
-    "weights": ("map_weights", "sample_weights", "kl_divergence", "free_energy"),
+    "alphabet": ("Binary", "Ternary", "Levels"),
+    "weights": ("kl_divergence", "free_energy"),
+    "realisation": ("map_weights", "sample_weights"),
     "prediction": ("predict", "Classification", "Regression"),
     "runs.training": ("train", "resume"),
     "runs.model": ("Model", "load"),
@@ -47,11 +49,13 @@ __all__, __getattr__, __dir__ = lazy.names(__name__, _HOME, _MODULES, own=["__ve
 
 if TYPE_CHECKING:
     from bisnn import data, encode, kernels, metrics, packed, packing, shipping, weights
+    from bisnn.alphabet import Binary, Levels, Ternary
     from bisnn.layers import Conv2d, Linear, Recurrent
     from bisnn.losses import activity_loss, chunked_backward, global_loss, local_loss, spike_loss
     from bisnn.network import Network, Output, pad
-    from bisnn.neuron import SRM
+    from bisnn.neuron import SRM, FixedSRM
     from bisnn.prediction import Classification, Regression, predict
+    from bisnn.realisation import map_weights, sample_weights
     from bisnn.reporting.page import report
     from bisnn.rules import BayesBiSNN, Bop, STBiSNN
     from bisnn.runs import config
@@ -60,4 +64,4 @@ if TYPE_CHECKING:
     from bisnn.runs.model import Model, load
     from bisnn.runs.training import resume, train
     from bisnn.system import info
-    from bisnn.weights import free_energy, kl_divergence, map_weights, sample_weights
+    from bisnn.weights import free_energy, kl_divergence

@@ -69,6 +69,11 @@ class Predictor(StrEnum):
     posterior = "posterior"
 
 
+class NeuronKind(StrEnum):
+    srm = "srm"
+    fixed = "fixed"
+
+
 class Profile(StrEnum):
     exact = "exact"
     cubalif = "cubalif"
@@ -406,6 +411,12 @@ def export(
             help="Of c: of all names and files, so that a program can hold several models. Default: model."
         ),
     ] = None,
+    neuron: Annotated[
+        NeuronKind | None,
+        typer.Option(
+            help="fixed: the neurons in integers; says what that changes. Default: as trained."
+        ),
+    ] = None,
 ) -> None:
     """Ship a run's model as what it is: bits. What leaves runs without PyTorch and gives the same
     spikes.
@@ -426,6 +437,7 @@ def export(
         members=members,
         profile=profile.value,
         prefix=prefix,
+        neuron=neuron and neuron.value,
     )
     _say_if_unfinished(run, model)
     printing.print_exported(to.value, done)

@@ -20,16 +20,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bisnn.alphabet import BINARY, Levels
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.checks import positive_int
-from bisnn.kernels import reference
+from bisnn.kernels import fixed, reference
+from bisnn.kernels.fixed import with_gradient_of
 from bisnn.kernels.layer import srm_layer
-from bisnn.kernels.reference import advance, potential
 from bisnn.kernels.scan import spike, srm_scan
-from bisnn.neuron import SRM
+from bisnn.neuron import Neuron
+from bisnn.realisation import hard, is_hard, is_marked_hard, is_realised, pinned
 from bisnn.spec import LayerSpec, Shape, read_from, side_by_side
-from bisnn.weights import is_hard, is_realised, pinned, sign
+from bisnn.weights import Categorical, Signs, latents_for, mark_latents, sign
 
 Inputs = Sequence[int | Literal["input"]] | None
 
@@ -39,16 +41,15 @@ class LayerState(NamedTuple):
     step.
     """
 
-    P: Tensor  # slow trace of the current, (B, ...)
-    Q: Tensor  # fast trace of the current, (B, ...)
-    R: Tensor  # trace of the neuron's own spikes, (B, ...)
-    # Slow trace of the layer's input, (B, ...): keeps the local gradient of the next chunk exact
-    X_m: Tensor
-    X_s: Tensor  # fast trace of the layer's input
+    traces: tuple[Tensor, ...]  # of the neurons, as `Neuron.traces` names them, (B, ...)
+    # X_m and X_s, the slow and the fast trace of the layer's input, (B, ...): they keep the local
+    # gradient of the next chunk exact. None for neurons without compiled kernels, whose local
+    # gradient is cut where a chunk begins.
+    inputs: tuple[Tensor, ...]
 
     def detach(self) -> LayerState:
         """The same values cut from the graph: chunks then make truncated BPTT."""
-        return LayerState(*(x.detach() for x in self))
+        return LayerState(*(tuple(x.detach() for x in part) for part in self))
 
 
 class LayerOutput(NamedTuple):
@@ -101,11 +102,6 @@ def _normal(shape: tuple[int, ...], seed: int, purpose: Purpose, stream: int) ->
     return torch.special.ndtri(torch.from_numpy(u)).reshape(shape)
 
 
-def _with_gradient_of(value: Tensor, proxy: Tensor) -> Tensor:
-    """`value` to the bit, with the gradient of `proxy`."""
-    return value.detach() + (proxy - proxy.detach())
-
-
 class Layer(nn.Module):
     """Common part of all layers: the latent weights, the neuron's constants, the way from input to
     spikes.
@@ -116,14 +112,15 @@ class Layer(nn.Module):
 
     kind: str  # as in `LayerSpec`
     spec: LayerSpec  # from the moment a network builds it
-    weight: nn.Parameter  # w^r if the layer is binary; inside a realisation, w
-    kappa: Tensor  # 1/sqrt(|P_i|), () or (N,)
-    constants: Tensor  # (a_m, a_s, a_r, theta)
+    weight: nn.Parameter  # latents, or real weights; inside a realisation, what stands for w
+    latents: Signs  # what the latents are
+    kappa: Tensor  # 1/sqrt(|P_i|) over the size of the levels, () or (N,)
+    constants: Tensor  # of the neuron: (a_m, a_s, a_r, theta)
+    integers: Tensor | None  # of a neuron that computes in them, see `FixedSRM.integers`
 
-    def __init__(self, inputs: Inputs, neuron: SRM | None):
+    def __init__(self, inputs: Inputs, neuron: Neuron | None):
         super().__init__()
         self.own_inputs, self.own_neuron = inputs, neuron
-        self.binary = False
 
     # What a subclass provides
 
@@ -137,7 +134,9 @@ class Layer(nn.Module):
 
     # Construction
 
-    def plan(self, number: int, shapes: Sequence[Shape], neuron: SRM) -> LayerSpec:
+    def plan(
+        self, number: int, shapes: Sequence[Shape], neuron: Neuron, alphabet: Levels | None
+    ) -> LayerSpec:
         """The description of this layer as a network's layer `number`.
 
         `shapes` are what leaves the earlier layers, and last, where INPUT finds it, the shape of
@@ -146,33 +145,53 @@ class Layer(nn.Module):
         inputs = read_from(self.own_inputs, number)
         parts = tuple(shapes[n] for n in inputs)
         settings = self.settings(side_by_side(self.kind, parts))
-        neuron = self.own_neuron or neuron
-        spec = LayerSpec(kind=self.kind, inputs=inputs, parts=parts, neuron=neuron, **settings)
+        settings |= {"neuron": self.own_neuron or neuron, "alphabet": alphabet}
+        spec = LayerSpec(kind=self.kind, inputs=inputs, parts=parts, **settings)
         spec.check()
         return spec
 
     def build(
-        self, spec: LayerSpec, binary: bool, init: float, seed: int, number: int, dtype: torch.dtype
+        self,
+        spec: LayerSpec,
+        posterior: bool,
+        init: float,
+        seed: int,
+        number: int,
+        dtype: torch.dtype,
     ) -> None:
         """Make weights and constants; called once, by the network, of which this is layer `number`.
 
-        Latents are +-init, real weights N(0, 1).
+        Real weights are N(0, 1); how latents begin, `weights` says.
         """
         if self.is_built:
             raise ValueError(
                 f"layers: each layer object belongs to one network, once; got {self} a second time"
             )
-        self.spec, self.binary = spec, binary
+        self.spec, self.latents = spec, latents_for(spec.alphabet or BINARY, posterior)
         w = _normal(spec.weight_shape, seed, Purpose.WEIGHTS, number)
-        self.weight = nn.Parameter((init * sign(w) if binary else w).to(dtype))
-        self.weight._bisnn_synapses = True  # type: ignore[attr-defined]  # see weights.is_synapses
+        w = self.latents.initial(w, init) if self.has_latents else w
+        self.weight = nn.Parameter(w.to(dtype))
+        mark_latents(self.weight, self.latents)
         self.register_buffer("kappa", torch.from_numpy(spec.kappa).to(dtype))
         constants = torch.from_numpy(spec.neuron.constants(np.float64))
         self.register_buffer("constants", constants.to(dtype))
+        whole = spec.integers
+        if whole is not None and spec.alphabet is None:
+            raise ValueError(
+                f"neuron: {type(self.neuron).__name__} takes hard weights; got a network of real "
+                'weights; use weights="binary", or SRM'
+            )
+        integers = None if whole is None else torch.from_numpy(whole)
+        self.register_buffer("integers", integers, persistent=False)
 
     @property
     def is_built(self) -> bool:
         return "spec" in self.__dict__
+
+    @property
+    def has_latents(self) -> bool:
+        """Whether weights come from an alphabet, and are not real numbers."""
+        return self.is_built and self.spec.alphabet is not None
 
     @property
     def input_shape(self) -> Shape:
@@ -189,15 +208,24 @@ class Layer(nn.Module):
         return self.spec.output_shape
 
     @property
-    def neuron(self) -> SRM:
+    def neuron(self) -> Neuron:
         return self.spec.neuron
 
     def state_shapes(self, batch_size: int) -> list[tuple[int, ...]]:
-        """Shapes of a state's P, Q, R, X_m, X_s."""
-        return [(batch_size, *self.current_shape)] * 3 + [(batch_size, *self._trace_shape())] * 2
+        """Shapes of a state's traces and inputs."""
+        inputs = 0 if self.neuron.kind is None else 2
+        traces = [(batch_size, *self.current_shape)] * len(self.neuron.traces)
+        return traces + [(batch_size, *self._trace_shape())] * inputs
 
     def initial_state(self, batch_size: int) -> LayerState:
-        return LayerState(*(self.kappa.new_zeros(shape) for shape in self.state_shapes(batch_size)))
+        inputs = self.state_shapes(batch_size)[len(self.neuron.traces) :]
+        zeros = tuple(self.kappa.new_zeros(shape) for shape in inputs)
+        return LayerState(self._at_rest(batch_size), zeros)
+
+    def _at_rest(self, batch_size: int) -> tuple[Tensor, ...]:
+        dtype = self.kappa.dtype if self.integers is None else torch.float64  # see `kernels.fixed`
+        zero = self.kappa.new_zeros((batch_size, *self.current_shape), dtype=dtype)
+        return (zero,) * len(self.neuron.traces)
 
     def _trace_shape(self) -> Shape:
         return self.input_shape
@@ -221,9 +249,11 @@ class Layer(nn.Module):
         everywhere. `readout` reads what leaves the layer.
         """
         if weight is None:
-            weight = self._realisation()
+            weight = self.realised()
         if not bptt:
             x = x.detach()
+        if self.integers is not None:
+            _check_whole(weight, spikes)
         return self._run(x, weight, state, bptt, spikes, readout)
 
     def _run(
@@ -238,50 +268,119 @@ class Layer(nn.Module):
         """The whole layer as one operation; `Recurrent` has its own way."""
         raise NotImplementedError
 
-    def _realisation(self) -> Tensor:
+    def realised(self) -> Tensor:
+        """The weights w of the present realisation, or real ones; with the gradient of the parameter."""
         if not self.is_built:
             raise RuntimeError(
                 "a layer has weights only as part of a network: bisnn.Network(layer, ...) builds it"
             )
-        if self.binary and not is_realised(self.weight):
+        if self.has_latents and not is_realised(self.weight):
             raise RuntimeError(
-                "a network of binary weights was called while its parameters hold the latents w^r: to train, call it inside "
-                "`with rule.sampled():`; to infer, use `bisnn.predict(net, x)` or `with bisnn.map_weights(net):`; for real "
-                'weights declare Network(..., weights="real")'
+                f"a network of {'binary' if self.spec.alphabet == BINARY else 'discrete'} weights was "
+                "called while its parameters hold the latents w^r: to train, call it inside "
+                "`with rule.sampled():`; to infer, use `bisnn.predict(net, x)` or `with "
+                'bisnn.map_weights(net):`; for real weights declare Network(..., weights="real")'
             )
-        return self.weight
+        if not isinstance(self.latents, Categorical):
+            return self.weight
+        w = self.latents.read(pinned(self.weight))
+        return hard(w) if is_marked_hard(self.weight) else w
+
+    def _levels(self, weight: Tensor) -> list[int]:
+        """The levels, where all weights are known to be among them; else none."""
+        alphabet = self.spec.alphabet or BINARY
+        return list(alphabet.levels) if is_hard(weight, alphabet) else []
 
     def _before(
         self, x: Tensor, weight: Tensor, state: LayerState | None, bptt: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """P, Q, R before the first time step."""
+    ) -> tuple[Tensor, ...]:
+        """The neurons' traces before the first time step."""
         if state is None:
-            zero = self.kappa.new_zeros(x.shape[1], *self.current_shape)
-            return zero, zero, zero
-        P, Q, R = state[:3]
-        if not bptt and weight.requires_grad and torch.is_grad_enabled():
-            # P is W X_m: its value is carried (same bits), its gradient is taken at the carried
-            # input trace.
-            P = _with_gradient_of(P, self.product(state.X_m, weight))
-            Q = _with_gradient_of(Q, self.product(state.X_s, weight))
+            return self._at_rest(x.shape[1])
+        if bptt or not state.inputs or not (weight.requires_grad and torch.is_grad_enabled()):
+            return state.traces
+        # P is W X_m: its value is carried (same bits), its gradient is taken at the carried input
+        # trace.
+        (P, Q, R), (X_m, X_s) = state
+        P = with_gradient_of(P, self.product(X_m, weight))
+        Q = with_gradient_of(Q, self.product(X_s, weight))
         return P, Q, R
 
     def _next_state(
-        self, x: Tensor, state: LayerState | None, after: tuple[Tensor, Tensor, Tensor], bptt: bool
+        self, x: Tensor, state: LayerState | None, after: tuple[Tensor, ...], bptt: bool
     ) -> LayerState | None:
         if state is None:
             return None
-        if bptt:  # gradients reach earlier chunks through P, Q, R themselves
-            return LayerState(*after, state.X_m, state.X_s)
+        if bptt:  # gradients reach earlier chunks through the traces themselves
+            return LayerState(after, state.inputs)
         steps = torch.arange(len(x), 0, -1, device=x.device, dtype=x.dtype)
-        traces = (
+        inputs = tuple(
             a ** len(x) * trace
             + torch.tensordot(a**steps, x, dims=1)  # X' = a^T X + sum_t a^(T-t) x_t
-            for a, trace in zip(self.constants[:2], (state.X_m, state.X_s), strict=True)
+            for a, trace in zip(self.constants, state.inputs, strict=False)
         )
-        return LayerState(*(x.detach() for x in (*after, *traces)))
+        return LayerState(after, inputs).detach()
 
-    # Files
+    # One time step by the neuron's own definition, for cycles and for neurons without kernels
+
+    def _fire(self, traces: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Potentials and spikes."""
+        settings = (self.constants[-1], self.neuron.surrogate, self.neuron.slope)
+        if self.integers is None:
+            u = self.neuron.potential(traces, self.kappa, self.constants)
+            return u, spike(u, *settings)
+        u, fires = fixed.fire(traces, self.kappa, self.integers)
+        return u, with_gradient_of(fires.to(u.dtype), spike(u, *settings))
+
+    def _advance(self, I: Tensor, s: Tensor, traces: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The traces of the next time step."""
+        if self.integers is None:
+            return self.neuron.advance(I, s, traces, self.constants)
+        return fixed.advance(I, s, traces, self.kappa, self.constants, self.integers)
+
+    def _neuron_settings(self, bptt: bool) -> tuple[str, float, bool, Tensor | None]:
+        """The last arguments of the compiled operations."""
+        return self.neuron.surrogate, self.neuron.slope, bptt, self.integers
+
+    def _loop(
+        self, I: Tensor, traces: tuple[Tensor, ...], bptt: bool
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Spikes and potentials (T, B, ...) of neurons without a compiled kernel, and their traces
+        after the last step.
+        """
+        steps = []
+        for I_t in I:
+            u_t, s_t = self._fire(traces)
+            traces = self._advance(I_t, s_t if bptt else s_t.detach(), traces)
+            steps.append((s_t, u_t))
+        s, u = (torch.stack(x) for x in zip(*steps, strict=True))
+        return s, u, traces
+
+    def _run_loop(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        state: LayerState | None,
+        bptt: bool,
+        readout: Readout | None,
+        pool: int = 1,
+    ) -> LayerOutput:
+        """`_run` of a layer whose neuron has no compiled kernel."""
+        I = self.product(x, pinned(weight))
+        s, u, after = self._loop(I, self._before(x, weight, state, bptt), bptt)
+        if pool > 1:  # where the highest potential of a window fires
+            highest = F.max_pool2d(u.flatten(0, 1), pool).unflatten(0, u.shape[:2])
+            s = spike(highest, self.constants[-1], self.neuron.surrogate, self.neuron.slope)
+        return LayerOutput(
+            s, u, readout(s) if readout else None, self._next_state(x, state, after, bptt)
+        )
+
+    # Files and copies
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self.is_built:
+            mark_latents(self.weight, self.latents)  # a parameter's copy loses its marks
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         if self.is_built and is_realised(self.weight):
@@ -303,7 +402,7 @@ class Layer(nn.Module):
                 i = int((own.cpu() - other.cpu()).abs().argmax())
                 raise ValueError(
                     f"state_dict: {prefix}{name} must be that of this network's neuron; got {other.flatten()[i].item():.6g} "
-                    f"in the file against {own.flatten()[i].item():.6g} here; build the network with the SRM it was saved with"
+                    f"in the file against {own.flatten()[i].item():.6g} here; build the network with the neuron it was saved with"
                 )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -316,7 +415,7 @@ class Linear(Layer):
         n_in, n_out: number of inputs and of neurons.
         inputs: the layers whose spikes it reads, side by side: numbers of earlier ones, from 0, or
             "input" for the network's input; by default the layer before it.
-        neuron: this layer's own SRM; by default the network's.
+        neuron: this layer's own; by default the network's.
     """
 
     kind = "dense"
@@ -327,7 +426,7 @@ class Linear(Layer):
         n_out: int,
         *,
         inputs: Inputs = None,
-        neuron: SRM | None = None,
+        neuron: Neuron | None = None,
     ):
         super().__init__(inputs, neuron)
         self.n_in, self.n_out = positive_int("n_in", n_in), positive_int("n_out", n_out)
@@ -348,16 +447,15 @@ class Linear(Layer):
         spikes: bool,
         readout: Readout | None,
     ) -> LayerOutput:
-        before, neuron = (
-            self._before(x, weight, state, bptt),
-            (self.neuron.surrogate, self.neuron.slope, bptt),
-        )
+        if self.neuron.kind is None:
+            return self._run_loop(x, weight, state, bptt, readout)
+        before, neuron = self._before(x, weight, state, bptt), self._neuron_settings(bptt)
         reading = (None, None) if readout is None else (readout.V, readout.scale)
-        settings: tuple[list[int], list[int], int, bool, bool] = (
+        settings: tuple[list[int], list[int], int, list[int], bool] = (
             [],
             [],
             1,
-            is_hard(weight),
+            self._levels(weight),
             spikes,
         )
         y, s, u, P, Q, R, _ = srm_layer(
@@ -386,7 +484,7 @@ class Conv2d(Layer):
         pool: edge of the max-pooling window and its stride; 1 means none.
         inputs: the layers whose spikes it reads, side by side: numbers of earlier ones, from 0, or
             "input" for the network's input; by default the layer before it.
-        neuron: this layer's own SRM; by default the network's.
+        neuron: this layer's own; by default the network's.
 
     >>> import bisnn
     >>> net = bisnn.Network(Conv2d(2, 16, 7, padding=3, pool=2), readout=10, input_shape=(2, 26, 26))
@@ -407,7 +505,7 @@ class Conv2d(Layer):
         padding: int | tuple[int, int] = 0,
         pool: int = 1,
         inputs: Inputs = None,
-        neuron: SRM | None = None,
+        neuron: Neuron | None = None,
     ):
         super().__init__(inputs, neuron)
         self.channels_in = positive_int("channels_in", channels_in)
@@ -441,11 +539,13 @@ class Conv2d(Layer):
         spikes: bool,
         readout: Readout | None,
     ) -> LayerOutput:
+        if self.neuron.kind is None:
+            return self._run_loop(x, weight, state, bptt, readout, self.pool)
         # Channels come last in memory: then a pixel's neighbours are whole vectors, for the kernels
         # and for the scan.
         before = (z.movedim(1, -1) for z in self._before(x, weight, state, bptt))
-        settings = (list(self.stride), list(self.padding), self.pool, is_hard(weight), spikes)
-        neuron = (self.neuron.surrogate, self.neuron.slope, bptt)
+        settings = (list(self.stride), list(self.padding), self.pool, self._levels(weight), spikes)
+        neuron = self._neuron_settings(bptt)
         reading: tuple[Tensor | None, Tensor | None] = (None, None)
         if readout is not None:
             reading = (
@@ -491,7 +591,7 @@ class Recurrent(Layer):
             prior alone pulls them); gradient="bptt" trains them.
         inputs: the layers whose spikes it reads, side by side: numbers of earlier ones, from 0, or
             "input" for the network's input; by default the layer before it.
-        neuron: this layer's own SRM; by default the network's.
+        neuron: this layer's own; by default the network's.
 
     The parameter holds the synapses that exist and no others: (n, n_in + n) without a mask, a
         vector in row order with one.
@@ -514,7 +614,7 @@ class Recurrent(Layer):
         mask: Tensor | None = None,
         outputs: Sequence[int] | None = None,
         inputs: Inputs = None,
-        neuron: SRM | None = None,
+        neuron: Neuron | None = None,
     ):
         super().__init__(inputs, neuron)
         self.n_in, self.n = positive_int("n_in", n_in), positive_int("n", n)
@@ -584,23 +684,28 @@ class Recurrent(Layer):
                 [x, s], dim=-1
             )  # the layer's own past spikes are constants for the gradient
             if weight.requires_grad and torch.is_grad_enabled():
-                I = _with_gradient_of(I, self.product(inputs, weight))
-                before, neuron = (
-                    self._before(x, weight, state, bptt),
-                    (self.neuron.surrogate, self.neuron.slope, bptt),
-                )
-                s, u, *after = srm_scan(
-                    I, *before, self.kappa, self.constants, *neuron
-                )  # the same bits, now with a gradient
+                I = with_gradient_of(I, self.product(inputs, weight))
+                before = self._before(x, weight, state, bptt)
+                s, u, after = self._scan(I, before)  # the same bits, now with a gradient
         if self.outputs is not None:
             s = s[..., self.outputs]
         return LayerOutput(
             s, u, readout(s) if readout else None, self._next_state(inputs, state, after, bptt)
         )
 
+    def _scan(
+        self, I: Tensor, before: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Spikes, potentials and state from the currents, in local mode."""
+        if self.neuron.kind is None:
+            return self._loop(I, before, bptt=False)
+        neuron = self._neuron_settings(bptt=False)
+        s, u, *after = srm_scan(I, *before, self.kappa, self.constants, *neuron)
+        return s, u, tuple(after)
+
     def _steps(
         self, x: Tensor, weight: Tensor, state: LayerState | None
-    ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
+    ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
         """The equations of the scan, one step at a time: currents, spikes, potentials (T, B, n),
         state.
         """
@@ -608,16 +713,17 @@ class Recurrent(Layer):
         I_in = F.linear(x, W_in)
         # Zero, but part of the graph: a first time step has a gradient, which is zero, as in the
         # other layers.
-        P, Q, R = (I_in[0] - I_in[0],) * 3 if state is None else state[:3]
+        zero = I_in[0] - I_in[0]
+        at_rest = tuple(trace + zero for trace in self._at_rest(x.shape[1]))
+        traces = at_rest if state is None else state.traces
         steps = []
         for I_t in I_in:
-            u_t = potential(P, Q, R, self.kappa)
-            s_t = spike(u_t, self.constants[3], self.neuron.surrogate, self.neuron.slope)
+            u_t, s_t = self._fire(traces)
             I_t = I_t + F.linear(s_t, W_rec)
-            P, Q, R = advance(I_t, s_t, P, Q, R, self.constants)
+            traces = self._advance(I_t, s_t, traces)
             steps.append((I_t, s_t, u_t))
         I, s, u = (torch.stack(x) for x in zip(*steps, strict=True))
-        return I, s, u, (P, Q, R)
+        return I, s, u, traces
 
     def extra_repr(self) -> str:
         synapses = self.n * (self.n_in + self.n) if self.mask is None else int(self.mask.sum())
@@ -640,4 +746,18 @@ def _check_size(n_in: int, input_shape: tuple[int, ...]) -> None:
     if size != n_in:
         raise ValueError(
             f"n_in: must equal the size of what comes in, {size} (shape {input_shape}); got {n_in}; use {size}"
+        )
+
+
+def _check_whole(weight: Tensor, spikes: bool) -> None:
+    """A ValueError where a layer of FixedSRM would have to add up what are no whole numbers."""
+    if not spikes:
+        raise ValueError(
+            "x: FixedSRM adds up whole numbers and takes spikes, 0 or 1; got real values; encode "
+            "them as spikes, or take SRM (straight_through makes weights hard, not inputs)"
+        )
+    if not is_hard(weight):
+        raise ValueError(
+            "weights: FixedSRM adds up whole numbers and takes hard weights; got a relaxed sample or "
+            "real weights; train with BayesBiSNN(..., straight_through=True) or STBiSNN, or take SRM"
         )

@@ -11,11 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bisnn.checks import choice, number, positive_int, seed_number
+from bisnn.alphabet import Levels, alphabet_of
+from bisnn.checks import choice, flag, number, positive_int, seed_number
 from bisnn.layers import Conv2d, Layer, LayerState, Linear, Readout, Recurrent, joined
-from bisnn.neuron import SRM
+from bisnn.neuron import SRM, Neuron
+from bisnn.realisation import is_spikes
 from bisnn.spec import INPUT, LayerSpec, Shape
-from bisnn.weights import is_spikes
 
 NetworkState = tuple[LayerState, ...]
 
@@ -49,15 +50,20 @@ class Network(nn.Module):
         *layers: `Linear`, `Conv2d`, `Recurrent`.
         readout: outputs of each readout (classes, or regression targets); None for a network
             without readouts, whose last layer's spikes are the output.
-        neuron: the SRM of every layer that names none of its own.
-        weights: "binary" (parameters are the latents w^r; call it inside a realisation) or "real"
-            (full precision).
+        neuron: of every layer that names none of its own.
+        weights: "binary" or "ternary", a list of levels or an alphabet such as `bisnn.Levels(-3, -1,
+            1, 3)` (parameters are latents; call it inside a realisation), or "real" (full
+            precision).
+        posterior: whether the latents of an alphabet other than binary are the logits of a
+            posterior over its levels, one per level, for BayesBiSNN; else they are one number per
+            weight, for STBiSNN. Those of binary weights serve both.
         gradient: "local" (each layer learns from its own readout, nothing passes between layers or
             through time) or "bptt".
         readout_after: "every" layer (DECOLLE) or the "last" only.
         readout_gain: factor on the readouts' scale 1/sqrt(n).
         input_shape: axes of the input after (T, B); needed if the first layer is a Conv2d.
-        init: latents start at +-init.
+        init: binary latents start at +-init; logits with log-odds of 2 init for a random level,
+            and other latents at one.
         seed: of initial weights and readouts, 0 to 2^32 - 1.
         dtype: float32, or float64 for checks. Constants are computed in float64 and rounded once to
             it.
@@ -74,8 +80,9 @@ class Network(nn.Module):
         self,
         *layers: Layer,
         readout: int | None,
-        neuron: SRM | None = None,
-        weights: str = "binary",
+        neuron: Neuron | None = None,
+        weights: str | Sequence[int] | Levels = "binary",
+        posterior: bool = False,
         gradient: str = "local",
         readout_after: str = "every",
         readout_gain: float = 1.0,
@@ -85,16 +92,17 @@ class Network(nn.Module):
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
-        choice("weights", weights, ("binary", "real"))
+        flag("posterior", posterior)
         choice("gradient", gradient, ("local", "bptt"))
         choice("readout_after", readout_after, ("every", "last"))
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"dtype: must be torch.float32 or torch.float64; got {dtype}; leave it out for float32"
             )
-        if neuron is not None and not isinstance(neuron, SRM):
+        if neuron is not None and not isinstance(neuron, Neuron):
             raise ValueError(
-                f"neuron: must be a bisnn.SRM; got {neuron!r}; leave it out for the usual one"
+                "neuron: must be a bisnn.SRM, a bisnn.FixedSRM or another bisnn.neuron.Neuron; got "
+                f"{neuron!r}; leave it out for the usual one"
             )
         number("init", init, least=0)
         number("readout_gain", readout_gain, above=0)
@@ -108,15 +116,15 @@ class Network(nn.Module):
                 "readout_after: local learning needs a readout after every layer, or the layers below the last never learn; "
                 'got "last"; use "every", or gradient="bptt"'
             )
-        self.weights, self.gradient = weights, gradient
+        self.alphabet, self.gradient = alphabet_of(weights), gradient
         self.input_shape = _input_shape(layers, input_shape)
         seed_number(seed)
         self.layers: Sequence[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.readouts = nn.ModuleList()
         shapes: list[Shape] = []
         for i, layer in enumerate(layers):
-            spec = layer.plan(i, [*shapes, self.input_shape], neuron or SRM())
-            layer.build(spec, weights == "binary", init, seed, i, dtype)
+            spec = layer.plan(i, [*shapes, self.input_shape], neuron or SRM(), self.alphabet)
+            layer.build(spec, posterior, init, seed, i, dtype)
             shapes.append(spec.output_shape)
             if readout is None or (readout_after == "last" and i < len(layers) - 1):
                 self.readouts.append(nn.Identity())  # stands for none
@@ -143,11 +151,11 @@ class Network(nn.Module):
         """
         spikes = is_spikes(x)
         x = self.checked(x, state)
-        if weights is not None and [w.shape for w in weights] != [
-            layer.weight.shape for layer in self.layers
+        if weights is not None and [tuple(w.shape) for w in weights] != [
+            layer.spec.weight_shape for layer in self.layers
         ]:
             raise ValueError(
-                f"weights: must have the layers' shapes {[tuple(layer.weight.shape) for layer in self.layers]}; got "
+                f"weights: must have the layers' shapes {[layer.spec.weight_shape for layer in self.layers]}; got "
                 f"{[tuple(w.shape) for w in weights]}; give one tensor a layer"
             )
         with torch.autocast(x.device.type, enabled=False):
@@ -197,7 +205,7 @@ class Network(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        return f"weights={self.weights}, gradient={self.gradient}, neuron={self.layers[0].neuron}"
+        return f"weights={self.alphabet or 'real'}, gradient={self.gradient}, neuron={self.layers[0].neuron}"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -229,7 +237,7 @@ class Network(nn.Module):
             wanted = [shape for layer in self.layers for shape in layer.state_shapes(x.shape[1])]
             if (
                 not all(isinstance(z, LayerState) for z in state)
-                or [tuple(z.shape) for layer in state for z in layer] != wanted
+                or [tuple(z.shape) for layer in state for part in layer for z in part] != wanted
             ):
                 raise ValueError(
                     f"state: must come from this network and this batch of {x.shape[1]} recordings; got another; start from "

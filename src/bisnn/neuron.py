@@ -1,41 +1,105 @@
-r"""The spiking neuron: a discrete-time Spike Response Model, eqs. (ind-threshold) and
-(ind-membrane) of the paper.
+r"""Spiking neurons as values: constants, traces, one time step, and for compiled kernels their name.
+
+**SRM**, eqs. (ind-threshold) and (ind-membrane) of the paper, a discrete-time Spike Response Model:
 
     s_{i,t} = Theta(u_{i,t} - theta)
-    u_{i,t} = kappa sum_j w_{ij} (alpha * s_j)_t - (beta * s_i)_t,      (f * g)_t = sum_{d >= 1} f_d
-    g_{t-d} alpha_t = exp(-t / tau_mem) - exp(-t / tau_syn),   beta_t = exp(-t / tau_ref),   t >= 1
+    u_{i,t} = kappa sum_j w_{ij} (alpha * s_j)_t - (beta * s_i)_t
+    (f * g)_t = sum_{d >= 1} f_d g_{t-d}
+    alpha_t = exp(-t / tau_mem) - exp(-t / tau_syn),   beta_t = exp(-t / tau_ref),   t >= 1
 
 All synapses of a layer share alpha, so filter and weights commute and alpha is applied once to the
 current I_t = sum_j w_{ij} s_{j,t}, as a recursion (a_m = exp(-1/tau_mem), a_s = exp(-1/tau_syn),
 a_r = exp(-1/tau_ref)):
 
     u_t = kappa (P_t - Q_t) - R_t,   s_t = 1 where u_t > theta
-    P_{t+1} = a_m (P_t + I_t),   Q_{t+1} = a_s (Q_t + I_t),   R_{t+1} = a_r (R_t + s_t),   P_1 = Q_1
-    = R_1 = 0
+    P_{t+1} = a_m (P_t + I_t),   Q_{t+1} = a_s (Q_t + I_t),   R_{t+1} = a_r (R_t + s_t)
+    P_1 = Q_1 = R_1 = 0
 
 u_t depends on the state alone, never on I_t: the neuron is strictly causal.
+
+**FixedSRM** is the same recursion in integers. Traces are 32-bit multiples of 2^-f, decays 16-bit
+factors a / 2^16, and kappa is divided out, so that nothing is multiplied by it:
+
+    v_t = P_t - Q_t - R_t,   s_t = 1 where v_t > theta_f
+    P_{t+1} = [a_m (P_t + 2^f I_t)],   Q_{t+1} = [a_s (Q_t + 2^f I_t)],   R_{t+1} = [a_r (R_t + K s_t)]
+    [a x] = a x / 2^16 towards zero,   K = round(2^f / kappa),   theta_f = round(2^f theta / kappa)
+
+u = kappa 2^-f v is the potential of the SRM. Rounding goes towards zero so that a trace without
+input reaches 0 from either side; to the nearest, it would stop as soon as (1 - a) x is below a half.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from bisnn.checks import choice, number
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 SURROGATES = ("sigmoid", "box")
 
-# A trace of a neuron at or below this is 0. Without it the recursion ends in denormal numbers,
-# which never decay (0.85 of the smallest rounds back up to it) and which some CPUs process many
-# times slower. See "Deviations" in docs/EQUATIONS.md.
+# A trace of a float neuron at or below this is 0. Without it the recursion ends in denormal
+# numbers, which never decay (0.85 of the smallest rounds back up to it) and which some CPUs process
+# many times slower. See "Deviations" in docs/EQUATIONS.md.
 FLUSH = 2.0**-64
+DECAY_BITS = 16  # of a fixed-point decay
+MOST_FRACTION = 24  # bits: beyond it 2^f I leaves 32 bits for any layer worth the name
+
+
+class Neuron:
+    """What a layer asks of its neurons. A subclass with these and no more trains and predicts by a
+    loop over time in PyTorch; `kind` names the compiled kernels of the neurons that have some.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Leaky(Neuron):
+    ...     decay: float = 0.9
+    ...     threshold: float = 0.5
+    ...     def constants(self, dtype=np.float32):
+    ...         return np.array([self.decay, self.threshold], dtype)
+    ...     def potential(self, state, kappa, constants):
+    ...         return kappa * state[0]
+    ...     def advance(self, I, s, state, constants):
+    ...         return (constants[0] * (state[0] + I) * (1 - s),)
+    """
+
+    kind: ClassVar[str | None] = None
+    traces: ClassVar[tuple[str, ...]] = ("P",)  # names of the state's parts, each (B, ...), first 0
+    surrogate: str = "sigmoid"  # what stands in for the derivative of the step, see `SURROGATES`
+    slope: float = 1.0
+
+    def constants(self, dtype: DTypeLike = np.float32) -> np.ndarray:
+        """What `potential` and `advance` are given as a tensor; last the threshold theta."""
+        raise NotImplementedError
+
+    def potential(self, state: Sequence[Tensor], kappa: Tensor, constants: Tensor) -> Tensor:
+        """u_t from the state alone; the neuron fires where u_t > theta."""
+        raise NotImplementedError
+
+    def advance(
+        self, I: Tensor, s: Tensor, state: Sequence[Tensor], constants: Tensor
+    ) -> tuple[Tensor, ...]:
+        """The state of the next time step from the current and the spikes of this one."""
+        raise NotImplementedError
+
+    def integers(self, kappa: np.ndarray, most: int) -> np.ndarray | None:
+        """The constants of a neuron that computes in integers, or None; see `FixedSRM`."""
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """Kind and settings, for a header."""
+        return {"kind": self.kind, **vars(self)}
 
 
 @dataclass(frozen=True)
-class SRM:
+class SRM(Neuron):
     """A Spike Response Model neuron and the surrogate derivative it is trained with.
 
     Args:
@@ -51,6 +115,9 @@ class SRM:
     SRM(tau_mem=10, tau_syn=6, tau_ref=2, threshold=0.5, surrogate='sigmoid', slope=1.0)
     """
 
+    kind = "srm"
+    traces = ("P", "Q", "R")
+
     tau_mem: float = 10.0
     tau_syn: float = 6.0
     tau_ref: float = 2.0
@@ -64,8 +131,9 @@ class SRM:
         a_m, a_s, *_ = self.constants()
         if a_s >= a_m:
             raise ValueError(
-                "tau_syn: must be below tau_mem, or the synaptic kernel exp(-t/tau_mem) - exp(-t/tau_syn) vanishes or "
-                f"turns negative; got tau_syn={self.tau_syn!r}, tau_mem={self.tau_mem!r}; swap them or lower tau_syn"
+                "tau_syn: must be below tau_mem, or the synaptic kernel exp(-t/tau_mem) - "
+                f"exp(-t/tau_syn) vanishes or turns negative; got tau_syn={self.tau_syn!r}, "
+                f"tau_mem={self.tau_mem!r}; swap them or lower tau_syn"
             )
         choice("surrogate", self.surrogate, SURROGATES)
 
@@ -73,3 +141,138 @@ class SRM:
         """(a_m, a_s, a_r, theta), computed in float64 and rounded once to `dtype`."""
         decays = [math.exp(-1.0 / tau) for tau in (self.tau_mem, self.tau_syn, self.tau_ref)]
         return np.array([*decays, self.threshold], np.float64).astype(dtype)
+
+    def potential(self, state: Sequence[Tensor], kappa: Tensor, constants: Tensor) -> Tensor:
+        """u_t = kappa (P_t - Q_t) - R_t, eq. (ind-membrane).
+
+        Every other implementation does the operations of this and of `advance` in the order written
+        here, each rounded once (no fused multiply-add), and therefore gives the same bits.
+        """
+        P, Q, R = state
+        return kappa * (P - Q) - R
+
+    def advance(
+        self, I: Tensor, s: Tensor, state: Sequence[Tensor], constants: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """P' = a_m (P + I), Q' = a_s (Q + I), R' = a_r (R + s)."""
+        P, Q, R = state
+        a_m, a_s, a_r, _ = constants.unbind()
+        return _flush(a_m * (P + I)), _flush(a_s * (Q + I)), _flush(a_r * (R + s))
+
+
+def _flush(x: Tensor) -> Tensor:
+    """x, or 0 where |x| <= FLUSH; for autograd the identity, because a trace at rest still passes
+    gradients on.
+    """
+    import torch.nn.functional as F  # this module is part of what ships without PyTorch
+
+    flushed = F.hardshrink(x.detach(), FLUSH)
+    return x + (flushed - x.detach()) if x.requires_grad else flushed
+
+
+@dataclass(frozen=True)
+class FixedSRM(SRM):
+    """The SRM in integers, for chips without a floating-point unit: the recursion in this module's
+    head. Its gradients are those of the SRM at the potential kappa 2^-f v.
+
+    It takes spikes and hard weights: whole networks of integers up to the readouts' counts. Relaxed
+    samples and real-valued inputs are refused.
+
+    Args:
+        tau_mem, tau_syn, tau_ref, threshold, surrogate, slope: as in `SRM`.
+        fraction: f, the bits of a trace below the unit of the current, 0 to 24. A layer whose
+            traces could leave 32 bits is refused when it is built.
+
+    >>> FixedSRM(threshold=0.25).integers(np.array(0.25), most=16).tolist()
+    [59299, 55474, 39750, 12, 16384, 4096]
+    """
+
+    kind = "fixed"
+
+    fraction: int = 12
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        f = self.fraction
+        if isinstance(f, bool) or not isinstance(f, int) or not 0 <= f <= MOST_FRACTION:
+            raise ValueError(
+                f"fraction: must be a whole number of bits from 0 to {MOST_FRACTION}; got {f!r}; "
+                "leave it out for 12"
+            )
+        self.decays()
+
+    def decays(self) -> list[int]:
+        """The decays as 16-bit factors: a_m, a_s, a_r in units of 2^-16."""
+        # From the float32 constants, which are what a packed file has.
+        factors = np.rint(self.constants()[:3].astype(np.float64) * 2**DECAY_BITS).astype(int)
+        for name, factor in zip(("tau_mem", "tau_syn", "tau_ref"), factors.tolist(), strict=True):
+            if not 0 < factor < 2**DECAY_BITS:
+                raise ValueError(
+                    f"{name}: exp(-1/{name}) must lie between 2^-17 and 1 - 2^-17, or no 16-bit "
+                    f"factor stands for it; got {getattr(self, name)!r}; use 0.1 to 100000"
+                )
+        if factors[0] == factors[1]:
+            raise ValueError(
+                "tau_syn: must differ from tau_mem in the first 16 bits of exp(-1/tau), or the "
+                f"synaptic kernel vanishes; got tau_syn={self.tau_syn!r}, tau_mem={self.tau_mem!r};"
+                " lower tau_syn"
+            )
+        return factors.tolist()
+
+    def integers(self, kappa: np.ndarray, most: int) -> np.ndarray:
+        """(a_m, a_s, a_r, f, K, theta_f) as int32, (6,) or for kappa of each neuron (6, N).
+
+        `most` is the largest |I|: the fan-in times the largest weight. Nothing overflows if the
+        bounds most 2^f / (1 - a_m), most 2^f / (1 - a_s), K / (1 - a_r) and theta_f together stay
+        below 2^31: they bound |P + 2^f I|, |Q + 2^f I|, R + K, and by their sum v - theta_f.
+        """
+        unit = 1 / np.asarray(kappa).astype(np.float32).astype(np.float64)
+        a_m, a_s, a_r = (factor / 2**DECAY_BITS for factor in self.decays())
+        theta = float(np.float32(self.threshold))
+
+        def bound(f: int) -> float:
+            currents = most * 2.0**f * (1 / (1 - a_m) + 1 / (1 - a_s))
+            return float(currents + (2.0**f * unit).max() * (1 / (1 - a_r) + theta) + 2)
+
+        if bound(self.fraction) >= 2**31:
+            fits = [f for f in range(self.fraction) if bound(f) < 2**31]
+            way = f"use fraction={fits[-1]}" if fits else "shorten tau_mem or split the layer"
+            raise ValueError(
+                f"fraction: traces of currents up to {most} must stay below 2^31; got "
+                f"fraction={self.fraction}, with which they reach {bound(self.fraction):.3g}; {way}"
+            )
+        one, threshold = (
+            np.rint(2.0**self.fraction * unit),
+            np.rint(2.0**self.fraction * unit * theta),
+        )
+        if (threshold < 1).any():
+            raise ValueError(
+                "threshold: must be at least half a unit of 2^-fraction kappa; got "
+                f"{self.threshold!r} with fraction={self.fraction}; raise fraction"
+            )
+        shared = [np.full_like(one, value) for value in (*self.decays(), self.fraction)]
+        return np.stack([*shared, one, threshold]).astype(np.int32)
+
+
+# The recursion of FixedSRM on int32 tensors.
+
+
+def fixed_potential(state: Sequence[Tensor]) -> Tensor:
+    """v_t = P_t - Q_t - R_t."""
+    P, Q, R = state
+    return P - Q - R
+
+
+def fixed_advance(
+    I: Tensor, fires: Tensor, state: Sequence[Tensor], integers: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """P' = [a_m (P + 2^f I)], Q' = [a_s (Q + 2^f I)], R' = [a_r (R + K s)]; fires is s as bool."""
+    P, Q, R = state
+    a_m, a_s, a_r, fraction, one, _ = integers.unbind()
+    I = I << fraction
+    return _decayed(P + I, a_m), _decayed(Q + I, a_s), _decayed(R + fires * one, a_r)
+
+
+def _decayed(x: Tensor, a: Tensor) -> Tensor:
+    """a x / 2^16, rounded towards zero."""
+    return x.long().mul(a).div(2**DECAY_BITS, rounding_mode="trunc").int()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bisnn import weights
+from bisnn import realisation, weights
 from bisnn.layers import Layer, Readout
 from bisnn.network import Network, check_network
 from bisnn.packed.network import PackedLayer, PackedNetwork, PackedReadout, spread
@@ -19,19 +19,19 @@ from bisnn.packed.network import PackedLayer, PackedNetwork, PackedReadout, spre
 def describe(
     net: Network, members: Sequence[Sequence[Tensor]] | None = None, *, posterior: bool = False
 ) -> PackedNetwork:
-    """A network of binary weights as its bits.
+    """A network whose weights are from an alphabet as its bits.
 
     Args:
-        net: float32, binary weights. The readout of its last layer goes along, if there is one;
+        net: float32, weights from an alphabet. The readout of its last layer goes along, if there is one;
             others serve learning and stay out.
-        members: for each member one bool tensor per layer, True where the weight is +1; None for
-            the MAP weights sign(w^r).
-        posterior: put the posterior itself in, at 8 bits per weight; its MAP weights are those of
-            the network.
+        members: for each member one tensor per layer, its weights, as `weights.draw_members` gives
+            them; None for the MAP weights.
+        posterior: put the posterior itself in, at 8 bits per weight and level but one; its MAP
+            weights are those of the network.
     """
     _check(net)
     if members is None:
-        members = [[layer.weight.detach() >= 0 for layer in net.layers]]
+        members = [[realisation.map_weight(layer.weight) for layer in net.layers]]
     layers = [
         _layer(layer, [member[i] for member in members], posterior)
         for i, layer in enumerate(net.layers)
@@ -46,36 +46,61 @@ def describe(
 def _check(net: Network) -> None:
     """A ValueError or RuntimeError that says why this network has no bits to pack."""
     check_network(net)
-    if net.weights != "binary":
+    if net.alphabet is None:
         raise ValueError(
-            "net: must have binary weights, or it has no bits to pack; got a full-precision network; train another rule"
+            "net: must have weights from an alphabet, or it has no bits to pack; "
+            "got a full-precision network; train another rule"
         )
     if net.dtype != torch.float32:
         way = "use net.float(), or train with train.dtype = 'float32'"
         raise ValueError(
             f"net: must be float32, as all kernels that ship are; got {net.dtype}; {way}"
         )
-    if any(weights.is_realised(p) for p in net.parameters()):
+    for i, layer in enumerate(net.layers):
+        if layer.neuron.kind is None:
+            raise ValueError(
+                f"net: every neuron must have a packed form; got {type(layer.neuron).__name__} in "
+                f"layer {i}, which has its PyTorch step alone; use SRM or FixedSRM, or give it a "
+                "kind with a step in bits/neurons.py, packed/engine.py and shipping/templates"
+            )
+    if any(realisation.is_realised(p) for p in net.parameters()):
         raise RuntimeError(
             "describe(): the parameters hold a realisation w and not the latents w^r; call it outside the block"
         )
 
 
-def _layer(layer: Layer, up: list[Tensor], posterior: bool) -> PackedLayer:
+def _layer(layer: Layer, members: list[Tensor], posterior: bool) -> PackedLayer:
     spec = layer.spec
-    latents = quantised(layer.weight.detach().cpu()) if posterior else None
+    drawn = np.stack([w.cpu().numpy().astype(np.int8).reshape(-1) for w in members])
+    shares = quantised(layer.weight) if posterior else None
     return PackedLayer(
         **vars(spec),
-        weights=spread(np.stack([w.cpu().numpy().reshape(-1) for w in up]), spec),
+        weights=spread(drawn, spec),
         scale=layer.kappa.cpu().numpy().reshape(-1),
         constants=layer.constants.cpu().numpy(),
-        posterior=None if latents is None else spread(latents.reshape(1, -1), spec)[0],
+        posterior=None if shares is None else spread(shares.reshape(len(shares), -1), spec),
     )
 
 
-def quantised(w_r: Tensor) -> np.ndarray:
-    """p = sigma(2 w^r) as round(255 p), uint8, with the sign of w^r kept: 128 and above where w^r
-    >= 0.
+@torch.no_grad()
+def quantised(parameter: Tensor) -> np.ndarray:
+    """The posterior of a layer's weights, uint8 (levels - 1, *shape): of 255 shares those of the
+    highest level, of the two highest, and so on.
+
+    Each level has its probability's share, rounded so that they add up (the largest remainders go
+    up), and the most probable level, which is the network's, keeps the most shares.
     """
-    q = torch.floor(255 * weights.probability(w_r.double()) + 0.5)
-    return torch.where(w_r >= 0, q.clamp(128, 255), q.clamp(0, 127)).to(torch.uint8).numpy()
+    latents = weights.latents_of(parameter)
+    w_r = parameter.detach().cpu().double()
+    below = latents.limits(w_r).numpy()  # cumulated from the highest level down
+    exact = 255 * np.diff(below, axis=0, prepend=0, append=1)
+    shares = np.floor(exact)
+    order = np.argsort(np.argsort(shares - exact, axis=0, kind="stable"), axis=0)
+    shares += order < 255 - shares.sum(0)
+    levels = np.array(latents.alphabet.levels[::-1]).reshape(-1, *(1,) * (below.ndim - 1))
+    chosen = latents.modes(w_r).numpy() == levels
+    for _ in range(len(levels)):
+        top = np.expand_dims(shares.argmax(0), 0) == np.arange(len(levels)).reshape(levels.shape)
+        moved = top & ~chosen
+        shares += (chosen & moved.any(0)).astype(int) - moved
+    return np.cumsum(shares, axis=0)[:-1].astype(np.uint8)

@@ -2,7 +2,7 @@
 they are.
 
 The predicted distribution is the mean, over time after the burn-in and over the members, of the
-softmax of the last readout, or of the mean of the last ones.
+softmax of the last readout.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bisnn import kernels, weights
+from bisnn import kernels, realisation, weights
 from bisnn.checks import choice, finite, positive_int
 from bisnn.losses import time_weights
 from bisnn.network import Network, Readout, check_network
 
-Members = Sequence[
-    Sequence[Tensor]
-]  # for each member one bool tensor a layer, True where the weight is +1
+Members = Sequence[Sequence[Tensor]]  # for each member one int8 tensor per layer, its weights
 
 
 @dataclass(frozen=True)
@@ -76,9 +74,10 @@ def predict(
     Args:
         net: a network with a readout after its last layer. Its parameters are left as they are.
         x: input, finite.
-        samples: None for one prediction with the MAP weights sign(w^r) (or a full-precision
-            network's own), K for so many members drawn from Bern(sigma(2 w^r)), or the members, as
-            `weights.draw_members` gives them: to draw once for many calls.
+        samples: None for one prediction with the MAP weights, for binary ones sign(w^r) (or a
+            full-precision network's own), K for so many members drawn from the posterior, for
+            binary weights Bern(sigma(2 w^r)), or the members, as `weights.draw_members` gives them:
+            to draw once for many calls.
         task: "classification" (softmax of the readout) or "regression" (the readout itself).
         over_time: "mean" over the time steps that count; "running", that mean up to each time step;
             "step", each by itself.
@@ -103,23 +102,23 @@ def predict(
         )
     if samples is not None:
         count = len(samples) if isinstance(samples, Sequence) else positive_int("samples", samples)
-        if net.weights == "real":
+        if net.alphabet is None:
             raise ValueError(
                 f"samples: a full-precision network has no posterior to draw from; got {count} of them; leave it out"
             )
         if isinstance(samples, Sequence):
             _check_members(net, samples)
-    if any(weights.is_realised(p) for p in net.parameters()):
+    if any(realisation.is_realised(p) for p in net.parameters()):
         raise RuntimeError(
             "predict(): the parameters hold a realisation w and not the latents w^r; call it outside the block"
         )
     x = net.checked(x)
     finite("x", x)
-    latents = [layer.weight.detach() for layer in net.layers]
-    if net.weights == "real":
+    latents = [layer.weight for layer in net.layers]
+    if net.alphabet is None:
         y = net(x, weights=latents).logits[None]
     elif samples is None:
-        most_probable = [w_r >= 0 for w_r in latents]  # True where the weight is +1
+        most_probable = [realisation.map_weight(w_r).to(torch.int8) for w_r in latents]
         y = _logits(net, x, [most_probable])
     else:
         members = (
@@ -137,21 +136,24 @@ def predict(
 
 
 def _check_members(net: Network, members: Members) -> None:
-    shapes = [layer.weight.shape for layer in net.layers]
+    shapes = [layer.spec.weight_shape for layer in net.layers]
     for k, member in enumerate(members or [()]):
         layers = member if isinstance(member, Sequence) else ()
-        if [w.shape for w in layers if isinstance(w, Tensor) and w.dtype == torch.bool] != shapes:
+        if [
+            tuple(w.shape) for w in layers if isinstance(w, Tensor) and w.dtype == torch.int8
+        ] != shapes:
             raise ValueError(
-                f"samples: members need a bool tensor for every layer, {', '.join(str(tuple(n)) for n in shapes)}; number {k} has "
+                f"samples: members need an int8 tensor for every layer, {', '.join(str(tuple(n)) for n in shapes)}; number {k} has "
                 "others; take them from weights.draw_members, or say how many"
             )
 
 
 def _logits(net: Network, x: Tensor, members: Members) -> Tensor:
     """Of each member, (K, T, B, C)."""
-    if kernels.name_for(x.device, x.dtype) == "cpu" and weights.is_spikes(x):
+    compiled = all(layer.neuron.kind is not None for layer in net.layers)
+    if compiled and kernels.name_for(x.device, x.dtype) == "cpu" and realisation.is_spikes(x):
         return _packed_logits(net, x, members)
-    run = lambda member: net(x, weights=[weights.hard(2 * up.to(x) - 1) for up in member])  # noqa: E731
+    run = lambda member: net(x, weights=[realisation.hard(w.to(x)) for w in member])  # noqa: E731
     return torch.stack([run(member).logits for member in members])
 
 

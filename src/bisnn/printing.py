@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bisnn.runs.exporting import Exported
     from bisnn.runs.model import Model
     from bisnn.runs.results import Verdict
+    from bisnn.shipping.conversion import Changes
     from bisnn.shipping.energy import Ledger
 
 SHORT = {
@@ -52,7 +53,7 @@ def print_verdict(folder: Path, found: Verdict) -> None:
     for predictor, ece in found.calibration.items():
         out.print(f"{predictor}: {told.format(**ece.model_dump())}")
     out.print(
-        "{weights:,} weights: {bytes_1_bit:,} bytes at 1 bit, {bytes_32_bit:,} at 32".format(
+        "{weights:,} weights: {bytes:,} bytes at {bits} bit, {bytes_32_bit:,} at 32".format(
             **found.memory.model_dump()
         ),
     )
@@ -119,6 +120,8 @@ def print_ledger(found: Ledger) -> None:
 def print_exported(to: str, done: Exported) -> None:
     """Print what `export` wrote, and how to use it."""
     out = console()
+    if done.changes is not None:
+        out.print(f"neuron {done.neuron}: {_changes_text(done.changes)}")
     if to == "packed":
         bits = f"{done.members} x 1 bit" if done.members else "the posterior at 8 bits"
         out.print(f"{done.weights:,} weights, {bits} each: {done.bytes:,} bytes in {done.path}")
@@ -138,6 +141,13 @@ def print_exported(to: str, done: Exported) -> None:
             out.print(
                 f"not the network's own spikes: {done.disagreement.spikes:.1%} of them differ{told}, on random points"
             )
+
+
+def _changes_text(changes: Changes) -> str:
+    spikes, of, n = changes.changed_spikes, changes.spikes, changes.recordings
+    decided = changes.changed_decisions
+    text = f"{spikes:,} spikes differ on the test set, where the network has {of:,}"
+    return text if decided is None else f"{text}; {decided} of {n:,} decisions change"
 
 
 def prediction_rows(model: Model, result: Any) -> tuple[list[str], list[list[Any]]]:

@@ -1,7 +1,7 @@
 """The description of a network, without PyTorch: what is trained is built from it, what ships is
 written from it.
 
-A layer is a kind, shapes, a neuron and a place in a graph: `inputs` names the earlier layers whose
+A layer is a kind, shapes, a neuron, an alphabet of weights and a place in a graph: `inputs` names the earlier layers whose
 spikes it reads. Several inputs lie side by side: W1 s1 + W2 s2 is the product of the weights
 [W1 W2] with the spikes of both, one exact integer, and kappa counts all parents. Images must agree
 in height and width to lie side by side, channel after channel; other shapes are flattened, one
@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bisnn.neuron import SRM
+from bisnn.alphabet import BINARY, Levels
+from bisnn.neuron import SRM, Neuron
 
 INPUT = -1  # among the inputs of a layer: the network's own input
 KINDS = ("dense", "conv", "recurrent")
@@ -38,7 +39,8 @@ class LayerSpec:
     inputs: tuple[int, ...]  # numbers of the layers whose spikes it reads, or INPUT
     parts: tuple[Shape, ...]  # the shape of each input, (N,) or (C, H, W)
     neurons: int  # or output channels
-    neuron: SRM = field(default_factory=SRM)
+    neuron: Neuron = field(default_factory=SRM)
+    alphabet: Levels | None = BINARY  # that its weights are from; None: real numbers
     kernel: tuple[int, int] = (1, 1)
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
@@ -89,9 +91,22 @@ class LayerSpec:
 
     @property
     def kappa(self) -> np.ndarray:
-        """1/sqrt(|P_i|), float64: (), or (neurons,) where neurons differ in their parents."""
+        """1/sqrt(|P_i|) over the root mean square of the levels, float64: (), or (neurons,) where
+        neurons differ in their parents.
+        """
         parents = np.array(self.fan_in) if self.mask is None else self.mask.sum(1)
-        return np.asarray(1 / np.sqrt(parents))
+        size = 1.0 if self.alphabet is None else self.alphabet.rms
+        return np.asarray(1 / np.sqrt(parents) / size)
+
+    @property
+    def most_current(self) -> int:
+        """The largest |I| of a neuron, whatever its weights."""
+        return self.fan_in if self.mask is None else int(self.mask.sum(1).max())
+
+    @property
+    def integers(self) -> np.ndarray | None:
+        """The constants of neurons that compute in integers, (6,) or (6, neurons); else None."""
+        return self.neuron.integers(self.kappa, self.most_current)
 
     def columns(self) -> list[slice]:
         """Where the weights of each input lie along the flattened inputs (a convolution: along
@@ -102,7 +117,9 @@ class LayerSpec:
         return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
     def check(self) -> None:
-        """A ValueError that says which shapes do not fit together."""
+        """A ValueError that says what does not fit together."""
+        if self.alphabet is not None:
+            self.alphabet.check_fan_in(self.fan_in)
         if self.kind != "conv":
             return
         shape = self.input_shape

@@ -1,22 +1,28 @@
-r"""From latent w^r to weight w: sign, Bernoulli, relaxed Bernoulli; mean parameters, KL divergence,
-free energy.
+"""From latents to weights: nearest levels, posteriors, relaxed samples; KL divergence, free energy.
 
-The posterior over a binary weight is q(w = +1) = p = sigma(2 w^r), eq. (bernoulli-param): w^r is
-half the log-odds, mu = tanh(w^r) the mean. A binary layer's parameter *is* w^r; a *realisation*
-writes weights into it for a while (`held`).
+A layer's parameter holds *latents*; a *realisation* writes weights into it for a while (`realisation.held`).
+What the latents are depends on the alphabet and on whether there is a posterior:
+
+    Signs        {-1, +1}: w^r, one number per weight. q(w = +1) = p = sigma(2 w^r), eq.
+                 (bernoulli-param): w^r is half the log-odds, mu = tanh(w^r) the mean; and w =
+                 sign(w^r) without a posterior
+    Nearest      other levels without a posterior: one number per weight; w is the nearest level
+    Categorical  other levels with one: K centred logits per weight, (K, *shape), the first axis
+                 that of the levels; q(w = v_k) = softmax(logits)_k. A realisation is a one-hot
+                 vector y of the same shape, or a relaxed one, and w = sum_k v_k y_k
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from bisnn.alphabet import BINARY, Levels
 from bisnn.bits.philox import Purpose
 from bisnn.checks import number, seed_number
 from bisnn.kernels import draws
@@ -25,8 +31,12 @@ EPS_MIN = (
     2.0**-24
     # Epsilon of the Gumbel-softmax draw is kept in [2^-24, 1 - 2^-24]: the logistic noise stays finite
 )
-# Bound on 2 (logcosh w^r - logcosh z); 2 logcosh 10 = 18.6, so it never acts for |w^r| <= 10
+# Bound on 2 (logcosh w^r - logcosh z); 2 logcosh 10 = 18.6, so it never acts for |w^r| <= 10. And
+# on log y_k - log p_k <= -log p_k, where it never acts on a level of probability above e^-20
 MAX_EXPONENT = 20.0
+Pullback = Callable[[Tensor], Tensor]  # from the gradient at a realisation to that of the mean
+
+# Binary weights
 
 
 def sign(w_r: Tensor) -> Tensor:
@@ -47,29 +57,6 @@ def probability(w_r: Tensor) -> Tensor:
 def mean(w_r: Tensor) -> Tensor:
     """mu = 2 p - 1 = tanh(w^r), the mean of the weight."""
     return torch.tanh(w_r)
-
-
-def draw_members(
-    latents: Sequence[Tensor], count: int, seed: int, first: int = 0
-) -> list[list[Tensor]]:
-    """Members of an ensemble, w ~ Bern(w | sigma(2 w^r)): for each one bool tensor per layer, True
-    where the weight is +1.
-
-    They are the members of a seed from the `first` on. Member k does not depend on how many there
-    are, nor on the device: limits of the draws are made on the CPU, in float64.
-    """
-    seed_number(seed)
-    limits = [
-        (torch.ceil(probability(w_r.cpu().double()) * 2**24) * 2.0**-24).float().to(w_r.device)
-        for w_r in latents
-    ]
-    return [
-        [
-            draws.uniform_like(limit, i, seed, Purpose.MEMBERS, k) < limit
-            for i, limit in enumerate(limits)
-        ]
-        for k in range(first, first + count)
-    ]
 
 
 def logistic_noise(eps: Tensor) -> Tensor:
@@ -103,30 +90,311 @@ def mean_gradient_factor(w_r: Tensor, delta: Tensor, tau: float) -> Tensor:
     return torch.exp(exponent.clamp(max=MAX_EXPONENT)) / tau
 
 
-def kl_divergence(w_r: Tensor | Iterable[Tensor], prior: float | Tensor = 0.0) -> Tensor:
-    """KL(q || p) in nats, summed over all weights; `prior` holds the prior's logits w^r_0 (0: both
-    signs equally likely).
-
-    >>> float(kl_divergence(torch.zeros(5)))
-    0.0
-    >>> round(float(kl_divergence(torch.full((10,), 20.0)) / math.log(2)), 3)  # ten certain weights are ten bits
-    10.0
-    """
-    if not isinstance(w_r, Tensor):
-        parts = [kl_divergence(w, prior) for w in w_r]
-        if not parts:
-            raise ValueError(
-                "w_r: needs at least one tensor of latents; got none; pass net.parameters()"
-            )
-        return torch.stack(parts).sum()
+def bernoulli_kl(w_r: Tensor, prior: float | Tensor = 0.0) -> Tensor:
+    """KL(q || p) in nats of Bernoulli posteriors, summed over all weights; `prior` holds w^r_0."""
     l, l_0 = 2 * w_r, 2 * torch.as_tensor(prior, dtype=w_r.dtype, device=w_r.device)
     if l_0.ndim and l_0.shape != l.shape:
         raise ValueError(
-            f"prior: must be a number or have the latents' shape {tuple(l.shape)}; got {tuple(l_0.shape)}; reshape it"
+            f"prior: must be a number or have the latents' shape {tuple(l.shape)}; got "
+            f"{tuple(l_0.shape)}; reshape it"
         )
     up = torch.sigmoid(l) * (F.softplus(-l_0) - F.softplus(-l))
     down = torch.sigmoid(-l) * (F.softplus(l_0) - F.softplus(l))
     return (up + down).sum()
+
+
+# Weights from any alphabet; the levels are the first axis of logits (K, ...)
+
+
+@functools.cache
+def level_tensor(alphabet: Levels, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The levels, (K,); made once, because a CUDA graph cannot copy them from the host."""
+    return torch.tensor(alphabet.levels, dtype=dtype, device=device)
+
+
+def nearest(x: Tensor, alphabet: Levels) -> Tensor:
+    """The level nearest to x; half way between two of them the higher, as sign(0) = +1.
+
+    >>> nearest(torch.tensor([-2.0, 0.5, 0.6, 9.0]), Levels(-1, 0, 1)).tolist()
+    [-1.0, 1.0, 1.0, 1.0]
+    """
+    levels = level_tensor(alphabet, x.dtype, x.device)
+    return levels[torch.bucketize(x, (levels[1:] + levels[:-1]) / 2, right=True)]
+
+
+def centred(logits: Tensor) -> Tensor:
+    """Logits less their mean over the levels: of all that give the same probabilities, these."""
+    return logits - logits.mean(0)
+
+
+def gumbel_noise(eps: Tensor) -> Tensor:
+    """gamma = -log(-log eps) for eps ~ U(0, 1); half the difference of two is `logistic_noise`."""
+    return -torch.log(-torch.log(eps.clamp(EPS_MIN, 1 - EPS_MIN)))
+
+
+def one_hot(scores: Tensor) -> Tensor:
+    """1 at the level of the highest score, of equal ones the highest level; else 0."""
+    last = len(scores) - 1 - scores.flip(0).argmax(0, keepdim=True)
+    return torch.zeros_like(scores).scatter_(0, last, 1)
+
+
+def relax_levels(logits: Tensor, gamma: Tensor, tau: float) -> Tensor:
+    """The relaxed one-hot vector y = softmax((logits + gamma) / tau)."""
+    return torch.softmax((logits + gamma) / tau, 0)
+
+
+def level_gradient(logits: Tensor, gamma: Tensor, tau: float, g: Tensor) -> Tensor:
+    """The gradient with respect to the probabilities p, from that, g, at y = relax_levels(...).
+
+    With log p = logits it is dL/dlogits_k / p_k = y_k / (tau p_k) (g_k - sum_j y_j g_j), and only
+    differences between levels matter, since the p_k sum to 1: less its mean over k. y_k / p_k is
+    taken in log space, its exponent bounded at MAX_EXPONENT; and the bracket as sum_j y_j (g_k -
+    g_j), which does not cancel where y_k is near 1.
+    """
+    log_y = torch.log_softmax((logits + gamma) / tau, 0)
+    exponent = (log_y - torch.log_softmax(logits, 0)).clamp(max=MAX_EXPONENT)
+    y = log_y.exp()
+    bracket = torch.stack([(y * (g_k - g)).sum(0) for g_k in g])
+    return centred(exponent.exp() * bracket / tau)
+
+
+def categorical_kl(logits: Tensor, prior: float | Tensor = 0.0) -> Tensor:
+    """KL(q || p) in nats of categorical posteriors, summed over all weights; `prior` as for
+    `prior_logits`.
+    """
+    log_q = torch.log_softmax(logits, 0)
+    log_p = torch.log_softmax(prior_logits(prior, logits).expand_as(logits), 0)
+    return (log_q.exp() * (log_q - log_p)).sum()
+
+
+def prior_logits(prior: float | Tensor, logits: Tensor) -> Tensor:
+    """A prior's centred logits, to broadcast against (K, ...): from 0 (all levels equally likely),
+    K numbers, or a tensor of the logits' shape.
+    """
+    l_0 = torch.as_tensor(prior, dtype=logits.dtype, device=logits.device)
+    if l_0.ndim == 0 and l_0 == 0:
+        return l_0.expand(len(logits), *(1,) * (logits.ndim - 1))
+    if l_0.shape == logits.shape:
+        return centred(l_0)
+    if l_0.shape != logits.shape[:1]:
+        raise ValueError(
+            f"prior: must be 0, the logits of the {len(logits)} levels, or have the latents' shape "
+            f"{tuple(logits.shape)}; got {tuple(l_0.shape) or float(l_0)}; give e.g. "
+            f"torch.zeros({len(logits)})"
+        )
+    return centred(l_0).reshape(-1, *(1,) * (logits.ndim - 1))
+
+
+# What a parameter's latents are
+
+
+class Signs:
+    """Latents w^r of weights in {-1, +1}; with or without a posterior."""
+
+    alphabet: Levels = BINARY
+
+    def shape(self, weights: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the latents of weights of this shape."""
+        return weights
+
+    def initial(self, z: Tensor, init: float) -> Tensor:
+        """Latents to begin with, +-init, from standard normal numbers."""
+        return init * sign(z)
+
+    def modes(self, w_r: Tensor) -> Tensor:
+        """The most probable weights."""
+        return sign(w_r)
+
+    def limits(self, w_r: Tensor) -> Tensor:
+        """Where a uniform number chooses the next level, from the highest down: (K - 1, *shape)."""
+        return probability(w_r)[None]
+
+    def write(self, w: Tensor) -> Tensor:
+        """What a parameter holds where its weights are w."""
+        return w
+
+    def read(self, value: Tensor) -> Tensor:
+        """The weights of a parameter that holds `value`, inside a realisation."""
+        return value
+
+    def sample(
+        self, w_r: Tensor, eps: Tensor, tau: float, straight_through: bool
+    ) -> tuple[Tensor, Pullback]:
+        """A relaxed sample, or a hard one, and the way back from the gradient taken there to the
+        gradient with respect to the mean parameters, from uniform numbers of the latents' shape.
+        """
+        delta = logistic_noise(eps).to(w_r.dtype)
+        w = sign(w_r + delta) if straight_through else relax(w_r, delta, tau)
+        factor = mean_gradient_factor(w_r, delta, tau)
+        return w, lambda g: g * factor
+
+    def prior(self, prior: float | Tensor, w_r: Tensor) -> float | Tensor:
+        """The prior's latents, to broadcast against the posterior's."""
+        if not isinstance(prior, Tensor):
+            return number("prior", prior)
+        if prior.ndim and prior.shape != w_r.shape:
+            raise ValueError(
+                "prior: must be a number or have the shape of every parameter in its group, "
+                f"{tuple(w_r.shape)}; got {tuple(prior.shape)}; put each parameter into a group "
+                "of its own"
+            )
+        return prior.to(w_r)
+
+    def settle(self, w_r: Tensor) -> Tensor:
+        """Latents after an update, in the form in which they are kept."""
+        return w_r
+
+    def kl(self, w_r: Tensor, prior: float | Tensor) -> Tensor:
+        """KL(q || p), summed over the weights."""
+        return bernoulli_kl(w_r, prior)
+
+
+class Nearest(Signs):
+    """Latents of any alphabet without a posterior: the weight is the level nearest to its latent."""
+
+    def __init__(self, alphabet: Levels):
+        self.alphabet = alphabet
+
+    def initial(self, z: Tensor, init: float) -> Tensor:
+        """Each latent at one of the levels, all equally likely."""
+        levels = level_tensor(self.alphabet, z.dtype, z.device)
+        return levels[_shares(z, len(levels))]
+
+    def modes(self, w_r: Tensor) -> Tensor:
+        return nearest(w_r, self.alphabet)
+
+    def limits(self, w_r: Tensor) -> Tensor:
+        raise ValueError(
+            f"weights: latents of {self.alphabet!r} have no posterior to draw members from; build "
+            "the network with posterior=True and train it with BayesBiSNN"
+        )
+
+    def kl(self, w_r: Tensor, prior: float | Tensor) -> Tensor:
+        return self.limits(w_r)  # the same refusal
+
+
+class Categorical(Signs):
+    """K centred logits per weight, (K, *shape), of a posterior over any alphabet's levels."""
+
+    def __init__(self, alphabet: Levels):
+        self.alphabet = alphabet
+
+    def shape(self, weights: tuple[int, ...]) -> tuple[int, ...]:
+        return (len(self.alphabet.levels), *weights)
+
+    def initial(self, z: Tensor, init: float) -> Tensor:
+        """A level for each weight, all equally likely, with log-odds of 2 init against each other
+        one: for two levels +-init.
+        """
+        K = len(self.alphabet.levels)
+        chosen = torch.stack([_shares(z, K) == k for k in range(K)])
+        return centred(2 * init * chosen.to(z.dtype))
+
+    def modes(self, w_r: Tensor) -> Tensor:
+        return self.read(one_hot(w_r))
+
+    def limits(self, w_r: Tensor) -> Tensor:
+        return torch.softmax(w_r.flip(0), 0).cumsum(0)[:-1]
+
+    def write(self, w: Tensor) -> Tensor:
+        return torch.stack([w == v for v in self.alphabet.levels]).to(w.dtype)
+
+    def read(self, value: Tensor) -> Tensor:
+        return torch.tensordot(level_tensor(self.alphabet, value.dtype, value.device), value, 1)
+
+    def sample(
+        self, w_r: Tensor, eps: Tensor, tau: float, straight_through: bool
+    ) -> tuple[Tensor, Pullback]:
+        gamma = gumbel_noise(eps).to(w_r.dtype)
+        y = one_hot(w_r + gamma) if straight_through else relax_levels(w_r, gamma, tau)
+        return y, lambda g: level_gradient(w_r, gamma, tau, g)
+
+    def prior(self, prior: float | Tensor, w_r: Tensor) -> float | Tensor:
+        return prior_logits(prior, w_r)
+
+    def settle(self, w_r: Tensor) -> Tensor:
+        return centred(w_r)
+
+    def kl(self, w_r: Tensor, prior: float | Tensor) -> Tensor:
+        return categorical_kl(w_r, prior)
+
+
+def _shares(z: Tensor, K: int) -> Tensor:
+    """Standard normal numbers in K classes of equal probability."""
+    return (torch.special.ndtr(z) * K).long().clamp(0, K - 1)
+
+
+_SIGNS = Signs()
+
+
+def latents_for(alphabet: Levels, posterior: bool) -> Signs:
+    """What the latents of an alphabet's weights are; {-1, +1} has the same in both cases."""
+    if alphabet == BINARY:
+        return _SIGNS
+    return Categorical(alphabet) if posterior else Nearest(alphabet)
+
+
+def latents_of(parameter: Tensor) -> Signs:
+    """What this parameter's latents are; those of {-1, +1} unless a layer of ours has said so."""
+    return getattr(parameter, "_bisnn_latents", _SIGNS)
+
+
+def mark_latents(parameter: Tensor, latents: Signs) -> None:
+    """Remember what the latents of this parameter, the weight of a layer of ours, are."""
+    parameter._bisnn_latents = latents  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+def draw_members(
+    latents: Sequence[Tensor], count: int, seed: int, first: int = 0
+) -> list[list[Tensor]]:
+    """Members of an ensemble, samples of the posterior: for each one int8 tensor per layer, its
+    weights. `latents` are the layers' parameters.
+
+    They are the members of a seed from the `first` on. Member k does not depend on how many there
+    are, nor on the device: limits of the draws are made on the CPU, in float64.
+    """
+    seed_number(seed)
+    kinds = [latents_of(w_r) for w_r in latents]
+    limits = [
+        (torch.ceil(kind.limits(w_r.cpu().double()) * 2**24) * 2.0**-24).float().to(w_r.device)
+        for kind, w_r in zip(kinds, latents, strict=True)
+    ]
+    levels = [
+        level_tensor(kind.alphabet, torch.int8, limit.device).flip(0)
+        for kind, limit in zip(kinds, limits, strict=True)
+    ]
+    return [
+        [
+            level[(draws.uniform_like(limit[0], i, seed, Purpose.MEMBERS, k) >= limit).sum(0)]
+            for i, (level, limit) in enumerate(zip(levels, limits, strict=True))
+        ]
+        for k in range(first, first + count)
+    ]
+
+
+def kl_divergence(w_r: Tensor | Iterable[Tensor], prior: float | Tensor = 0.0) -> Tensor:
+    """KL(q || p) in nats, summed over all weights.
+
+    Args:
+        w_r: latents w^r, or the parameters of a network, whose layers say what they are.
+        prior: the prior's logits: w^r_0 of binary weights (0: both signs equally likely); of other
+            alphabets one per level (0: all levels equally likely).
+
+    >>> float(kl_divergence(torch.zeros(5)))
+    0.0
+    >>> ten_certain = torch.full((10,), 20.0)
+    >>> round(float(kl_divergence(ten_certain) / math.log(2)), 3)  # ten certain weights: ten bits
+    10.0
+    """
+    if isinstance(w_r, Tensor):
+        return latents_of(w_r).kl(w_r, prior)
+    parts = [kl_divergence(w, prior) for w in w_r]
+    if not parts:
+        raise ValueError(
+            "w_r: needs at least one tensor of latents; got none; pass net.parameters()"
+        )
+    return torch.stack(parts).sum()
 
 
 def free_energy(
@@ -139,161 +407,3 @@ def free_energy(
     mean over samples.
     """
     return expected_loss + number("temperature", temperature, least=0) * kl_divergence(w_r, prior)
-
-
-class _Pin(torch.autograd.Function):
-    """A copy, whose backward pass insists that the weight is still the one the forward pass saw."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(w: Tensor) -> Tensor:
-        return w.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        _ = ctx.saved_tensors  # autograd compares versions here
-        return g
-
-
-def pinned(w: Tensor) -> Tensor:
-    """`w`, for use within one realisation: a backward pass after it, or in the next one, raises.
-
-    For operations whose own backward pass needs no weight, and which would not notice.
-    """
-    return _Pin.apply(w) if w.requires_grad and torch.is_grad_enabled() else w
-
-
-def is_binary(parameter: Tensor) -> bool:
-    """Whether the last rule that took this parameter trains it as the latent of binary weights."""
-    return getattr(parameter, "_bisnn_binary", False)
-
-
-def mark_binary(parameter: Tensor, binary: bool) -> None:
-    """Remember whether a rule trains this parameter as the latent of binary weights."""
-    parameter._bisnn_binary = binary  # type: ignore[attr-defined]
-
-
-def is_synapses(parameter: Tensor) -> bool:
-    """Whether this parameter is the weight of a layer of ours, whatever its number of axes."""
-    return getattr(parameter, "_bisnn_synapses", False)
-
-
-def is_realised(parameter: nn.Parameter) -> bool:
-    """Whether the parameter holds a realisation w at the moment, not its latent w^r."""
-    return getattr(parameter, "_bisnn_realised", False)
-
-
-def is_hard(w: Tensor) -> bool:
-    """Whether all weights are known to be -1 or +1: by their values where looking is cheap, else by
-    what wrote them.
-    """
-    if not _readable(w) or w.device.type != "cpu":
-        return getattr(w, "_bisnn_hard", False)
-    if w.numel() == 0:
-        return True
-    least, most = w.detach().square().aminmax()  # w^2 = 1 exactly, also rounded, only for -1 and +1
-    return bool(least == 1) and bool(most == 1)
-
-
-def hard(w: Tensor) -> Tensor:
-    """`w`, known from now on to be -1 or +1 everywhere."""
-    w._bisnn_hard = True  # type: ignore[attr-defined]
-    return w
-
-
-def is_spikes(x: Tensor) -> bool:
-    """Whether all inputs are known to be 0 or 1: by type, or by their values where they can be
-    read.
-    """
-    if not isinstance(x, Tensor):
-        return False
-    if x.dtype == torch.bool:
-        return True
-    return _readable(x) and not bool(
-        torch.addcmul(x, x, x, value=-1).any()
-    )  # x - x^2 = 0 only for 0 and 1; infinity gives NaN
-
-
-def _readable(x: Tensor) -> bool:
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._functorch.is_functorch_wrapped_tensor(x)
-        or x.is_meta
-    )
-
-
-@contextmanager
-def held(
-    parameters: Sequence[nn.Parameter], values: Sequence[Tensor], hard: bool
-) -> Iterator[None]:
-    """Let `parameters` hold `values` inside the block; the latents come back on leaving, whatever
-    happened inside.
-
-    `hard` says whether the values are -1 and +1.
-
-    Written in place under no_grad, so that autograd notices a backward pass that comes too late.
-    """
-    if any(is_realised(p) for p in parameters):
-        raise RuntimeError("these parameters hold a realisation already: realisations do not nest")
-    latents = [p.detach().clone() for p in parameters]
-    try:
-        _write(parameters, values, True, hard)
-        yield
-    finally:
-        _write(parameters, latents, False, False)
-
-
-@torch.no_grad()
-def _write(
-    parameters: Sequence[nn.Parameter], values: Sequence[Tensor], realised: bool, hard: bool
-) -> None:
-    for p, value in zip(parameters, values, strict=True):
-        p.copy_(value)
-        p._bisnn_realised, p._bisnn_hard = realised, hard  # type: ignore[attr-defined]
-
-
-def binary_parameters(of: nn.Module | Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """The latents of a network's binary layers, and of a module those that a rule trains; an
-    iterable is taken as it is.
-    """
-    if not isinstance(of, nn.Module):
-        return list(of)
-    layers = [m for m in of.modules() if hasattr(m, "binary")]
-    ours = {layer.weight for layer in layers if layer.binary}
-    found = [p for p in of.parameters() if p in ours or is_binary(p)]
-    if not found and not layers:
-        raise ValueError(
-            f"of: no rule trains binary parameters of this {type(of).__name__}; make the rule first, or pass the parameters "
-            "themselves"
-        )
-    return found
-
-
-@contextmanager
-def map_weights(of: nn.Module | Iterable[nn.Parameter]) -> Iterator[None]:
-    """Inside the block the binary parameters hold the MAP weights sign(w^r)."""
-    parameters = binary_parameters(of)
-    with held(parameters, [sign(p.detach()) for p in parameters], hard=True):
-        yield
-
-
-@contextmanager
-def sample_weights(
-    of: nn.Module | Iterable[nn.Parameter], seed: int, member: int = 0
-) -> Iterator[None]:
-    """Inside the block the binary parameters hold a sample from the posterior Bern(sigma(2 w^r)):
-    this member of the seed's.
-    """
-    parameters = binary_parameters(of)
-    (drawn,) = draw_members([p.detach() for p in parameters], 1, seed, member)
-    with held(
-        parameters,
-        [2 * up.to(p.dtype) - 1 for up, p in zip(drawn, parameters, strict=True)],
-        hard=True,
-    ):
-        yield

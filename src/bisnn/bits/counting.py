@@ -6,7 +6,9 @@ because popcounts then come out in the width of a float32 and the loops vectoris
 made a dense product by gathering, for each output pixel, the bits under the kernel (`windows`):
 taps in row order, channels within a tap. So these serve all layers:
 
-    counts    hard weights: sum_j w_ij s_j = 2 popcount(w_i & s) - popcount(s), an exact integer
+    counts    binary weights: sum_j w_ij s_j = 2 popcount(w_i & s) - popcount(s), an exact integer
+    plane_counts  weights of any alphabet, as bit planes b_k: low popcount(s) + gap sum_k 2^k
+    popcount(b_ik & s)
     events    the same, by adding the rows of W^T at the active inputs as small integers: cheaper
     where few of many are active add_rows  real weights: the sum of the rows of W^T at the active
     inputs add_rows  of the transposed bits: the weight gradient, the sum of the rows of g at the
@@ -270,17 +272,64 @@ def counts(lo, hi, x, w, out):
                     o[i] = _F(np.int32(_U1 + _U1) * np.int32(part[i]) - np.int32(active))
 
 
-@kernel(f"void(int64, int64, {_B}, {_B}, int8[:, ::1], {_M})")
-def events(lo, hi, x, w, rows, out):
-    """As `counts`, the cheaper way: where few inputs are active, their rows of W^T, int8 (n_in,
+@njit(inline="always")
+def _add_plane(x, r, last, w, first, n, shift, sums):
+    """Add 2^shift times the popcounts of one plane's words w (words, n_out), from column `first` on,
+    to the sums of rows r to r + 3 of x, or as many as there are up to `last`.
+    """
+    r_1, r_2, r_3 = min(r + 1, last), min(r + 2, last), min(r + 3, last)
+    for k in range(w.shape[0]):
+        a, b, c, d = x[r, k], x[r_1, k], x[r_2, k], x[r_3, k]
+        if not (a | b | c | d):
+            continue
+        w_k = w[k, first : first + n]
+        for i in range(n):
+            sums[i] += popcount(w_k[i] & a) << shift
+            sums[COLUMNS + i] += popcount(w_k[i] & b) << shift
+            sums[2 * COLUMNS + i] += popcount(w_k[i] & c) << shift
+            sums[3 * COLUMNS + i] += popcount(w_k[i] & d) << shift
+
+
+@kernel(f"void(int64, int64, {_B}, uint32[:, :, ::1], int64, int64, {_M})")
+def plane_counts(lo, hi, x, w, low, gap, out):
+    """out[r, i] = sum_j w_ij s_j for rows x (R, words) and weights low + gap sum_k 2^k b_k, whose
+    bit planes b_k are w (planes, words, n_out). Four rows at a time, as `counts`, which is the case
+    of {-1, +1}.
+    """
+    if w.shape[0] == 1 and low == -1 and gap == 2:
+        counts(lo, hi, x, w[0], out)
+        return
+    n_out = w.shape[2]
+    least, step = np.int32(low), np.int32(gap)
+    sums = np.empty(4 * COLUMNS, np.uint32)
+    for first in range(0, n_out, COLUMNS):
+        n = min(COLUMNS, n_out - first)
+        for r in range(lo, hi, 4):
+            for j in range(4):
+                sums[j * COLUMNS : j * COLUMNS + n] = _U0
+            for plane in range(w.shape[0]):
+                _add_plane(x, r, hi - 1, w[plane], first, n, np.uint32(plane), sums)
+            for j in range(min(4, hi - r)):
+                active = _U0
+                for k in range(x.shape[1]):
+                    active += popcount(x[r + j, k])
+                base = least * np.int32(active)
+                o, part = out[r + j, first : first + n], sums[j * COLUMNS : j * COLUMNS + n]
+                for i in range(n):
+                    o[i] = _F(base + step * np.int32(part[i]))
+
+
+@kernel(f"void(int64, int64, {_B}, uint32[:, :, ::1], int64, int64, int8[:, ::1], {_M})")
+def events(lo, hi, x, w, low, gap, rows, out):
+    """As `plane_counts`, the cheaper way: where few inputs are active, their rows of W^T, int8 (n_in,
     n_out), are added.
     """
-    n_words, n_out = w.shape
+    n_words, n_out = w.shape[1], w.shape[2]
     active, block = _U0, x[lo:hi].reshape(-1)
     for k in range(block.shape[0]):
         active += popcount(block[k])
-    if active * WORDS > block.shape[0]:
-        counts(lo, hi, x, w, out)
+    if active * WORDS > block.shape[0] * w.shape[0]:
+        plane_counts(lo, hi, x, w, low, gap, out)
         return
     index = np.empty(32 * n_words, np.uint32)
     total = np.empty(n_out, np.int32)

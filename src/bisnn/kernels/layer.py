@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bisnn import kernels
-from bisnn.kernels import reference
+from bisnn.kernels import fixed, reference
 from bisnn.kernels.reference import Errors, LayerConstants
 
 
@@ -32,23 +32,25 @@ def srm_layer(
     stride: list[int],
     padding: list[int],
     pool: int,
-    hard: bool,
+    levels: list[int],
     spikes: bool,
     surrogate: str,
     slope: float,
     refractory: bool,
+    integers: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Inputs x of all time steps through weights and neurons.
 
     Args:
         x: inputs, (T, B, n_in) or (T, B, H, W, C_in).
         weight: (n_out, n_in) or (C_out, C_in, k0, k1).
-        P, Q, R, kappa, constants, surrogate, slope, refractory: as for `neuron.srm_scan`.
+        P, Q, R, kappa, constants, surrogate, slope, refractory, integers: as for `scan.srm_scan`.
         V, scale: of the readout y = scale V s, (outputs, ...), images with channels last; None for
             no readout.
         stride, padding, pool: of a convolution.
-        hard, spikes: promises that the weights are -1 and +1, and that the inputs are 0 and 1:
-            products are then exact, and faster.
+        levels: a promise that every weight is one of these integers, sorted, as an alphabet's;
+            empty for any numbers.
+        spikes: a promise that the inputs are 0 and 1. With both, products are exact, and faster.
 
     Returns:
         the readout y (empty if there is none), what leaves the layer s, potentials u, the state P,
@@ -56,10 +58,11 @@ def srm_layer(
     """
     kernel = kernels.choose(x)
     kept = kernel.keep(x, padding) if spikes else None
-    I = kernel.product(x, kept, weight, stride, padding, hard)
-    s, *outputs = kernel.scan(I, P, Q, R, kappa, constants, pool, reuse=True)
+    I = kernel.product(x, kept, weight, stride, padding, levels)
+    scanned = fixed.scan(kernel, I, (P, Q, R), kappa, constants, integers, pool, reuse=True)
+    s = scanned[0]
     y = s.new_empty(0) if V is None or scale is None else kernel.readout(s, V, scale)
-    return (y, s, *outputs, x.new_empty(0) if kept is None else kept)
+    return (y, *scanned, x.new_empty(0) if kept is None else kept)
 
 
 @torch.library.custom_op("bisnn::layer_backward", mutates_args=())
@@ -87,15 +90,20 @@ def srm_layer_backward(
     refractory: bool,
     needs_x: bool,
     needs_weight: bool,
+    integers: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, weight (each empty unless needed), P, Q, R; x is what was kept of the input,
     of shape `x_shape`.
     """
-    errors = Errors(g_y if g_y is None or scale is None else g_y * scale, g_s, g_u, (g_P, g_Q, g_R))
+    after = fixed.gradients_after((g_P, g_Q, g_R), kappa, integers)
+    errors = Errors(g_y if g_y is None or scale is None else g_y * scale, g_s, g_u, after)
     layer = LayerConstants(
         weight, kappa, constants, V, stride, padding, pool, surrogate, slope, refractory
     )
-    return kernels.choose(u).gradients(errors, u, x, x_shape, spikes, layer, needs_x, needs_weight)
+    g_x, g_w, *before = kernels.choose(u).gradients(
+        errors, u, x, x_shape, spikes, layer, needs_x, needs_weight
+    )
+    return (g_x, g_w, *fixed.gradients_before(before, kappa, integers))
 
 
 @srm_layer.register_fake
@@ -112,11 +120,12 @@ def _(
     stride,
     padding,
     pool,
-    hard,
+    levels,
     spikes,
     surrogate,
     slope,
     refractory,
+    integers=None,
 ):
     u = constants.new_empty(reference.current_shape(x, weight, stride, padding))
     s = (
@@ -126,41 +135,42 @@ def _(
     )
     y = u.new_empty(0 if V is None else (*u.shape[:2], V.shape[0]))
     shape, dtype = kernels.choose(x).kept_shape(x.shape, padding) if spikes else ((0,), x.dtype)
-    state = [torch.empty_like(u[0]) for _ in range(3)]
+    state = [fixed.empty_trace(u[0], integers) for _ in range(3)]
     return y, u.new_empty(s), u, *state, x.new_empty(shape, dtype=dtype)
 
 
 @srm_layer_backward.register_fake
 def _(g_y, g_s, g_u, g_P, g_Q, g_R, u, x, x_shape, weight, kappa, constants, *settings):
-    needs_x, needs_weight = settings[-2:]
+    needs_x, needs_weight, integers = (*settings, None)[9:12]
     g_x, g_w = (
         u.new_empty(x_shape if needs_x else 0),
         u.new_empty(weight.shape if needs_weight else 0),
     )
-    return g_x, g_w, *(torch.empty_like(u[0]) for _ in range(3))
+    return g_x, g_w, *(fixed.empty_trace(u[0], integers) for _ in range(3))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, _, _, _, kappa, constants, V, scale, *settings = inputs
+    x, weight, _, _, _, kappa, constants, V, scale, *settings, integers = inputs
     stride, padding, pool, _, spikes, *neuron = settings
     ctx.settings = (stride, padding, pool, spikes, *neuron)
     ctx.x_shape = list(x.shape)
     ctx.set_materialize_grads(False)  # an unused output costs no zeros of its size
     # The weight is saved also where no gradient needs its value: autograd then notices that a
     # realisation has ended.
-    ctx.save_for_backward(output[2], output[6] if spikes else x, weight, kappa, constants, V, scale)
+    kept = output[6] if spikes else x
+    ctx.save_for_backward(output[2], kept, weight, kappa, constants, V, scale, integers)
 
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    u, x, *layer = ctx.saved_tensors
+    u, x, *layer, integers = ctx.saved_tensors
     if all(g is None for g in grads[:6]):
-        return (None,) * 17
+        return (None,) * 18
     needed = ctx.needs_input_grad[:2]
-    g = srm_layer_backward(*grads[:6], u, x, ctx.x_shape, *layer, *ctx.settings, *needed)
+    g = srm_layer_backward(*grads[:6], u, x, ctx.x_shape, *layer, *ctx.settings, *needed, integers)
     return (
         *(g_i if need else None for g_i, need in zip(g, needed, strict=False)),
         *g[2:],
-        *(None,) * 12,
+        *(None,) * 13,
     )
 
 

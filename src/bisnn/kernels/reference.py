@@ -1,10 +1,8 @@
-"""The definition of the scan and of its adjoint, as plain PyTorch loops over time.
+"""The scan over time and its adjoint, as plain PyTorch loops over the steps that `neuron` defines.
 
 Axes: currents I, spikes s and potentials u are (T, B, ...); the state P, Q, R is (B, ...); kappa
-    broadcasts against the
-state; constants holds (a_m, a_s, a_r, theta) in the dtype of the current. Every other kernel
-performs the operations of `step` in the order written here, each rounded once (no fused
-multiply-add), and therefore gives the same bits.
+broadcasts against the state; constants holds (a_m, a_s, a_r, theta) in the dtype of the current.
+Every other kernel gives the bits of this one.
 """
 
 from __future__ import annotations
@@ -17,28 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from bisnn.neuron import FLUSH
+from bisnn.neuron import SRM, fixed_advance, fixed_potential
 
-
-def potential(P: Tensor, Q: Tensor, R: Tensor, kappa: Tensor) -> Tensor:
-    """u_t = kappa (P_t - Q_t) - R_t, eq. (ind-membrane)."""
-    return kappa * (P - Q) - R
-
-
-def advance(
-    I: Tensor, s: Tensor, P: Tensor, Q: Tensor, R: Tensor, constants: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The traces of the next time step: P' = a_m (P + I), Q' = a_s (Q + I), R' = a_r (R + s)."""
-    a_m, a_s, a_r, _ = constants.unbind()
-    return _flush(a_m * (P + I)), _flush(a_s * (Q + I)), _flush(a_r * (R + s))
-
-
-def _flush(x: Tensor) -> Tensor:
-    """x, or 0 where |x| <= FLUSH; for autograd the identity, because a trace at rest still passes
-    gradients on.
-    """
-    flushed = F.hardshrink(x.detach(), FLUSH)
-    return x + (flushed - x.detach()) if x.requires_grad else flushed
+_STEP = SRM()  # whose step is a function of its arguments alone
 
 
 def pseudo_derivative(v: Tensor, surrogate: str, slope: float) -> Tensor:
@@ -73,12 +52,45 @@ def scan(
     theta = constants[3]
     s, u = (torch.empty_like(I, memory_format=torch.contiguous_format) for _ in range(2))
     for t in range(I.shape[0]):
-        u[t] = potential(P, Q, R, kappa)
+        u[t] = _STEP.potential((P, Q, R), kappa, constants)
         s[t] = (u[t] > theta).to(I.dtype)  # equality does not fire
-        P, Q, R = advance(I[t], s[t], P, Q, R, constants)
-    if pool > 1:
-        s = channels_last(F.max_pool2d(channels_first(s), pool), s)
-    return s, u, P.contiguous(), Q.contiguous(), R.contiguous()
+        P, Q, R = _STEP.advance(I[t], s[t], (P, Q, R), constants)
+    return pooled(s, pool), u, P.contiguous(), Q.contiguous(), R.contiguous()
+
+
+def fixed_scan(
+    I: Tensor,
+    P: Tensor,
+    Q: Tensor,
+    R: Tensor,
+    kappa: Tensor,
+    integers: Tensor,
+    pool: int = 1,
+    reuse: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As `scan`, of `FixedSRM`: the state is int32, integers are those of `FixedSRM.integers`, and
+    u = kappa 2^-f v in the dtype of kappa.
+    """
+    theta, v = integers[5], torch.empty_like(I, dtype=torch.int32)
+    s = torch.empty_like(I, dtype=kappa.dtype, memory_format=torch.contiguous_format)
+    state: tuple[Tensor, ...] = (P, Q, R)
+    for t, I_t in enumerate(I.int()):
+        v[t] = fixed_potential(state)
+        fires = v[t] > theta
+        s[t] = fires
+        state = fixed_advance(I_t, fires, state, integers)
+    P, Q, R = (trace.contiguous() for trace in state)
+    return pooled(s, pool), dequantised(v, kappa, integers), P, Q, R
+
+
+def dequantised(v: Tensor, kappa: Tensor, integers: Tensor) -> Tensor:
+    """kappa 2^-f v in the dtype of kappa: v is rounded to it, then the product."""
+    return torch.ldexp(kappa * v.to(kappa.dtype), -integers[3])
+
+
+def pooled(s: Tensor, pool: int) -> Tensor:
+    """The OR of spikes over windows of pool x pool pixels."""
+    return s if pool == 1 else channels_last(F.max_pool2d(channels_first(s), pool), s)
 
 
 def channels_first(x: Tensor) -> Tensor:
@@ -139,8 +151,8 @@ def adjoint(
 
 
 # The product of a layer, and its gradients. Inputs are (T, B, n_in) for weights (n_out, n_in), or
-# images (T, B, H, W, C) for kernels (C_out, C, k0, k1). `hard` promises weights of +-1 and `spikes`
-# inputs of 0 and 1: a kernel may use it.
+# images (T, B, H, W, C) for kernels (C_out, C, k0, k1). `levels` promises that every weight is one
+# of them (empty: any number), `spikes` that inputs are 0 and 1: a kernel may use it.
 
 
 def keep(x: Tensor, padding: list[int]) -> Tensor:
@@ -169,7 +181,7 @@ def product(
     weight: Tensor,
     stride: list[int],
     padding: list[int],
-    hard: bool,
+    levels: list[int],
 ) -> Tensor:
     """Currents I = W s of all time steps; `kept` is None where the inputs are no spikes."""
     if weight.ndim == 2:

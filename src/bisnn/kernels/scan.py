@@ -1,5 +1,5 @@
-"""The scan of SRM neurons over time and its adjoint as PyTorch operations: for autograd, vmap,
-compile (not `torch.func.grad`).
+"""The scan of SRM neurons, in floats or in integers, and its adjoint as PyTorch operations: for
+autograd, vmap, compile (not `torch.func.grad`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bisnn import kernels
+from bisnn.kernels import fixed
 from bisnn.kernels.reference import pseudo_derivative
 
 
@@ -24,6 +25,7 @@ def srm_scan(
     surrogate: str,
     slope: float,
     refractory: bool,
+    integers: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The neuron over all time steps at once: one differentiable operation.
 
@@ -34,12 +36,13 @@ def srm_scan(
         constants: (a_m, a_s, a_r, theta) from `SRM.constants`, in the dtype of I.
         surrogate, slope: the pseudo-derivative of the step, see `SRM`.
         refractory: whether gradients travel through the feedback R (BPTT) or not (local learning).
+        integers: of `FixedSRM`, whose state is described at `fixed.to_integers`; None for `SRM`.
 
     Returns:
         spikes s (T, B, ...), potentials u (T, B, ...), and the state P, Q, R (B, ...) for the step
         after the last.
     """
-    return kernels.choose(I).scan(I, P, Q, R, kappa, constants)
+    return fixed.scan(kernels.choose(I), I, (P, Q, R), kappa, constants, integers)
 
 
 @torch.library.custom_op("bisnn::srm_adjoint", mutates_args=())
@@ -55,42 +58,42 @@ def srm_adjoint(
     surrogate: str,
     slope: float,
     refractory: bool,
+    integers: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of I, P, Q, R from those of the outputs of `srm_scan`: the same filter, backwards
     in time.
     """
-    g_state = (g_P, g_Q, g_R)
-    return kernels.choose(u).adjoint(
+    g_state = fixed.gradients_after((g_P, g_Q, g_R), kappa, integers)
+    g_I, *g_before = kernels.choose(u).adjoint(
         g_s, g_u, g_state, u, kappa, constants, surrogate, slope, refractory
     )
+    return (g_I, *fixed.gradients_before(g_before, kappa, integers))
 
 
 @srm_scan.register_fake
-def _(I, P, Q, R, kappa, constants, surrogate, slope, refractory):
-    one = torch.empty_like(I[0], memory_format=torch.contiguous_format)
+def _(I, P, Q, R, kappa, constants, surrogate, slope, refractory, integers=None):
+    one = fixed.empty_trace(I[0], integers)
     whole = torch.empty_like(I, memory_format=torch.contiguous_format)
     return whole, torch.empty_like(whole), one, torch.empty_like(one), torch.empty_like(one)
 
 
 @srm_adjoint.register_fake
-def _(g_s, g_u, g_P, g_Q, g_R, u, kappa, constants, surrogate, slope, refractory):
-    one = torch.empty_like(u[0], memory_format=torch.contiguous_format)
+def _(g_s, g_u, g_P, g_Q, g_R, u, kappa, constants, surrogate, slope, refractory, integers=None):
+    one = fixed.empty_trace(u[0], integers)
     return torch.empty_like(u), one, torch.empty_like(one), torch.empty_like(one)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, _, _, kappa, constants, *ctx.settings = inputs
+    _, _, _, _, kappa, constants, *ctx.settings, integers = inputs
     ctx.set_materialize_grads(False)  # an unused output costs no zeros of its size
-    ctx.save_for_backward(output[1], kappa, constants)
+    ctx.save_for_backward(output[1], kappa, constants, integers)
 
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    u, kappa, constants = ctx.saved_tensors
+    u, kappa, constants, integers = ctx.saved_tensors
     if all(g is None for g in grads):
-        return (None,) * 9
-    g_s, g_u, g_P, g_Q, g_R = grads
-    g_I, g_P, g_Q, g_R = srm_adjoint(g_s, g_u, g_P, g_Q, g_R, u, kappa, constants, *ctx.settings)
-    return g_I, g_P, g_Q, g_R, None, None, None, None, None
+        return (None,) * 10
+    return (*srm_adjoint(*grads, u, kappa, constants, *ctx.settings, integers), *(None,) * 6)
 
 
 srm_scan.register_autograd(_backward, setup_context=_save)

@@ -25,30 +25,28 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core.extending import intrinsic
 
-from bisnn.bits import counting, threads
+from bisnn.alphabet import Levels
+from bisnn.bits import counting, neurons, threads
 from bisnn.bits.counting import kernel
 from bisnn.files import most_bytes
-from bisnn.neuron import FLUSH
 from bisnn.packed import encoding, file
 from bisnn.packed.network import PackedLayer, PackedNetwork, cost
 from bisnn.packed.network import words as words_of
 from bisnn.spec import LayerSpec, windows_along
 
 _F = np.float32
-_ZERO, _ONE, _FLUSH = _F(0), _F(1), _F(FLUSH)
-_U0 = np.uint32(0)
+_ZERO, _ONE = _F(0), _F(1)
+_U0, _I0 = np.uint32(0), np.int32(0)
 _windows_along = njit(inline="always")(windows_along)
+_NO_INTEGERS = np.empty((6, 0), np.int32)
 # Recordings of a dense layer that are worked on together: weights are then read once for all of
 # them
 GROUP = 8
 ROWS = 16  # of the input that are counted together, at least, by taking several time steps at once
 POINTS = 250  # encoded and predicted at a time, at most
 TABLE = 1 << 26  # bytes of a layer's weights as int8 up to which they are kept, for sparse inputs
-_X, _W, _S = (
-    "uint32[:, :, :, :, :, ::1]",
-    "uint32[:, :, ::1]",
-    "float32[:, :, ::1]",
-)  # spikes, weights, state
+_X, _W = "uint32[:, :, :, :, :, ::1]", "uint32[:, :, :, ::1]"  # spikes, weights
+_S = "int32[:, :, ::1]"  # state: float32 neurons lay the bits of their traces there
 
 State = tuple[
     tuple[np.ndarray, np.ndarray, np.ndarray], ...
@@ -89,9 +87,9 @@ class Prediction:
 class _Layer:
     """A layer as the kernels take it."""
 
-    weights: (
-        np.ndarray
-    )  # uint32 (K, words, n_out): bits of the inputs in the order of `counting.windows`
+    # Uint32 (K, planes, words, n_out): bit planes, inputs in the order of `counting.windows`
+    weights: np.ndarray
+    alphabet: Levels
     # Int8 (K, n_in, n_out): the same for sparse inputs; empty where counting bits is never slower
     table: np.ndarray
     channels: int  # inputs of a pixel
@@ -101,6 +99,7 @@ class _Layer:
     pool: int
     kappa: np.ndarray  # float32 (1,) or (n_out,)
     constants: np.ndarray  # float32: a_m, a_s, a_r, theta
+    integers: np.ndarray  # int32 (6, n_out) or (6, 1) of FixedSRM; (6, 0) of SRM
     mask: np.ndarray | None = None  # uint32 (words, n_out) of a recurrent layer
     outputs: np.ndarray | None = None  # int64: neurons that leave a recurrent layer
     recurrent: bool = False
@@ -114,7 +113,7 @@ class _Layer:
     def of_windows(self) -> _Layer:
         """The same layer for inputs that `_windows` has gathered already."""
         return replace(
-            self, channels=32 * self.weights.shape[1], kernel=(1, 1), stride=(1, 1), padding=(0, 0)
+            self, channels=32 * self.weights.shape[2], kernel=(1, 1), stride=(1, 1), padding=(0, 0)
         )
 
 
@@ -136,21 +135,27 @@ def _negative(typingctx, x, first):
 
 @kernel("void(float32[::1], float32[::1], float32[::1], float32[::1], float32, float32[::1])")
 def _advance(u, p, q, r, kappa, c):
-    """One step of neurons with one kappa: u holds currents, and then theta - u, whose sign bit is
-    the spike.
+    """One step of SRM neurons with one kappa: u holds currents, and then theta - u, whose sign bit
+    is the spike.
     """
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
     for i in range(u.shape[0]):
-        v = kappa * (p[i] - q[i]) - r[i]
-        p_i, q_i, r_i = (
-            a_m * (p[i] + u[i]),
-            a_s * (q[i] + u[i]),
-            a_r * (r[i] + (_ONE if v > theta else _ZERO)),
-        )
+        v = neurons.srm_potential(p[i], q[i], r[i], kappa)
+        x = _ONE if v > theta else _ZERO
+        p[i], q[i], r[i] = neurons.srm_advance(p[i], q[i], r[i], u[i], x, a_m, a_s, a_r)
         u[i] = theta - v
-        p[i] = _ZERO if abs(p_i) <= _FLUSH else p_i
-        q[i] = _ZERO if abs(q_i) <= _FLUSH else q_i
-        r[i] = _ZERO if abs(r_i) <= _FLUSH else r_i
+
+
+@kernel("void(float32[::1], int32[::1], int32[::1], int32[::1], int32[:, ::1])")
+def _fixed_advance(u, p, q, r, integers):
+    """As `_advance`, of FixedSRM neurons; what u holds afterwards is an int32."""
+    a_m, a_s, a_r, fraction = integers[0, 0], integers[1, 0], integers[2, 0], integers[3, 0]
+    one, theta, margin = integers[4, 0], integers[5, 0], u.view(np.int32)
+    for i in range(u.shape[0]):
+        I, v = u[i], neurons.fixed_potential(p[i], q[i], r[i])
+        s = one if v > theta else _I0
+        p[i], q[i], r[i] = neurons.fixed_advance(p[i], q[i], r[i], I, s, a_m, a_s, a_r, fraction)
+        margin[i] = theta - v
 
 
 @kernel("void(float32[::1], int64, int64, int64, int64, uint32[:, :, :, ::1])")
@@ -186,24 +191,26 @@ def _fired(u, height, width, n_out, pool, out):
 
 
 @kernel(
-    f"void(int64, int64, {_X}, {_W}, int8[:, :, ::1], int64, int64, int64, int64, int64, int64, int64, int64, int64, float32, "
-    f"float32[::1], {_S}, {_S}, {_S}, {_X})"
+    f"void(int64, int64, {_X}, {_W}, int64, int64, int8[:, :, ::1], int64, int64, int64, int64, int64, "
+    "int64, int64, int64, int64, float32, "
+    f"float32[::1], int32[:, ::1], {_S}, {_S}, {_S}, {_X})"
 )
 def _spikes(
-    lo, hi, x, weights, table, channels, k0, k1, s0, s1, p0, p1, pool, group, kappa, c, P, Q, R, out
-):
+    lo, hi, x, weights, low, gap, table, channels, k0, k1, s0, s1, p0, p1, pool, group, kappa, c,
+    integers, P, Q, R, out,
+):  # fmt: skip
     """Items lo..hi through a layer: an item is a group of recordings of a member. x has K = 1 where
     members share their input.
 
     P, Q, R move on; where they are empty, all begins at rest.
     """
-    T, B, n_words, n_out = x.shape[1], x.shape[2], weights.shape[1], weights.shape[2]
+    T, B, n_words, n_out = x.shape[1], x.shape[2], weights.shape[2], weights.shape[3]
     height, width = _windows_along(x.shape[3], k0, s0, p0), _windows_along(x.shape[4], k1, s1, p1)
     pixels, groups = height * width, -(-B // group)
     steps = max(
         1, ROWS // (min(group, B) * pixels)
     )  # time steps whose currents are counted together
-    traces = np.empty((3, group, pixels * n_out), np.float32)  # where nobody wants to go on
+    traces = np.empty((3, group, pixels * n_out), np.int32)  # where nobody wants to go on
     rows = np.empty((steps, group, height, width, n_words), np.uint32)
     u = np.empty((steps * group * pixels, n_out), np.float32)
     for item in range(lo, hi):
@@ -218,7 +225,9 @@ def _spikes(
                 R[member, first : first + n],
             )
         else:
-            traces[:] = _ZERO
+            traces[:] = _I0
+        p, q, r = p.reshape(-1), q.reshape(-1), r.reshape(-1)
+        p_f, q_f, r_f = p.view(np.float32), q.view(np.float32), r.view(np.float32)
         inputs = rows.reshape(-1)[: steps * n * pixels * n_words].reshape(
             (steps, n, height, width, n_words)
         )
@@ -247,16 +256,21 @@ def _spikes(
                     m * n * pixels,
                     inputs.reshape((-1, n_words)),
                     weights[member],
+                    low,
+                    gap,
                     table[member],
                     u,
                 )
             else:
-                counting.counts(
-                    0, m * n * pixels, inputs.reshape((-1, n_words)), weights[member], u
+                counting.plane_counts(
+                    0, m * n * pixels, inputs.reshape((-1, n_words)), weights[member], low, gap, u
                 )
             for t in range(m):
                 potentials = u[t * n * pixels : (t + 1) * n * pixels].reshape(-1)
-                _advance(potentials, p.reshape(-1), q.reshape(-1), r.reshape(-1), kappa, c)
+                if integers.shape[1]:
+                    _fixed_advance(potentials, p, q, r, integers)
+                else:
+                    _advance(potentials, p_f, q_f, r_f, kappa, c)
                 _fired(
                     potentials,
                     height,
@@ -267,55 +281,94 @@ def _spikes(
                 )
 
 
+@kernel("void(float32[::1], float32[::1], float32[::1], float32[::1], float32, uint32[::1])")
+def _fire(p, q, r, kappa, theta, own):
+    """own = whether each SRM neuron, with a kappa of its own, is above its threshold."""
+    for i in range(own.shape[0]):
+        own[i] = np.uint32(neurons.srm_potential(p[i], q[i], r[i], kappa[i]) > theta)
+
+
 @kernel(
-    f"void(int64, int64, {_X}, {_W}, uint32[:, ::1], int64[::1], float32[::1], float32[::1], {_S}, {_S}, {_S}, {_X})",
+    "void(float32[::1], uint32[::1], float32[::1], float32[::1], float32[::1], float32, float32, float32)"
 )
-def _recurrent(lo, hi, x, weights, mask, outputs, kappa, c, P, Q, R, out):
+def _integrate(I, own, p, q, r, a_m, a_s, a_r):
+    """The traces of the next time step, from currents and spikes."""
+    for i in range(own.shape[0]):
+        s = np.float32(own[i])
+        p[i], q[i], r[i] = neurons.srm_advance(p[i], q[i], r[i], I[i], s, a_m, a_s, a_r)
+
+
+@kernel("void(int32[::1], int32[::1], int32[::1], int32[:, ::1], uint32[::1])")
+def _fixed_fire(p, q, r, integers, own):
+    """As `_fire`, of FixedSRM neurons."""
+    for i in range(own.shape[0]):
+        own[i] = np.uint32(neurons.fixed_potential(p[i], q[i], r[i]) > integers[5, i])
+
+
+@kernel("void(float32[::1], uint32[::1], int32[::1], int32[::1], int32[::1], int32[:, ::1])")
+def _fixed_integrate(I, own, p, q, r, integers):
+    """As `_integrate`, of FixedSRM neurons."""
+    a_m, a_s, a_r, fraction = integers[0, 0], integers[1, 0], integers[2, 0], integers[3, 0]
+    for i in range(own.shape[0]):
+        s = integers[4, i] if own[i] else _I0
+        p[i], q[i], r[i] = neurons.fixed_advance(p[i], q[i], r[i], I[i], s, a_m, a_s, a_r, fraction)
+
+
+@kernel(
+    f"void(int64, int64, {_X}, {_W}, int64, int64, uint32[:, ::1], int64[::1], float32[::1], float32[::1], "
+    f"int32[:, ::1], {_S}, {_S}, {_S}, {_X})",
+)
+def _recurrent(
+    lo, hi, x, weights, low, gap, mask, outputs, kappa, c, integers, P, Q, R, out
+):  # fmt: skip
     """As `_spikes`, for neurons that are each other's inputs: one recording of a member is an item,
     and time cannot be folded.
     """
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
-    T, B, n_words, n = x.shape[1], x.shape[2], weights.shape[1], weights.shape[2]
+    T, B, n_words, n = x.shape[1], x.shape[2], weights.shape[2], weights.shape[3]
     inputs = x.shape[5]
     row = np.empty((1, n_words), np.uint32)
     own, I, traces = (
         np.empty(n, np.uint32),
         np.empty((1, n), np.float32),
-        np.empty((3, n), np.float32),
+        np.empty((3, n), np.int32),
     )
+    current = I[0]
     for item in range(lo, hi):
         member, b = item // B, item % B
         w, p, q, r = weights[member], traces[0], traces[1], traces[2]
         if P.shape[0]:
             p, q, r = P[member, b], Q[member, b], R[member, b]
         else:
-            traces[:] = _ZERO
+            traces[:] = _I0
+        p_f, q_f, r_f = p.view(np.float32), q.view(np.float32), r.view(np.float32)
         for t in range(T):
             row[:] = _U0
             row[0, :inputs] = x[min(member, x.shape[0] - 1), t, b, 0, 0]
-            for i in range(n):
-                own[i] = np.uint32(kappa[i] * (p[i] - q[i]) - r[i] > theta)
-                row[0, inputs + (i >> 5)] |= own[i] << np.uint32(i & 31)
+            if integers.shape[1]:
+                _fixed_fire(p, q, r, integers, own)
+            else:
+                _fire(p_f, q_f, r_f, kappa, theta, own)
+            for k in range(-(-n // 32)):
+                word = _U0
+                for i in range(min(32, n - 32 * k)):
+                    word |= own[32 * k + i] << np.uint32(i)
+                row[0, inputs + k] = word
             if mask.shape[0]:
                 for i in range(n):
                     up = active = _U0
                     for k in range(n_words):
                         active += counting.popcount(row[0, k] & mask[k, i])
-                        up += counting.popcount(
-                            row[0, k] & w[k, i]
-                        )  # no weight is +1 where there is no synapse
-                    I[0, i] = np.float32(np.int32(2) * np.int32(up) - np.int32(active))
+                        for plane in range(w.shape[0]):  # of zeros where there is no synapse
+                            common = counting.popcount(row[0, k] & w[plane, k, i])
+                            up += common << np.uint32(plane)
+                    I[0, i] = np.float32(low * np.int64(active) + gap * np.int64(up))
             else:
-                counting.counts(0, 1, row, w, I)
-            for i in range(n):
-                p_i, q_i, r_i = (
-                    a_m * (p[i] + I[0, i]),
-                    a_s * (q[i] + I[0, i]),
-                    a_r * (r[i] + np.float32(own[i])),
-                )
-                p[i] = _ZERO if abs(p_i) <= _FLUSH else p_i
-                q[i] = _ZERO if abs(q_i) <= _FLUSH else q_i
-                r[i] = _ZERO if abs(r_i) <= _FLUSH else r_i
+                counting.plane_counts(0, 1, row, w, low, gap, I)
+            if integers.shape[1]:
+                _fixed_integrate(current, own, p, q, r, integers)
+            else:
+                _integrate(current, own, p_f, q_f, r_f, a_m, a_s, a_r)
             target = out[member, t, b, 0, 0]
             target[:] = _U0
             for i in range(outputs.shape[0]):
@@ -338,7 +391,7 @@ def _readout(lo, hi, x, V, scale, out):
             out[r, i] = scale * np.float32(np.int32(2) * np.int32(total) - np.int32(active))
 
 
-_NO_STATE = np.empty((0, 0, 0), np.float32)
+_NO_STATE = np.empty((0, 0, 0), np.int32)
 
 
 class Engine:
@@ -376,7 +429,10 @@ class Engine:
                 f"batch: must be a positive whole number; got {batch!r}; give the number of recordings"
             )
         shapes = [(self.network.count, batch, n) for n in self._neurons]
-        return tuple((np.zeros(s, _F), np.zeros(s, _F), np.zeros(s, _F)) for s in shapes)
+        return tuple(
+            (np.zeros(shape, dtype), np.zeros(shape, dtype), np.zeros(shape, dtype))
+            for shape, dtype in zip(shapes, self._dtypes(), strict=True)
+        )
 
     def run(self, x: np.ndarray, state: State | None = None, *, spikes: bool = False) -> Result:
         """Run over x, 0 or 1, (T, B, *input_shape), bool, uint8 or floating; from `state`, or from
@@ -486,12 +542,21 @@ class Engine:
             raise ValueError(
                 f"state: must come from this network and {x.shape[1]} recordings; got another; begin with engine.start(B)"
             )
-        return tuple(tuple(np.array(z, np.float32) for z in layer) for layer in state)  # type: ignore[misc]
+        return tuple(
+            tuple(np.array(z, dtype) for z in layer)  # type: ignore[misc]
+            for layer, dtype in zip(state, self._dtypes(), strict=True)
+        )
+
+    def _dtypes(self) -> list[type]:
+        """Of the traces of each layer."""
+        return [np.int32 if layer.integers.size else np.float32 for layer in self._layers]
 
     def _through(self, x: np.ndarray, layer: _Layer, state: tuple[np.ndarray, ...]) -> np.ndarray:
         """What leaves a layer, as words; the state moves on in place."""
+        state = tuple(z.view(np.int32) for z in state)  # as the kernels take it
         height, width = layer.size(x)
-        K, n_out = layer.weights.shape[0], layer.weights.shape[2]
+        K, n_out = layer.weights.shape[0], layer.weights.shape[3]
+        affine = (layer.alphabet.low, layer.alphabet.gap)
         work = K * x.shape[1] * x.shape[2] * height * width * layer.weights[0].size
         leaving = n_out if layer.outputs is None else len(layer.outputs)
         out = np.empty(
@@ -500,7 +565,9 @@ class Engine:
         )
         if layer.recurrent:
             settings: tuple[Any, ...] = (layer.mask, layer.outputs, layer.kappa, layer.constants)
-            self._spread(_recurrent, work, K * x.shape[2], x, layer.weights, *settings, *state, out)
+            settings += (layer.integers,)
+            arguments = (x, layer.weights, *affine, *settings, *state, out)
+            self._spread(_recurrent, work, K * x.shape[2], *arguments)
             return out
         group = GROUP if height * width == 1 else 1
         settings = (
@@ -512,6 +579,7 @@ class Engine:
             group,
             layer.kappa[0],
             layer.constants,
+            layer.integers,
         )
         self._spread(
             _spikes,
@@ -519,6 +587,7 @@ class Engine:
             K * -(-x.shape[2] // group),
             x,
             layer.weights,
+            *affine,
             layer.table,
             *settings,
             *state,
@@ -537,7 +606,7 @@ class Engine:
 
     def _windows(self, x: np.ndarray, layer: _Layer) -> np.ndarray:
         images = x.reshape(-1, *x.shape[3:])
-        out = np.empty((len(images), *layer.size(x), layer.weights.shape[1]), np.uint32)
+        out = np.empty((len(images), *layer.size(x), layer.weights.shape[2]), np.uint32)
         self._spread(
             counting.windows,
             out.size,
@@ -587,26 +656,27 @@ def _joined(spec: LayerSpec, inputs: Sequence[np.ndarray]) -> np.ndarray:
 def _layer_of(layer: PackedLayer, sparse: bool) -> _Layer:
     if layer.kind == "recurrent":
         return _recurrent_of(layer)
-    kernel, parts, K = layer.kernel, layer.parts, len(layer.weights)
+    kernel, parts, bits = layer.kernel, layer.parts, layer.bits()  # (K, planes, neurons, inputs)
+    K, planes = bits.shape[:2]
     if layer.kind == "dense" and len(parts) == 1 and len(parts[0]) == 3:
         kernel = (parts[0][1], parts[0][2])  # on images: a kernel as large as they are
     if layer.kind == "dense" and len(parts) > 1:
-        channels, rows = 0, np.concatenate(_padded(layer, layer.weights), -1)
+        channels, rows = 0, np.concatenate(_padded(layer, bits), -1)
     else:
         channels, taps = layer.input_shape[0], math.prod(kernel)
-        rows = layer.weights.reshape(K, layer.neurons, channels, taps)
+        rows = bits.reshape(K, planes, layer.neurons, channels, taps)
         if len(parts) > 1:  # the channels of each input begin with a word
-            rows = np.concatenate([_filled(rows[:, :, part], 2) for part in layer.columns()], 2)
-            channels = rows.shape[2]
-        rows = np.moveaxis(rows, 2, 3).reshape(K, layer.neurons, -1)
-    n_in = rows.shape[2]
+            rows = np.concatenate([_filled(rows[..., part, :], 3) for part in layer.columns()], 3)
+            channels = rows.shape[3]
+        rows = np.moveaxis(rows, 3, 4).reshape(K, planes, layer.neurons, -1)
+    n_in = rows.shape[3]
     table = np.empty((K, 0, 0), np.int8)
     if sparse and n_in > 64 and K * n_in * layer.neurons <= TABLE:
-        table = np.ascontiguousarray(rows.transpose(0, 2, 1)).astype(np.int8) * np.int8(2)
-        table -= np.int8(1)
+        table = layer.alphabet.weights(np.ascontiguousarray(rows.transpose(1, 0, 3, 2)))
     places = (layer.stride, layer.padding, layer.pool)
-    weights = _columns(rows)
-    return _Layer(weights, table, channels, kernel, *places, layer.scale, layer.constants)
+    weights = (_columns(rows), layer.alphabet, table)
+    neuron = (layer.scale, layer.constants, _integers(layer))
+    return _Layer(*weights, channels, kernel, *places, *neuron)
 
 
 def _recurrent_of(layer: PackedLayer) -> _Layer:
@@ -623,16 +693,25 @@ def _recurrent_of(layer: PackedLayer) -> _Layer:
     one = ((1, 1), (1, 1), (0, 0), 1)
     empty = np.empty((0, 0, 0), np.int8)
     return _Layer(
-        columns(layer.weights),
+        columns(layer.bits()),
+        layer.alphabet,
         empty,
         1,
         *one,
         kappa,
         layer.constants,
+        _integers(layer),
         np.ascontiguousarray(mask),
         outputs,
         True,
     )
+
+
+def _integers(layer: PackedLayer) -> np.ndarray:
+    found = layer.integers
+    if found is None:
+        return _NO_INTEGERS
+    return np.broadcast_to(found, (6, layer.neurons)).copy() if layer.mask is None else found
 
 
 def _padded(layer: PackedLayer, rows: np.ndarray) -> list[np.ndarray]:

@@ -1,7 +1,8 @@
 """The one file that holds a packed network.
 
-It is safetensors with a JSON header. Weights are one bit each (1 is +1), lowest bit of a byte
-first, in the order of the network's parameters: member, neuron, input. Reading a file runs no code,
+It is safetensors with a JSON header. Weights are one bit each (1 is +1), or as many as their
+alphabet has planes, lowest bit of a byte first, in the order of the network's parameters: member,
+plane, neuron, input. Reading a file runs no code,
 and nothing in a file from outside is taken on trust: all that it asks for in total is checked
 against one budget before any memory is taken. Only numpy and safetensors are needed here.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,11 +20,20 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from bisnn.alphabet import BINARY, Levels
 from bisnn.bits import philox
 from bisnn.files import afford, read_bytes, write_atomic
-from bisnn.neuron import SRM
+from bisnn.neuron import SRM, FixedSRM, Neuron
 from bisnn.packed.columns import Schema
-from bisnn.packed.network import PackedLayer, PackedNetwork, PackedReadout, cost, draw, spread
+from bisnn.packed.network import (
+    PackedLayer,
+    PackedNetwork,
+    PackedReadout,
+    cost,
+    draw,
+    most_probable,
+    spread,
+)
 from bisnn.spec import INPUT, KINDS, LayerSpec, Shape
 
 VERSION = 4
@@ -53,9 +63,9 @@ def write(network: PackedNetwork, path: str | Path) -> int:
     for i, layer in enumerate(network.layers):
         there = np.ones((layer.neurons, layer.fan_in), bool) if layer.mask is None else layer.mask
         if layer.posterior is not None:
-            tensors[f"{i}.posterior"] = np.ascontiguousarray(layer.posterior[there])
+            tensors[f"{i}.posterior"] = layer.posterior[:, there].reshape(-1)
         else:
-            tensors[f"{i}.weights"] = _bits(layer.weights[:, there])
+            tensors[f"{i}.weights"] = _bits(layer.bits()[..., there])
         tensors[f"{i}.scale"], tensors[f"{i}.constants"] = layer.scale, layer.constants
         if layer.mask is not None:
             tensors[f"{i}.mask"] = _bits(layer.mask)
@@ -82,7 +92,9 @@ def _about(layer: PackedLayer) -> dict[str, Any]:
     """A layer's description for the header: what is not the default."""
     names = ("kind", "inputs", "neurons", *(_PLACES if layer.kind == "conv" else ()))
     about: dict[str, Any] = {name: getattr(layer, name) for name in names}
-    about["neuron"] = {"kind": "srm", **asdict(layer.neuron)}
+    if layer.alphabet != BINARY:
+        about["levels"] = layer.alphabet.levels
+    about["neuron"] = layer.neuron.to_json()
     if layer.mask is not None:
         about["mask"] = True
     return about if layer.outputs is None else {**about, "outputs": layer.outputs}
@@ -310,15 +322,29 @@ class _Members(NamedTuple):
         return 1 if self.wanted == "map" else self.suggested or 1
 
     def weights(self, i: int, layer: LayerSpec, left: _Tensors) -> tuple[np.ndarray, Any]:
-        """Of layer i (K, synapses), and its posterior (synapses,) where the file has one."""
+        """Of layer i (K, synapses), and its posterior (levels - 1, synapses) where the file has
+        one.
+        """
+        alphabet = layer.alphabet or BINARY
+        above = len(alphabet.levels) - 1
         if self.stored:
             some = self.wanted if isinstance(self.wanted, int) else self.stored
-            return left.bits(f"{i}.weights", self.stored, layer.synapses)[:some], None
-        posterior = left.take(f"{i}.posterior", np.uint8, layer.synapses)
+            bits = left.bits(f"{i}.weights", self.stored, alphabet.planes, layer.synapses)
+            weights = alphabet.weights(np.moveaxis(bits[:some], 1, 0))
+            _require(
+                bool(np.isin(weights, alphabet.levels).all()),
+                f"layer {i} has a weight that is none of its levels",
+            )
+            return weights, None
+        posterior = left.take(f"{i}.posterior", np.uint8, above * layer.synapses)
+        posterior = posterior.reshape(above, layer.synapses)
+        _require(
+            bool((posterior[1:] >= posterior[:-1]).all()), f"the posterior of layer {i} is no sum"
+        )
         draws = self.wanted if self.wanted is not None else (self.suggested or "map")
         if draws == "map":
-            return posterior[None] >= 128, posterior
-        return draw(posterior, int(draws), self.seed, i), posterior
+            return most_probable(posterior, alphabet)[None], posterior
+        return draw(posterior, alphabet, int(draws), self.seed, i), posterior
 
 
 def _layer(i: int, spec: LayerSpec, masked: bool, left: _Tensors, asked: _Members) -> PackedLayer:
@@ -330,18 +356,23 @@ def _layer(i: int, spec: LayerSpec, masked: bool, left: _Tensors, asked: _Member
     weights, posterior = asked.weights(i, spec, left)
     scale = left.take(f"{i}.scale", np.float32, spec.neurons if masked else 1)
     constants = left.take(f"{i}.constants", np.float32, 4)
-    _require(bool((scale > 0).all() and (scale <= 1).all()), f"kappa of layer {i} is not in (0, 1]")
+    _require(
+        np.allclose(scale, spec.kappa, rtol=1e-6, atol=0),
+        f"kappa of layer {i} is not that of its neurons: {scale[0]}",
+    )
     _require(
         np.allclose(constants, spec.neuron.constants(), rtol=1e-6, atol=0),
         f"the constants of layer {i} are not its neuron's: {constants.tolist()}",
     )
-    return PackedLayer(
+    layer = PackedLayer(
         **vars(spec),
         weights=spread(weights, spec),
         scale=scale,
         constants=constants,
-        posterior=None if posterior is None else spread(posterior[None], spec)[0],
+        posterior=None if posterior is None else spread(posterior, spec),
     )
+    _ = layer.integers  # raises where traces could overflow
+    return layer
 
 
 def _plans(
@@ -382,6 +413,9 @@ def _plan(i: int, of: Any, shapes: list[Shape]) -> LayerSpec:
     plan["parts"] = tuple(shapes[n] for n in inputs)
     plan["neurons"] = _whole(of.get("neurons"), 1, f"the size of layer {i}")
     plan["neuron"] = _neuron(i, of.get("neuron"))
+    levels = of.get("levels", list(BINARY.levels))
+    _require(isinstance(levels, list), f"the levels of layer {i} are no list")
+    plan["alphabet"] = Levels(*levels)
     if of["kind"] == "conv":
         _require(all(len(part) == 3 for part in plan["parts"]), f"layer {i} convolves no images")
         for name, least in (("kernel", 1), ("stride", 1), ("padding", 0)):
@@ -407,12 +441,13 @@ def _plan(i: int, of: Any, shapes: list[Shape]) -> LayerSpec:
     return spec
 
 
-def _neuron(i: int, about: Any) -> SRM:
+def _neuron(i: int, about: Any) -> Neuron:
+    kinds = {neuron.kind: neuron for neuron in (SRM, FixedSRM)}
     _require(
-        isinstance(about, dict) and about.get("kind") == "srm",
+        isinstance(about, dict) and about.get("kind") in kinds,
         f"the neurons of layer {i} are of no known kind",
     )
-    return SRM(**{name: value for name, value in about.items() if name != "kind"})
+    return kinds[about["kind"]](**{k: value for k, value in about.items() if k != "kind"})
 
 
 def _seed(value: Any) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from bisnn.alphabet import BINARY, Levels
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.packed.columns import Schema
@@ -29,11 +30,27 @@ class PackedReadout:
 class PackedLayer(LayerSpec):
     """A layer of K networks: its description, its weights, and the constants as they were rounded."""
 
-    # Bool (K, neurons, fan_in), True is +1; inputs one after the other, or C k0 k1, then the layer's own
+    alphabet: Levels = BINARY
+    # Int8 (K, neurons, fan_in), 0 where there is no synapse; inputs one after the other, or C k0 k1,
+    # then the layer's own
     weights: np.ndarray
     scale: np.ndarray  # kappa, float32 (1,), or (neurons,) where neurons differ in their parents
     constants: np.ndarray  # float32 (4,): a_m, a_s, a_r, theta
-    posterior: np.ndarray | None = None  # uint8, as the weights without K: p = value / 255
+    # Uint8 (levels - 1, neurons, fan_in): of 255, how often the weight is the highest level, one of
+    # the two highest, and so on
+    posterior: np.ndarray | None = None
+
+    def bits(self) -> np.ndarray:
+        """The bit planes of the weights, bool (K, planes, neurons, fan_in); 0 where there is no
+        synapse.
+        """
+        bits = np.moveaxis(self.alphabet.bits(self.weights), 0, 1)
+        return bits if self.mask is None else bits & self.mask
+
+    @property
+    def integers(self) -> np.ndarray | None:
+        """As `LayerSpec.integers`, (6, 1) or (6, neurons), from the scale as it was rounded."""
+        return self.neuron.integers(self.scale, self.most_current)
 
 
 @dataclass(frozen=True)
@@ -73,7 +90,7 @@ def cost(
     """Bytes of memory, estimated from above, that an engine takes to stand ready, and for each
     recording of so many time steps.
 
-    Weights as booleans, twice, and as bytes; what a layer's kernel works on; for a recording its
+    Weights as bytes, as bits on their way into words, and as bytes again; what a layer's kernel works on; for a recording its
     draws, spikes and logits.
     """
     ready, recording = 2 * outputs * math.prod(layers[-1].output_shape), 10 * steps * inputs
@@ -81,24 +98,35 @@ def cost(
         neurons, leaving = math.prod(layer.current_shape), math.prod(layer.output_shape)
         pixels = neurons // layer.neurons
         work = (640 if pixels == 1 else 16) * neurons + 4 * pixels * -(-layer.fan_in // 32)
-        ready += 3 * members * layer.neurons * layer.fan_in + min(members, 16) * work
+        planes = 1 if layer.alphabet is None else layer.alphabet.planes
+        ready += (2 + planes) * members * layer.neurons * layer.fan_in + min(members, 16) * work
         recording += members * (12 * neurons + steps * (leaving // 8 + 4))
     return ready, recording + members * steps * 8 * outputs
 
 
-def draw(posterior: np.ndarray, count: int, seed: int, layer: int) -> np.ndarray:
-    """`count` members (count, S) of weights that are +1 with probability posterior / 255: 0 and 255
-    are certain.
+def draw(posterior: np.ndarray, alphabet: Levels, count: int, seed: int, layer: int) -> np.ndarray:
+    """`count` members (count, S), int8, of weights with this posterior (levels - 1, S): see
+    `PackedLayer`; 0 and 255 are certain.
 
     By the numbers that draw the members of the network itself: see `philox`. More members leave the
-        first ones as they are.
+    first ones as they are.
     """
     limits = (np.ceil(posterior * (2**24 / 255)) * 2.0**-24).astype(np.float32)
+    levels = np.array(alphabet.levels[::-1], np.int8)
+    size = posterior.shape[1]
     drawn = (
-        philox.uniform([layer], posterior.size, seed, Purpose.MEMBERS, k)[0] < limits
+        levels[(philox.uniform([layer], size, seed, Purpose.MEMBERS, k)[0] >= limits).sum(0)]
         for k in range(count)
     )
     return np.stack(list(drawn))
+
+
+def most_probable(posterior: np.ndarray, alphabet: Levels) -> np.ndarray:
+    """The weights (S,), int8, of highest probability under a posterior (levels - 1, S); of equal
+    ones the highest level.
+    """
+    shares = np.diff(posterior.astype(np.int16), axis=0, prepend=0, append=255)
+    return np.array(alphabet.levels[::-1], np.int8)[shares.argmax(0)]
 
 
 def spread(values: np.ndarray, layer: LayerSpec) -> np.ndarray:

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from bisnn.alphabet import BINARY, alphabet_of
 from bisnn.display import note
 from bisnn.files import read_text
 from bisnn.runs import config_errors, defaults
@@ -83,29 +84,39 @@ class Architecture(Section):
     conv: list[Convolution] = []
     # Dense layers: the number of neurons, or a table with `recurrent` and `inputs`
     layers: list[Dense] = [Dense(neurons=256), Dense(neurons=256)]
+    # "binary", "ternary", or a list of levels such as [-3, -1, 1, 3]; rule "full" has real weights
+    weights: Literal["binary", "ternary"] | list[int] = "binary"
     gradient: Literal["local", "bptt"] = "local"
     readout_after: Literal["every", "last"] = "every"
     readout_gain: Positive = 1.0
-    init: NotNegative = 0.5  # latents start at +-init
+    # Binary latents start at +-init; logits of other levels with log-odds of 2 init for one of them
+    init: NotNegative = 0.5
     dropout: Share = 0.0  # of the neurons, whose spikes a readout does not see while training
 
     @model_validator(mode="after")
     def _any(self) -> Architecture:
         if not self.layers and not self.conv:
             raise ValueError("layers must have at least one item where there is no conv")
+        alphabet_of(self.weights)
         return self
 
 
 class Neuron(Section):
+    # "fixed": the SRM in integers, for spikes and hard weights
+    kind: Literal["srm", "fixed"] = "srm"
     tau_mem: Positive = 10.0
     tau_syn: Positive = 6.0
     tau_ref: Positive = 2.0
     threshold: Positive = 0.5
     surrogate: Literal["sigmoid", "box"] = "sigmoid"
     slope: Positive = 1.0
+    # "fixed" only: bits of a trace below the unit of the current
+    fraction: Annotated[int, Field(ge=0, le=24)] = 12
 
     @model_validator(mode="after")
     def _ordered(self) -> Neuron:
+        if self.kind == "srm" and self.fraction != 12:
+            raise ValueError('fraction is of kind = "fixed": leave it out, or set that')
         if self.tau_mem <= self.tau_syn:
             raise ValueError(
                 f"tau_mem must be above tau_syn = {self.tau_syn:g}, or the synaptic filter is not positive"
@@ -256,6 +267,17 @@ class Config(Section):
         if self.train.samples > 1 and self.rule.posterior() is False:
             raise ValueError(
                 f'train.samples: rule "{self.rule.name}" has one realisation of its weights; got {self.train.samples}'
+            )
+        if self.rule.name in ("full", "bop") and alphabet_of(self.network.weights) != BINARY:
+            raise ValueError(
+                f'network.weights: rule "{self.rule.name}" trains no other levels than its own; '
+                f"got {self.network.weights!r}: leave it out, or take rule st or bayes"
+            )
+        hard = self.rule.name in ("st", "bop") or getattr(self.rule, "straight_through", False)
+        if self.neuron.kind == "fixed" and not hard:
+            raise ValueError(
+                'neuron.kind = "fixed" takes hard weights: set rule.straight_through = true, or '
+                "another rule"
             )
         if self.train.chunk and self.train.activity:
             raise ValueError(

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from rich.progress import Progress
 from torch import Tensor
 
-from bisnn import kernels, metrics, weights
+from bisnn import kernels, metrics, realisation, weights
+from bisnn.alphabet import BINARY
 from bisnn.data.dataset import Dataset
 from bisnn.data.loading import Clips, LoadedData, Split
 from bisnn.display import bars, note
@@ -22,7 +23,7 @@ from bisnn.files import file_digest, write_atomic
 from bisnn.prediction import Classification, Regression
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
 from bisnn.runs.inputs import check_unchanged, load_dataset, spikes
-from bisnn.runs.model import Model, load, weight_bits
+from bisnn.runs.model import Model, load, weight_count
 from bisnn.runs.results import (
     Curves,
     Evaluation,
@@ -54,7 +55,9 @@ def predictors(model: Model) -> dict[str, int | None]:
     """Name and number of members of each predictor that the run's rule has."""
     if model.config.rule.posterior():
         return {"MAP": None, f"ensemble of {model.members}": model.members}
-    return {"real weights" if model.config.rule.real_weights() else "sign": None}
+    if model.net.alphabet is None:
+        return {"real weights": None}
+    return {"sign" if model.net.alphabet == BINARY else "nearest level": None}
 
 
 def evaluate(
@@ -195,7 +198,8 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
         if len(plane):
             probs = model.predict_points(plane, members, advance=advance).mean.cpu()
             planes[name] = probs.reshape(PLANE, PLANE, -1)
-    bits = weight_bits(model.net)
+    count = weight_count(model.net)
+    bits = 1 if model.net.alphabet is None else model.net.alphabet.planes
     return {
         "task": model.config.task,
         "rule": model.config.rule.name,
@@ -212,7 +216,9 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
         "plane": _plane(planes, model, data.train),
         **_activity(model, x, some, _examples(result, y)),
         "posterior": _posterior(model),
-        "memory": Memory(weights=bits, bytes_1_bit=-(-bits // 8), bytes_32_bit=4 * bits),
+        "memory": Memory(
+            weights=count, bits=bits, bytes=-(-bits * count // 8), bytes_32_bit=4 * count
+        ),
     }
 
 
@@ -338,9 +344,7 @@ def _activity(model: Model, x: Tensor | Clips, some: Tensor, few: Tensor) -> dic
     weights (or the real ones).
     """
     net = model.net
-    realised = [
-        weights.hard(weights.sign(p)) if net.weights == "binary" else p for p in net.parameters()
-    ]
+    realised = [p if net.alphabet is None else realisation.map_weight(p) for p in net.parameters()]
 
     def run(points: Tensor) -> list[Tensor]:
         s = _test_spikes(model, x, points)
@@ -396,13 +400,13 @@ def _counted(s: Tensor) -> Tensor:
 
 
 def _posterior(model: Model) -> Histogram | None:
-    """Histogram of p = sigma(2 w^r) of each layer, over [0, 1]; None where the weights are no
-    posterior.
+    """Histogram, over [0, 1], of the probability that a weight of each layer is the highest level,
+    for binary weights p = sigma(2 w^r); None where the weights are no posterior.
     """
     if not model.config.rule.posterior():
         return None
     counts = [
-        torch.histc(weights.probability(p.detach().float()), BINS, 0, 1)
+        torch.histc(weights.latents_of(p).limits(p.detach().float())[0], BINS, 0, 1)
         for p in model.net.parameters()
     ]
     edges = torch.linspace(0, 1, BINS + 1)

@@ -18,14 +18,16 @@ from bisnn import weights
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.checks import choice, positive_int
+from bisnn.data.dataset import Dataset
 from bisnn.files import file_digest
+from bisnn.neuron import FixedSRM
 from bisnn.packed import file
 from bisnn.packed.network import PackedNetwork
 from bisnn.packing import describe
 from bisnn.runs import model
-from bisnn.runs.inputs import spikes
+from bisnn.runs.inputs import load_dataset, spikes
 from bisnn.runs.recommendation import recommended, warn_of_map
-from bisnn.shipping import c
+from bisnn.shipping import c, conversion
 
 if TYPE_CHECKING:
     from bisnn.shipping.nir import Disagreement
@@ -52,6 +54,8 @@ class Exported:
     ram: int = 0  # bytes of state, of "c"
     prefix: str = ""  # of "c"
     profile: str = ""  # of "nir"
+    neuron: str = ""  # that was asked for
+    changes: conversion.Changes | None = None  # by another neuron than the trained one
     disagreement: Disagreement | None = None  # of a profile of "nir" that is not exact
 
 
@@ -64,6 +68,8 @@ def export(
     members: int | None = None,
     profile: str = "exact",
     prefix: str | None = None,
+    neuron: str | None = None,
+    data: Dataset | None = None,
 ) -> Exported:
     """Ship a run's model.
 
@@ -81,7 +87,10 @@ def export(
         members: how many; by default as many as the config says.
         profile: of "nir": "exact", or "cubalif" for importers that know no more.
         prefix: of "c": of all names, so that a program can hold several models; by default "model".
-
+        neuron: "fixed" ships the SRM in integers, `bisnn.FixedSRM`, on the trained weights, "srm"
+            the float one; by default as trained. Where that differs from the training, both
+            networks run over the test points.
+        data: for that, of a run whose data were given from Python, the same again.
     """
     if not isinstance(run, (str, Path)):
         way = "for a network that is no run use bisnn.packing.describe and bisnn.packed.write"
@@ -90,7 +99,7 @@ def export(
         )
     source = model.file_of(run)
     options: dict[str, Any] = {"predictor": predictor, "members": members}
-    options |= {"profile": profile, "prefix": prefix}
+    options |= {"profile": profile, "prefix": prefix, "neuron": neuron, "data": data}
     return export_model(model.load(source), source, run, to, out, **options)
 
 
@@ -105,10 +114,14 @@ def export_model(
     members: int | None = None,
     profile: str = "exact",
     prefix: str | None = None,
+    neuron: str | None = None,
+    data: Dataset | None = None,
 ) -> Exported:
     """As `export`, with the model in memory; `source` is its file."""
     choice("to", to, TARGETS)
     choice("profile", profile, PROFILES)
+    if neuron is not None:
+        choice("neuron", neuron, conversion.NEURONS)
     if profile != "exact" and to != "nir":
         raise ValueError(f"profile: is of --to nir; got {profile!r} with {to!r}; leave it out")
     if prefix is not None:
@@ -129,6 +142,37 @@ def export_model(
         )
     packed = describe_model(trained, chosen, members)
     packed = replace(packed, source=file_digest(source))
+    changes = None
+    if neuron is not None and neuron != trained.config.neuron.kind:
+        packed, changes = _with_neuron(packed, neuron, trained, data)
+    written = _written(packed, trained, to, out, folder, profile, prefix)
+    return replace(written, neuron=neuron or "", changes=changes)
+
+
+def _with_neuron(
+    packed: PackedNetwork, neuron: str, trained: model.Model, data: Dataset | None
+) -> tuple[PackedNetwork, conversion.Changes]:
+    """The network with another neuron, and what that changes on the test points."""
+    config = trained.config
+    other = conversion.converted(packed, neuron, FixedSRM.fraction)
+    points = load_dataset(config, given=data).test.x
+    batches = (
+        spikes(config, points[index]).numpy()
+        for index in torch.arange(len(points)).split(trained.batch)
+    )
+    return other, conversion.changes(packed, other, batches)
+
+
+def _written(
+    packed: PackedNetwork,
+    trained: model.Model,
+    to: str,
+    out: str | Path | None,
+    folder: Path,
+    profile: str,
+    prefix: str | None,
+) -> Exported:
+    """Write what is shipped."""
     if to == "packed":
         return _write_packed(packed, Path(out or folder / "packed.safetensors"))
     if packed.layers[0].posterior is not None:

@@ -34,6 +34,7 @@ from bisnn.kernels.graphs import Arriving, Graphs, to_device
 from bisnn.losses import activity_loss, chunked_backward, local_loss
 from bisnn.network import Output
 from bisnn.prediction import Classification
+from bisnn.realisation import map_weight
 from bisnn.rules import Rule
 from bisnn.runs import defaults
 from bisnn.runs.config import CHANGEABLE, Config, differences, parse
@@ -55,7 +56,6 @@ from bisnn.runs.monitoring import (
     tensorboard_writer,
 )
 from bisnn.runs.processes import Processes
-from bisnn.weights import sign
 
 AHEAD = {"cpu": 0, "cuda": 1}  # steps that are handed out before a step's sums are read
 
@@ -124,13 +124,13 @@ class Training:
         self.seconds = 0.0  # of training, over all its pieces
         # Points, loss, score, each layer's rate, this epoch
         self.sums = torch.zeros(3 + len(self.net.layers), dtype=torch.float64)
-        self.before = self._signs()  # when this epoch began
+        self.before = self._hard_weights()  # when this epoch began
         self.best: dict[str, Any] | None = None  # validation loss, epoch and weights
         self.since_best = 0  # validations
         self.stopped_early = False
 
-    def _signs(self) -> list[Tensor]:
-        return [(sign(p.detach()) > 0).cpu() for p in self.net.parameters()]
+    def _hard_weights(self) -> list[Tensor]:
+        return [map_weight(p).to(torch.int8).cpu() for p in self.net.parameters()]
 
     @property
     def epochs_done(self) -> int:
@@ -383,7 +383,7 @@ class Training:
 
     def _end_epoch(self) -> dict[str, Any]:
         """The epoch's row of metrics; begins the next."""
-        now = self._signs()
+        now = self._hard_weights()
         flipped = sum(int((a != b).sum()) for a, b in zip(now, self.before, strict=True))
         row = {"epoch": self.epochs_done, "step": self.step, **self._running()}
         # Share of the weights whose sign changed in this epoch

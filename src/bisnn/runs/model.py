@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bisnn import metrics
+from bisnn.alphabet import BINARY, alphabet_of
 from bisnn.checks import positive_int
 from bisnn.data import table
 from bisnn.data.dataset import SpikeTrains
@@ -25,7 +26,7 @@ from bisnn.display import note
 from bisnn.files import afford
 from bisnn.layers import Conv2d, Layer, Linear, Recurrent
 from bisnn.network import Network
-from bisnn.neuron import SRM
+from bisnn.neuron import SRM, FixedSRM
 from bisnn.packed.columns import BadSchema, Schema, category, is_blank
 from bisnn.prediction import Classification, Regression, predict
 from bisnn.runs import config as config_module
@@ -33,7 +34,7 @@ from bisnn.runs.config import Config, Convolution, Dense
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
 from bisnn.runs.inputs import input_shape, spikes
 from bisnn.spec import LayerSpec, Shape, read_from, side_by_side
-from bisnn.weights import draw_members
+from bisnn.weights import draw_members, latents_for
 
 BATCH = 250  # points predicted at a time, at most
 # Of input and neurons, over all time steps, in a batch of predictions
@@ -45,6 +46,7 @@ def _planned(config: Config, shape: Shape) -> list[tuple[Layer, LayerSpec]]:
     are within the budget.
     """
     planned: list[tuple[Layer, LayerSpec]] = []
+    neuron, alphabet = _neuron(config), alphabet_of(config.network.weights)
     entries: list[Convolution | Dense] = [*config.network.conv, *config.network.layers]
     for number, entry in enumerate(entries):
         shapes = [*(spec.output_shape for _, spec in planned), shape]
@@ -52,7 +54,7 @@ def _planned(config: Config, shape: Shape) -> list[tuple[Layer, LayerSpec]]:
         try:
             parts = [shapes[n] for n in read_from(entry.inputs, number)]
             layer = _layer(entry, side_by_side("conv" if conv else "dense", parts))
-            planned.append((layer, layer.plan(number, shapes, SRM())))
+            planned.append((layer, layer.plan(number, shapes, neuron, alphabet)))
         except ValueError as error:
             at = number if conv else number - len(config.network.conv)
             raise ValueError(f"network.{'conv' if conv else 'layers'}.{at}: {error}") from None
@@ -81,6 +83,14 @@ def _layer(entry: Convolution | Dense, shape: Shape) -> Layer:
     )
 
 
+def _neuron(config: Config) -> SRM:
+    settings = config.neuron.model_dump(exclude={"kind"})
+    if config.neuron.kind == "fixed":
+        return FixedSRM(**settings)
+    settings.pop("fraction")
+    return SRM(**settings)
+
+
 def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Network:
     """The untrained network of a config, for inputs (T, B, *shape), on the CPU."""
     layers = [layer for layer, _ in _planned(config, shape)]
@@ -88,8 +98,9 @@ def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Netwo
         *layers,
         input_shape=shape,
         readout=outputs,
-        neuron=SRM(**config.neuron.model_dump()),
-        weights="real" if config.rule.real_weights() else "binary",
+        neuron=_neuron(config),
+        weights="real" if config.rule.real_weights() else config.network.weights,
+        posterior=bool(config.rule.posterior()),
         gradient=config.network.gradient,
         readout_after=config.network.readout_after,
         readout_gain=config.network.readout_gain,
@@ -258,7 +269,7 @@ class Model:
             )
         count = self.members if samples == "usual" else samples
         if isinstance(count, int):
-            afford("samples", count * weight_bits(self.net), f"an ensemble of {count:,} members")
+            afford("samples", count * weight_count(self.net), f"an ensemble of {count:,} members")
         return count
 
     def predict_points(
@@ -275,7 +286,7 @@ class Model:
         device = next(self.net.parameters()).device
         members = None
         if samples is not None:
-            latents = [layer.weight.detach() for layer in self.net.layers]
+            latents = [layer.weight for layer in self.net.layers]
             members = draw_members(latents, positive_int("samples", samples), self.config.seed)
         options: dict[str, Any] = {"task": self.config.task, "over_time": over_time}
         options |= {"burn_in": self.config.burn_in}
@@ -398,7 +409,12 @@ def _check(
     if type(tree["epoch"]) is not int or tree["epoch"] < 0 or not isinstance(tree["data"], str):
         raise ValueError("its epoch or its fingerprint is none")
     layers = _planned(config, input_shape(config, len(low)))
-    shapes = {f"layers.{i}.weight": spec.weight_shape for i, (_, spec) in enumerate(layers)}
+    latents = latents_for(
+        alphabet_of(config.network.weights) or BINARY, bool(config.rule.posterior())
+    )
+    shapes = {
+        f"layers.{i}.weight": latents.shape(spec.weight_shape) for i, (_, spec) in enumerate(layers)
+    }
     last = len(layers) - 1
     for i, (_, spec) in enumerate(layers):
         if i == last or config.network.readout_after == "every":
@@ -419,6 +435,6 @@ def _units(tree: dict[str, Any], features: int) -> dict[str, Any]:
     return {"schema": schema, "target_mean": mean, "target_scale": scale}
 
 
-def weight_bits(net: Network) -> int:
-    """The number of weights, which is the number of bits that a binary network needs."""
-    return sum(math.prod(p.shape) for p in net.parameters())
+def weight_count(net: Network) -> int:
+    """The number of weights, and of a binary network of the bits that it needs."""
+    return sum(layer.spec.synapses for layer in net.layers)

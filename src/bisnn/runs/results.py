@@ -32,7 +32,8 @@ class Memory(Finding):
     """Of the weights."""
 
     weights: int
-    bytes_1_bit: int
+    bits: int  # of each
+    bytes: int
     bytes_32_bit: int
 
 
@@ -130,7 +131,7 @@ class Raster(Finding):
 
 
 class Histogram(Finding):
-    """Of p = sigma(2 w^r), by layer."""
+    """Of the probability of the highest level, by layer; of binary weights p = sigma(2 w^r)."""
 
     counts: Tensor
     edges: Tensor

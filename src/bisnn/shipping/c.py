@@ -161,6 +161,7 @@ def _float(value: float | np.floating) -> str:
 
 _KINDS: dict[str, tuple[str, Callable[..., str]]] = {
     "uint32": ("uint32_t", hex),
+    "int32": ("int32_t", str),
     "float32": ("float", _float),
     "float64": ("double", _double),
 }
@@ -231,12 +232,8 @@ class _Source:
         for i, layer in enumerate(self.network.layers):
             x = ", const uint32_t *x" if INPUT in layer.inputs else ""
             head = f"static void layer_{i}({self.name}_state *state{x})"
-            kappa = (
-                []
-                if len(layer.scale) > 1
-                else [f"const float kappa_{i} = {_float(layer.scale[0])};"]
-            )
-            self.functions.append(_function(head, [*kappa, *emitters[layer.kind](i, layer)]))
+            own = _own_constants(i, layer)
+            self.functions.append(_function(head, [*own, *emitters[layer.kind](i, layer)]))
             self.sizes["ram"] += (
                 4
                 * self.network.count
@@ -246,9 +243,21 @@ class _Source:
         self.tables += self._classes()
 
     def code(self) -> str:
-        tables, functions = "\n".join(self.tables), "\n".join(self.functions)
+        kinds = sorted({str(layer.neuron.kind) for layer in self.network.layers})
+        texts = {"srm": {"flush": _float(FLUSH)}, "fixed": {}}
+        floats = "srm" in kinds or self.network.encoding
+        scale = _float(self.network.readout.scale) if self.network.readout else "0.0f"
+        whole = _is_whole(self.network)
         return _filled(
-            "model.c.in", name=self.name, flush=_float(FLUSH), tables=tables, functions=functions
+            "model.c.in",
+            name=self.name,
+            float="#include <float.h>\n" if floats else "",
+            neurons="".join(_filled(f"{kind}.c.in", **texts[kind]) for kind in kinds),
+            tables="\n".join(self.tables),
+            functions="\n".join(self.functions),
+            factor="" if whole else f"{scale} * (float)",
+            outputs="y = V s." if whole else "y = scale V s.",
+            output=_output(self.network),
         )
 
     def header(self) -> str:
@@ -262,7 +271,8 @@ class _Source:
             }
             size = f"[{name}_MEMBERS][{math.prod(_state_shape(layer))}]"
             state.append(
-                f"    float P{i}{size}, Q{i}{size}, R{i}{size};\n    uint32_t s{i}[{name}_MEMBERS][{name}_WORDS_{i}];"
+                f"    {_TRACES[str(layer.neuron.kind)]} P{i}{size}, Q{i}{size}, R{i}{size};\n"
+                f"    uint32_t s{i}[{name}_MEMBERS][{name}_WORDS_{i}];"
             )
         names = (
             f"\nextern const char {self.name}_classes[{name}_CLASSES][{_width(network.classes)}];\n"
@@ -270,6 +280,13 @@ class _Source:
             else ""
         )
         order = {"order": _feature_order(network)}
+        whole = _is_whole(network)
+        exact = "No operation from x to the counts is one on floating-point numbers."
+        if not whole:
+            exact = (
+                "The spikes are exact under all options but those that change float arithmetic, "
+                "such as -ffast-math, which are refused."
+            )
         return _filled(
             "model.h.in",
             name=self.name,
@@ -282,6 +299,12 @@ class _Source:
             ),
             classes=names,
             state="\n".join(state),
+            exact=exact,
+            output=_output(network),
+            result="counts" if whole else "logits",
+            outputs=f"{name}_LOGIT_SCALE times which are the logits;"
+            if whole
+            else "of the readout;",
             encoder=_filled("encoder.h.in", name=self.name, NAME=name, **order)
             if network.encoding
             else "",
@@ -306,6 +329,8 @@ class _Source:
             }
         if network.classes:
             constants["CLASSES"] = len(network.classes)
+        if _is_whole(network) and network.readout is not None:
+            constants["LOGIT_SCALE"] = f"{_float(network.readout.scale)} /* logits per count */"
         if network.task == "regression":
             constants["TARGET_MEAN"] = (
                 f"({float(network.target_mean)!r}) /* a prediction is the mean logit ... */"
@@ -367,30 +392,44 @@ class _Source:
         at: str = "",
         mask: str = "NULL",
     ) -> tuple[str, str]:
-        """Calls of fire and integrate for the neurons of a pixel; w (K, n, inputs) has its inputs
-        in the order of the bits of x.
+        """Calls of fire and integrate for the neurons of a pixel; the bit planes w (K, planes, n,
+        inputs) have their inputs in the order of the bits of x.
         """
-        n, inputs = w.shape[1:]
+        planes, n, inputs = w.shape[1:]
         table = self._add(f"weights_{i}", _blocks(w))
+        P, Q, R = (f"state->{trace}{i}[k]{at}" for trace in "PQR")
+        levels = f"{planes}, {layer.alphabet.low}, {layer.alphabet.gap}"
+        per_member = planes * n * -(-inputs // 32)
+        inward = f"{n}, {x}, {inputs}, {table} + k * {per_member}, {levels}, {mask}"
+        if layer.neuron.kind == "fixed":
+            a_m, a_s, a_r, fraction, feedback, theta = _whole_constants(layer)
+            names = f"&feedback_{i}, &theta_{i}, 0"
+            if len(layer.scale) > 1:
+                names = (
+                    f"{self._add(f'feedback_{i}', feedback)}, {self._add(f'theta_{i}', theta)}, 1"
+                )
+            return (
+                f"fixed_fire({P}, {Q}, {R}, {n}, {names}, {a_r[0]}, {spikes});",
+                f"fixed_integrate({P}, {Q}, {inward}, {a_m[0]}, {a_s[0]}, {1 << fraction[0]});",
+            )
         kappa = (
             f"&kappa_{i}, 0"
             if len(layer.scale) == 1
             else self._add(f"kappa_{i}", layer.scale) + ", 1"
         )
-        a_m, a_s, a_r, theta = map(_float, layer.constants)
-        P, Q, R = (f"state->{trace}{i}[k]{at}" for trace in "PQR")
+        c_m, c_s, c_r, threshold = map(_float, layer.constants)
         return (
-            f"fire({P}, {Q}, {R}, {n}, {kappa}, {a_r}, {theta}, {spikes});",
-            f"integrate({P}, {Q}, {n}, {x}, {inputs}, {table} + k * {n * -(-inputs // 32)}, {mask}, {a_m}, {a_s});",
+            f"srm_fire({P}, {Q}, {R}, {n}, {kappa}, {c_r}, {threshold}, {spikes});",
+            f"srm_integrate({P}, {Q}, {inward}, {c_m}, {c_s});",
         )
 
     def _dense(self, i: int, layer: PackedLayer) -> list[str]:
         if len(layer.inputs) == 1:
-            w = layer.weights[..., _order(layer.input_shape)]
+            w = layer.bits()[..., _order(layer.input_shape)]
             calls = self._neurons(i, layer, w, _source(layer.inputs[0]), f"state->s{i}[k]")
             return ["size_t k;", *self._members([*calls])]
         words, fill = _side_by_side(layer)
-        w = np.concatenate(_columns(layer, layer.weights), -1)
+        w = np.concatenate(_columns(layer, layer.bits()), -1)
         calls = self._neurons(i, layer, w, "window", f"state->s{i}[k]")
         return [f"uint32_t window[{words}];", "size_t k;", *self._members([*fill, *calls])]
 
@@ -405,7 +444,7 @@ class _Source:
             "NULL" if layer.mask is None else self._add(f"mask_{i}", _blocks(columns(layer.mask)))
         )
         fire, integrate = self._neurons(
-            i, layer, columns(layer.weights), "window", "fired", mask=mask
+            i, layer, columns(layer.bits()), "window", "fired", mask=mask
         )
         lines = [fire, *fill, f"memcpy(window + {words}, fired, {4 * own});", integrate]
         start = [f"uint32_t fired[{own}], window[{words + own}];"]
@@ -449,21 +488,23 @@ class _Source:
 
     def _interface(self) -> list[str]:
         name, network, outputs = self.name, self.network, self.network.outputs
+        result = "counts" if _is_whole(network) else "logits"
+        head = f"void {name}_step({name}_state *state, const uint32_t *x, {_output(network)} *{result})"
         steps = [
             f"layer_{i}(state{', x' if INPUT in layer.inputs else ''});"
             for i, layer in enumerate(network.layers)
         ]
         if network.readout is None:
-            steps.append("(void)logits;")
+            steps.append(f"(void){result};")
         else:
             shape, last = network.layers[-1].output_shape, len(network.layers) - 1
             V = self._add("V", _blocks(network.readout.V[:, _order(shape)]))
-            of = f"state->s{last}[k], {math.prod(shape)}, {V}, {_float(network.readout.scale)}"
-            call = f"readout(logits + k * {outputs}, {outputs}, {of});"
+            of = f"state->s{last}[k], {math.prod(shape)}, {V}"
+            call = f"readout({result} + k * {outputs}, {outputs}, {of});"
             steps = [
                 "size_t k;",
                 *steps,
-                "if (logits == NULL)",
+                f"if ({result} == NULL)",
                 "    return;",
                 *self._members([call]),
             ]
@@ -471,10 +512,36 @@ class _Source:
             _function(
                 f"void {name}_reset({name}_state *state)", ["memset(state, 0, sizeof *state);"]
             ),
-            _function(
-                f"void {name}_step({name}_state *state, const uint32_t *x, float *logits)", steps
-            ),
+            _function(head, steps),
         ]
+
+
+_TRACES = {"srm": "float", "fixed": "int32_t"}  # types of the traces of a kind of neuron
+
+
+def _is_whole(network: PackedNetwork) -> bool:
+    """Whether all of it computes in integers, so that its outputs are counts."""
+    return all(layer.neuron.kind == "fixed" for layer in network.layers)
+
+
+def _output(network: PackedNetwork) -> str:
+    return "int32_t" if _is_whole(network) else "float"
+
+
+def _whole_constants(layer: PackedLayer) -> np.ndarray:
+    found = layer.integers
+    assert found is not None
+    return found
+
+
+def _own_constants(i: int, layer: PackedLayer) -> list[str]:
+    """Where all neurons of a layer share their scale: the variables that stand for it."""
+    if len(layer.scale) > 1:
+        return []
+    if layer.neuron.kind == "srm":
+        return [f"const float kappa_{i} = {_float(layer.scale[0])};"]
+    *_, feedback, theta = _whole_constants(layer)[:, 0]
+    return [f"const int32_t feedback_{i} = {feedback}, theta_{i} = {theta};"]
 
 
 def _source(number: int) -> str:
@@ -508,10 +575,11 @@ def _side_by_side(layer: PackedLayer) -> tuple[int, list[str]]:
 
 
 def _kernels(layer: PackedLayer) -> tuple[np.ndarray, list[str], int]:
-    """The weights (K, n, bits) of a convolution, input after input, each from a word on; what
-    gathers the bits under the kernel, and their words.
+    """The bit planes (K, planes, n, bits) of a convolution, input after input, each from a word on;
+    what gathers the bits under the kernel, and their words.
     """
-    w = layer.weights.reshape(len(layer.weights), layer.neurons, -1, *layer.kernel)
+    bits = layer.bits()
+    w = bits.reshape(-1, layer.neurons, layer.input_shape[0], *layer.kernel)
     at, rows, lines = 0, [], []
     for number, part, (channels, height, width) in zip(
         layer.inputs, layer.columns(), layer.parts, strict=True
@@ -525,7 +593,7 @@ def _kernels(layer: PackedLayer) -> tuple[np.ndarray, list[str], int]:
         to = f"window + {at}" if at else "window"
         lines.append(f"gather({to}, {_source(number)}, {sizes}, {corner});")
         at += -(-taps // 32)
-    return np.concatenate(rows, -1), lines, at
+    return np.concatenate(rows, -1).reshape(*bits.shape[:3], -1), lines, at
 
 
 def _width(names: tuple[str, ...]) -> int:
@@ -561,6 +629,8 @@ def _edges(layer: PackedLayer, most: int = 8) -> np.ndarray:
     rounding took off decides. There are none where kappa is a power of two: no product is rounded
     then.
     """
+    if layer.neuron.kind != "srm":
+        return np.empty((0, 3), np.float32)  # integers are not rounded
     kappa = layer.scale[_first(layer) if len(layer.scale) > 1 else 0]
     theta = layer.constants[3]
     P = (theta / kappa * np.linspace(16, 64, 1000)).astype(np.float32)
@@ -587,7 +657,10 @@ def _golden(network: PackedNetwork, name: str, x: np.ndarray) -> str:
         bits = s.reshape(*s.shape[:2], -1)[..., _order(s.shape[2:])]
         tables.append(_table(f"golden_s{i}", words_of(bits).swapaxes(0, 1)))
     if logits is not None:
-        tables.append(_table("golden_logits", logits.swapaxes(0, 1)))
+        y = logits.swapaxes(0, 1)
+        if _is_whole(network) and network.readout is not None:
+            y = np.rint(y / network.readout.scale).astype(np.int32)
+        tables.append(_table("golden_result", y))
     edges = enumerate(map(_edges, network.layers))
     tables += [_table(f"golden_edges{i}", values) for i, values in edges if len(values)]
     if network.encoding:
@@ -636,7 +709,7 @@ def _test(network: PackedNetwork, name: str, steps: int) -> str:
         for i in range(len(network.layers))
     ]
     if network.outputs:
-        compared.append(("logits", "golden_logits", "OUTPUTS", "logits"))
+        compared.append(("result", "golden_result", "OUTPUTS", "outputs"))
     checks = []
     for got, wanted, per_member, what in compared:
         size = f"{upper}_MEMBERS * {upper}_{per_member}"
@@ -658,7 +731,8 @@ def _test(network: PackedNetwork, name: str, steps: int) -> str:
         parts["encoder"] = _filled(
             "encoder_test.c.in", name=name, NAME=upper, points=len(points), times=len(times)
         )
-    return _filled("model_test.c.in", name=name, NAME=upper, steps=steps, **parts)
+    output = _output(network)
+    return _filled("model_test.c.in", name=name, NAME=upper, steps=steps, output=output, **parts)
 
 
 def _edge_test(i: int, layer: PackedLayer, name: str) -> str:

@@ -9,7 +9,8 @@ All counts are for one recording of T time steps, mean over the batch. The rules
   The last readout is part of the inference; those that serve learning alone are left out.
 - A *neuron update* is one neuron at one time step, whether it fires or not: u = kappa (P - Q) - R,
   u > theta, P' = a_m (P + I), Q' = a_s (Q + I), R' = a_r (R + s). That is 4 multiplications and 6
-  additions (the comparison is one), in 32-bit floats.
+  additions (the comparison is one), in 32-bit floats. FixedSRM does the same in 32-bit integers,
+  with 3 multiplications, as it has no kappa.
 - *Memory traffic*: every synaptic operation reads its weight, 1 or 32 bits, from an access that is
   filled; every update reads and writes P, Q and R, 32 bits each; spikes are maps of one bit,
   written once by a layer and read once by the next, at every time step, and by the layer itself
@@ -38,13 +39,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bisnn import weights
+from bisnn import realisation, weights
 from bisnn.checks import choice, number, positive_int
 from bisnn.layers import Readout, Recurrent
 from bisnn.network import Network
 from bisnn.spec import LayerSpec
 
-MULTIPLICATIONS, ADDITIONS = 4, 6  # of a neuron update
+MULTIPLICATIONS, ADDITIONS = {"srm": 4, "fixed": 3}, 6  # of a neuron update
 STATE = 12  # bytes of P, Q, R
 CAPACITY = {
     "sram_8k": 8 * 2**10,
@@ -68,6 +69,7 @@ class Costs:
     float_add: float = 0.9  # 32 bits
     float_multiply: float = 3.7  # 32 bits
     int_add: float = 0.1  # 32 bits
+    int_multiply: float = 3.1  # 32 bits
     sram_8k: float = 10.0
     sram_32k: float = 20.0
     sram_1m: float = 100.0
@@ -100,11 +102,13 @@ class Work(NamedTuple):
 
     layer: str
     parameters: int  # weights
+    planes: int  # bits of a weight, where it is from an alphabet
     synapses: int  # connections: a weight of a convolution serves many
     operations: float  # synaptic operations
     neurons: int  # 0 for a readout
     values: int  # that come in and go out in one time step
     steps: int  # T
+    neuron: str = "srm"  # kind of the neurons
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,7 @@ def work(net: Network, x: Tensor, realised: Sequence[Tensor]) -> list[Work]:
     with these weights.
     """
     x = net.checked(x)
-    if not weights.is_spikes(x):
+    if not realisation.is_spikes(x):
         raise ValueError(
             "x: must be spikes, 0 or 1, or there is nothing to count; got other values; encode them first"
         )
@@ -187,23 +191,30 @@ def work(net: Network, x: Tensor, realised: Sequence[Tensor]) -> list[Work]:
         if isinstance(layer, Recurrent):  # also the spikes that do not leave the layer
             s, outputs = torch.cat([s, (u > layer.constants[3]).to(s)], -1), layer.n
         name, neurons = f"{i + 1} {type(layer).__name__}", math.prod(layer.current_shape)
-        parameters, synapses = layer.weight.numel(), int(reached.sum())
+        planes = 1 if layer.spec.alphabet is None else layer.spec.alphabet.planes
+        if layer.neuron.kind is None:
+            raise ValueError(
+                "net: the operations of a neuron update are known of SRM and FixedSRM; got "
+                f"{type(layer.neuron).__name__}; take one of these"
+            )
         counts.append(
             Work(
                 name,
-                parameters,
-                synapses,
+                layer.spec.synapses,
+                planes,
+                int(reached.sum()),
                 _fired(s, reached),
                 neurons,
                 len(reached) + outputs,
                 steps,
+                layer.neuron.kind,
             )
         )
     readout = net.readouts[-1]
     if isinstance(readout, Readout):
         classes, n = readout.V.shape
         operations = _fired(output.spikes[-1].flatten(2), torch.full((n,), classes))
-        counts.append(Work("readout", classes * n, classes * n, operations, 0, n, steps))
+        counts.append(Work("readout", classes * n, 1, classes * n, operations, 0, n, steps))
     return counts
 
 
@@ -244,14 +255,13 @@ def ledger(
     12800.0
     """
     costs, x = costs or Costs(), net.checked(x)
-    latents = [layer.weight.detach() for layer in net.layers]
-    real = net.weights == "real"
+    latents: list[Tensor] = [layer.weight for layer in net.layers]
+    real = net.alphabet is None
     if real and any(members is not None for members in predictors.values()):
         raise ValueError(
             f"predictors: a full-precision network has no posterior to draw from; got {dict(predictors)}; give None"
         )
-    map_weights = [weights.hard(weights.sign(w_r)) for w_r in latents]
-    single = work(net, x, latents if real else map_weights)
+    single = work(net, x, latents if real else [realisation.map_weight(p) for p in latents])
     rows = {} if real else {HYPOTHETICAL: _spiking([single], True, costs)}
     for name, members in predictors.items():
         counts = [single] if members is None else _drawn(net, x, latents, members, seed)
@@ -272,7 +282,7 @@ def _drawn(
     for k, member in enumerate(
         weights.draw_members(latents, positive_int("predictors", members), seed)
     ):
-        realised = [weights.hard(2 * up.to(x.dtype) - 1) for up in member]
+        realised = [realisation.hard(w.to(x.dtype)) for w in member]
         first, *others = work(net, x, realised)
         counts.append(
             [
@@ -283,31 +293,39 @@ def _drawn(
     return counts
 
 
+def _update(neuron: str, costs: Costs) -> float:
+    """Picojoules of a neuron update."""
+    multiply, add = (
+        (costs.int_multiply, costs.int_add)
+        if neuron == "fixed"
+        else (costs.float_multiply, costs.float_add)
+    )
+    return MULTIPLICATIONS[neuron] * multiply + ADDITIONS * add
+
+
 def _spiking(members: list[list[Work]], real: bool, costs: Costs) -> LedgerRow:
     """The row of a predictor that adds where spikes are."""
-    bits = [
-        32 if real and count.neurons else 1 for count in members[0]
-    ]  # a readout is +-1 in any case
+    # A readout is +-1 in any case
+    bits = [32 if real and count.neurons else count.planes for count in members[0]]
     size = sum(
         b * count.parameters / 8 + STATE * count.neurons
         for b, count in zip(bits, members[0], strict=True)
     )
     memory = _memory(size)
-    update = MULTIPLICATIONS * costs.float_multiply + ADDITIONS * costs.float_add
     layers = []
     for b, parts in zip(bits, zip(*members, strict=True), strict=True):
-        operations, updates = (
-            sum(part.operations for part in parts),
+        operations, updates = (  # an operation adds a real weight, or one bit plane of a weight
+            sum(part.operations for part in parts) * (1 if b == 32 else b),
             sum(part.steps * part.neurons for part in parts),
         )
         traffic = (
-            operations * b / 8,
+            operations * (4 if b == 32 else 1 / 8),
             2.0 * STATE * updates,
             sum(part.steps * part.values for part in parts) / 8,
         )
         work_picojoules = (
             operations * (costs.float_add if b == 32 else costs.int_add),
-            updates * update,
+            updates * _update(parts[0].neuron, costs),
         )
         parameters = sum(part.parameters for part in parts)
         layers.append(

@@ -127,7 +127,8 @@ def _assemble(network: PackedNetwork, member: int | None, dt: float, profile: st
     k = _checked(network, member, dt)
     graph, last = _Graph({"input": nir.Input(np.array(network.input_shape))}), ["input"]
     for i, layer in enumerate(network.layers):
-        W = _signs(layer.weights[k], layer.mask)  # (neurons, inputs)
+        W = layer.weights[k].astype(np.float32)  # (neurons, inputs)
+        W = W if layer.mask is None else W * layer.mask
         if profile == "cubalif":
             # One threshold for all, or importers refuse: what differs goes into the weights.
             W *= (layer.scale / layer.scale.max())[:, None]
@@ -135,7 +136,8 @@ def _assemble(network: PackedNetwork, member: int | None, dt: float, profile: st
         last.append(_add_layer(graph, i, layer, W, sources, dt, profile))
     end, shape = last[-1], network.layers[-1].output_shape
     if network.readout is not None:
-        V, scale = _signs(network.readout.V, None), np.float32(network.readout.scale)
+        V = np.where(network.readout.V, np.float32(1), np.float32(-1))
+        scale = np.float32(network.readout.scale)
         end, shape = graph.flat("flatten", shape, end), (len(V),)
         if profile == "exact":
             end = graph.add("readout", nir.Linear(V), end)
@@ -189,6 +191,12 @@ def _checked(network: PackedNetwork, member: int | None, dt: float) -> int:
             f"dt: must be a number of seconds above 0; got {dt!r}; leave it out for {DT}"
         )
     for i, layer in enumerate(network.layers):
+        if layer.neuron.kind != "srm":
+            raise ValueError(
+                "network: must have SRM neurons, because NIR has none of integers; got "
+                f"{type(layer.neuron).__name__} in layer {i}; export it with --neuron srm, or packed "
+                "or as C"
+            )
         if layer.pool > 1:
             raise ValueError(
                 f"network: must have no pooling, because NIR has no max-pooling; got pool={layer.pool} in layer {i}; train with "
@@ -219,12 +227,6 @@ def _require_nir() -> None:
         raise ValueError(
             "nir: must be installed for this; got none; run `pip install 'bisnn[nir]'`"
         )
-
-
-def _signs(up: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """+-1 as float32, 0 where there is no synapse."""
-    w = np.where(up, np.float32(1), np.float32(-1))
-    return w if mask is None else w * mask
 
 
 def _conv(layer: PackedLayer, W: np.ndarray, part: slice, shape: Shape) -> Any:

@@ -1,0 +1,128 @@
+"""What more levels per weight are worth: binary, ternary, four levels, full precision.
+
+    python -m bisnn_experiments.alphabets [--data NAME] [--device cuda] [--seeds N] [--jobs N]
+
+Two moons and scikit-learn's digits, or a folder of N-MNIST, MNIST-DVS or MNIST. Each row is the
+shipped config of its data and rule with `network.weights` changed and nothing tuned for it; the
+test set is read once, at the end of a run. Steps of ST-BiSNN are scaled with the size of the levels
+(see `scaled`). Interrupted, the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bisnn.alphabet import alphabet_of
+from bisnn.display import bars
+from bisnn.files import write_atomic
+from bisnn.runs import config as configs
+from bisnn.runs import evaluation, training
+from bisnn.runs.config import Config
+from bisnn.runs.folder import RunFolder
+from bisnn.runs.rule_sections import STRule
+from bisnn_experiments import recognition, reproduction
+
+LEVELS: dict[str, Any] = {"binary": "binary", "ternary": "ternary", "4 levels": [-3, -1, 1, 3]}
+FULL = {"name": "full", "lr": 0.01, "optimizer": "adam"}  # on two moons, which has no such config
+
+
+def scaled(config: Config, weights: Any) -> Config:
+    """The config with other weights.
+
+    The gradient of a weight is as large as kappa, so inversely to the levels' root mean square r;
+    latents of ST-BiSNN are as large as the levels. So that a step goes as far, measured in levels,
+    its learning rate is multiplied by r^2, behind Adam by r, and its clip by the largest level.
+    """
+    alphabet, changes = alphabet_of(weights), {"network.weights": weights}
+    if isinstance(config.rule, STRule) and alphabet is not None:
+        power = 1 if config.rule.precondition == "adam" else 2
+        changes["rule.lr"] = config.rule.lr * alphabet.rms**power
+        if config.rule.clip is not None:
+            changes["rule.clip"] = config.rule.clip * alphabet.reach
+    return config.updated(**changes)
+
+
+def methods(data: str) -> tuple[str, dict[str, dict[str, Config]]]:
+    """Name of the data, and of each rule the config of each kind of weights."""
+    if data == "two_moons":
+        kind, full = data, configs.load("two_moons_st").updated(rule=FULL)
+        rules = {rule: configs.load(f"two_moons_{rule}") for rule in ("bayes", "st")}
+    else:
+        kind, chosen = recognition.experiment(None if data == "digits" else data, "tuned")
+        by_rule = {config.rule.name: config for config in chosen.values()}
+        full, rules = by_rule["full"], {rule: by_rule[rule] for rule in ("bayes", "st")}
+    found = {
+        rule: {name: scaled(config, weights) for name, weights in LEVELS.items()}
+        for rule, config in rules.items()
+    }
+    return kind, {**found, "full": {"full precision": full}}
+
+
+def measured(config: Config, folder: Path) -> list[dict[str, Any]]:
+    """Train (or go on, or take what is there) and evaluate; a row for each predictor."""
+    torch.set_num_threads(config.train.threads)
+    if RunFolder(folder).config_file.exists():
+        training.resume(folder, show=False)
+    else:
+        training.train(config, folder, show=False)
+    try:
+        evaluation.load_evaluation(folder)
+    except ValueError:  # none yet, or of another model
+        evaluation.evaluate(folder, show=False)
+    return recognition.rows(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--data",
+        action="append",
+        help="two_moons, digits, or a folder of recordings or images; by default the first two",
+    )
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--runs", type=Path, default=Path("out/alphabets"), help="their folders")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/alphabets.json"))
+    options = parser.parse_args()
+    tasks: dict[tuple[str, str, str, int], tuple[Config, Path]] = {}
+    for data in options.data or ["two_moons", "digits"]:
+        kind, chosen = methods(data)
+        for seed in range(options.seeds):
+            for rule, by_weights in chosen.items():
+                for weights, config in by_weights.items():
+                    where = {"seed": seed, "train.device": options.device, "train.threads": 1}
+                    folder = options.runs / f"{kind}_{rule}_{weights.replace(' ', '_')}_{seed}"
+                    tasks[kind, rule, weights, seed] = config.updated(**where), folder
+    pool = ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn"))
+    rows: dict[str, list[dict[str, Any]]] = {}
+    with pool, bars(show=True) as progress:
+        results = pool.map(measured, *zip(*tasks.values(), strict=True))
+        shown = progress.track(results, len(tasks), description="runs")
+        for (kind, rule, weights, seed), result in zip(tasks, shown, strict=True):
+            label = f"{rule}, {weights}"
+            rows.setdefault(kind, []).extend(
+                {"method": label, "seed": seed, **row} for row in result
+            )
+    earlier = json.loads(options.out.read_text()) if options.out.exists() else {"data": {}}
+    for kind, found in rows.items():
+        earlier["data"][kind] = {
+            "command": " ".join(["python", "-m", "bisnn_experiments.alphabets", *sys.argv[1:]]),
+            "device": options.device,
+            "summary": reproduction.summary(found),
+            "rows": found,
+        }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(options.out, (json.dumps(earlier, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()

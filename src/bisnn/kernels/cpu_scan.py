@@ -1,0 +1,322 @@
+"""The loops over time of `cpu`, compiled by numba: the scan of each neuron, its adjoint, and the weight
+gradient that the adjoint is part of.
+
+A block of neurons keeps its traces in the L1 cache while time runs; the inner loop over neurons is
+what the compiler vectorises. No fastmath and no fused multiply-add: the forward bits are those of
+`reference`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from bisnn.bits import counting
+from bisnn.bits.counting import kernel
+from bisnn.bits.neurons import fixed_advance, fixed_potential, srm_advance, srm_potential
+
+BLOCK = 1024  # neurons whose traces (4 bytes each, four arrays) stay in L1 while time runs
+_f = np.float32
+# Of adjoint traces, and every so many steps: denormal gradients are slow
+_FLUSH_GRADIENT, FLUSHED = _f(2.0**-100), 8
+_ZERO, _ONE, _HALF = _f(0), _f(1), _f(0.5)
+_I0 = np.int32(0)
+_V, _M = "float32[::1]", "float32[:, ::1]"  # vector, matrix
+_INT = "int32[::1]"
+
+# Neurons are worked on in units that lie together in memory and keep their traces in a cache while
+# time runs: BLOCK neurons, or with pooling the pixels of one row of windows. `H`, `row` and `size`
+# say where units lie: H rows of `row` neurons make a unit's image of `size` neurons (without
+# pooling, all neurons are one image, of rows of BLOCK).
+
+
+@njit(inline="always")
+def _place(unit, pool, H, row, size, neurons):
+    """The first and the last neuron of a unit, and where the row of windows lies that it makes, in
+    units of such rows: -1 where it is none, as what is left over at an edge.
+    """
+    units = -(-H // pool)  # of an image
+    image = unit // units
+    first = image * size + unit % units * pool * row
+    last = min(first + pool * row, (image + 1) * size, neurons)
+    whole = pool > 1 and last - first == pool * row
+    return first, last, image * (H // pool) + unit % units if whole else -1
+
+
+@njit(inline="always")
+def _any_of_windows(x, threshold, pool, row, C, s):
+    """s = whether any of each window of a row of windows has x > threshold."""
+    for w in range(s.shape[0] // C):
+        s_w = s[w * C : (w + 1) * C]
+        for i in range(C):
+            s_w[i] = _ZERO
+        for dy in range(pool):
+            for dx in range(pool):
+                at = dy * row + (w * pool + dx) * C
+                x_w = x[at : at + C]
+                for i in range(C):
+                    s_w[i] = _ONE if x_w[i] > threshold else s_w[i]
+
+
+@kernel(
+    f"void(int64, int64, {_M}, {_V}, {_V}, {_V}, {_V}, {_V}, {_M}, int64, int64, int64, int64, int64)"
+)
+def scan(lo, hi, I, P, Q, R, kappa, c, s, pool, H, row, size, C):
+    """SRM. Potentials take the place of the currents: half the memory, and one stream less."""
+    a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
+    width = row // C // pool * C
+    for unit in range(lo, hi):
+        first, last, out = _place(unit, pool, H, row, size, P.shape[0])
+        p, q, r, k = P[first:last], Q[first:last], R[first:last], kappa[first:last]
+        for t in range(I.shape[0]):
+            u_t = I[t, first:last]  # I_t before, u_t after
+            if pool == 1:
+                s_t = s[t, first:last]
+                for i in range(last - first):
+                    v = srm_potential(p[i], q[i], r[i], k[i])
+                    x = _ONE if v > theta else _ZERO
+                    s_t[i] = x
+                    p[i], q[i], r[i] = srm_advance(p[i], q[i], r[i], u_t[i], x, a_m, a_s, a_r)
+                    u_t[i] = v
+                continue
+            for i in range(last - first):
+                v = srm_potential(p[i], q[i], r[i], k[i])
+                x = _ONE if v > theta else _ZERO
+                p[i], q[i], r[i] = srm_advance(p[i], q[i], r[i], u_t[i], x, a_m, a_s, a_r)
+                u_t[i] = v
+            if out >= 0:
+                _any_of_windows(u_t, theta, pool, row, C, s[t, out * width : (out + 1) * width])
+
+
+@kernel(
+    f"void(int64, int64, {_M}, {_INT}, {_INT}, {_INT}, {_V}, {_INT}, {_INT}, {_INT}, {_M}, "
+    "int64, int64, int64, int64, int64)"
+)
+def fixed_scan(lo, hi, I, P, Q, R, scale, c, feedback, threshold, s, pool, H, row, size, C):
+    """FixedSRM: scale is kappa 2^-f, c (a_m, a_s, a_r, f), feedback K and threshold theta_f of each
+    neuron. Potentials take the place of the currents.
+    """
+    a_m, a_s, a_r, fraction = c[0], c[1], c[2], np.int64(c[3])
+    spikes, width = np.empty(pool * row, np.float32), row // C // pool * C
+    for unit in range(lo, hi):
+        first, last, out = _place(unit, pool, H, row, size, P.shape[0])
+        p, q, r, k = P[first:last], Q[first:last], R[first:last], scale[first:last]
+        one, theta = feedback[first:last], threshold[first:last]
+        for t in range(I.shape[0]):
+            u_t = I[t, first:last]
+            s_t = s[t, first:last] if pool == 1 else spikes[: last - first]
+            for i in range(last - first):
+                v = fixed_potential(p[i], q[i], r[i])
+                fires = v > theta[i]
+                s_t[i] = _ONE if fires else _ZERO
+                p[i], q[i], r[i] = fixed_advance(
+                    p[i], q[i], r[i], u_t[i], one[i] if fires else _I0, a_m, a_s, a_r, fraction
+                )
+                u_t[i] = k[i] * _f(v)
+            if out >= 0:
+                _any_of_windows(spikes, _HALF, pool, row, C, s[t, out * width : (out + 1) * width])
+
+
+@njit(inline="always")
+def _sigmoid_derivative(x):
+    """sigma(x) (1 - sigma(x)) = e / (1 + e)^2 with e = exp(-|x|).
+
+    exp by range reduction and a polynomial, because a call to libm would keep the loop from being
+        vectorised: 2^-n exp(-r)
+    with |r| <= ln(2)/2. Relative error below 4e-7; part of the gradient only, never of the forward
+    bits.
+    """
+    a = min(abs(x), _f(87))
+    n = np.int32(a * _f(1.4426950408889634) + _HALF)
+    y = -((a - _f(n) * _f(0.693359375)) - _f(n) * _f(-2.12194440e-4))
+    e = _f(1 / 720)
+    e = e * y + _f(1 / 120)
+    e = e * y + _f(1 / 24)
+    e = e * y + _f(1 / 6)
+    e = e * y + _HALF
+    e = e * y + _ONE
+    e = (e * y + _ONE) * np.int32((np.int32(127) - n) << np.int32(23)).view(np.float32)
+    d = _ONE + e
+    return e / (d * d)
+
+
+@njit(inline="always")
+def _flush(p, q):
+    """Gradients too small to matter to 0: as denormals, long after the last error, they would be
+    slow.
+    """
+    for i in range(p.shape[0]):
+        p[i] = _ZERO if abs(p[i]) <= _FLUSH_GRADIENT else p[i]
+        q[i] = _ZERO if abs(q[i]) <= _FLUSH_GRADIENT else q[i]
+
+
+@njit(inline="always")
+def _to_first_maximum(e, u, pool, row, C, g):
+    """g = e (of windows) at the first maximum of u in each window, in row order."""
+    highest = np.empty(C, np.float32)
+    for w in range(e.shape[0] // C):
+        e_w = e[w * C : (w + 1) * C]
+        highest[:] = u[w * pool * C : w * pool * C + C]
+        for dy in range(pool):
+            for dx in range(pool):
+                at = dy * row + (w * pool + dx) * C
+                u_w = u[at : at + C]
+                for i in range(C):
+                    highest[i] = max(highest[i], u_w[i])
+        for dy in range(pool):  # of several equal ones only the first counts
+            for dx in range(pool):
+                at = dy * row + (w * pool + dx) * C
+                u_w, g_w = u[at : at + C], g[at : at + C]
+                for i in range(C):
+                    taken = u_w[i] == highest[i]
+                    g_w[i] = e_w[i] if taken else _ZERO
+                    highest[i] = np.float32(np.inf) if taken else highest[i]
+
+
+@njit(inline="always")
+def _add_readout_error(g_y, V, first, last, e):
+    """e += the error on spikes first..last, counted over all recordings, from readouts: g_y (B
+    outputs,), V (outputs, N).
+    """
+    outputs, N = V.shape
+    start = first
+    while start < last:
+        recording = start // N
+        stop = min(last, (recording + 1) * N)
+        e_b = e[start - first : stop - first]
+        for c in range(outputs):
+            g_c, V_c = (
+                g_y[recording * outputs + c],
+                V[c, start - recording * N : stop - recording * N],
+            )
+            for i in range(stop - start):
+                e_b[i] += g_c * V_c[i]
+        start = stop
+
+
+@njit(inline="always")
+def _window_error(g_s, g_y, V, t, out, u_t, pool, row, C, e_windows, e):
+    """e = the error on the spikes of row `out` of windows: what comes from a window, by g_s and by
+    readouts as g_y and V where not empty, goes to its first maximum.
+    """
+    width = row // C // pool * C
+    e_w = e_windows[:width]
+    e_w[:] = _ZERO
+    if g_s.shape[0] > 0:
+        e_w[:] = g_s[t, out * width : (out + 1) * width]
+    if g_y.shape[0] > 0:
+        _add_readout_error(g_y[t], V, out * width, (out + 1) * width, e_w)
+    _to_first_maximum(e_w, u_t, pool, row, C, e)
+
+
+@kernel(
+    f"void(int64, int64, {_M}, {_M}, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, float32, "
+    f"boolean, {_M}, int64, int64, int64, int64, int64, int64)",
+    contract=True,
+)
+def adjoint(
+    lo, hi, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory, g_I,
+    origin, pool, H, row, size, C,
+):  # fmt: skip
+    """g_I has the neurons from `origin` on. Errors on the spikes come from g_s, and from readouts
+    as g_y and V, where not empty.
+    """
+    a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
+    has_s, has_y, has_u = g_s.shape[0] > 0, g_y.shape[0] > 0, g_u.shape[0] > 0
+    g, e_windows = np.empty(pool * row, np.float32), np.empty(row, np.float32)
+    for unit in range(lo, hi):
+        first, last, out = _place(unit, pool, H, row, size, G_P.shape[0])
+        n = last - first
+        if n <= 0:
+            break
+        p, q, r, k = G_P[first:last], G_Q[first:last], G_R[first:last], kappa[first:last]
+        e = g[:n]  # error on the spikes
+        for t in range(u.shape[0] - 1, -1, -1):
+            u_t, g_I_t = u[t, first:last], g_I[t, first - origin : last - origin]
+            e[:] = _ZERO
+            if pool == 1:
+                if has_s:
+                    e[:] = g_s[t, first:last]
+                if has_y:
+                    _add_readout_error(g_y[t], V, first, last, e)
+            elif out >= 0:
+                _window_error(g_s, g_y, V, t, out, u_t, pool, row, C, e_windows, e)
+            if sigmoid and not (refractory or has_u):  # local learning, as it mostly is: one loop
+                for i in range(n):
+                    d = k[i] * (e[i] * (slope * _sigmoid_derivative(slope * (u_t[i] - theta))))
+                    p_i, q_i = a_m * p[i], a_s * q[i]
+                    g_I_t[i] = p_i + q_i
+                    p[i], q[i] = p_i + d, q_i - d
+                if t % FLUSHED == 0:
+                    _flush(p, q)
+                continue
+            for i in range(n):
+                r[i] = a_r * r[i]
+                e[i] = e[i] + r[i]
+            if sigmoid:
+                for i in range(n):
+                    e[i] = e[i] * (slope * _sigmoid_derivative(slope * (u_t[i] - theta)))
+            else:
+                for i in range(n):
+                    e[i] = e[i] * slope if abs(slope * (u_t[i] - theta)) < _HALF else _ZERO
+            if has_u:
+                g_u_t = g_u[t, first:last]
+                for i in range(n):
+                    e[i] = e[i] + g_u_t[i]
+            for i in range(n):
+                p_i, q_i = a_m * p[i], a_s * q[i]
+                g_I_t[i] = p_i + q_i
+                p[i], q[i] = p_i + k[i] * e[i], q_i - k[i] * e[i]
+            if t % FLUSHED == 0:
+                _flush(p, q)
+            if refractory:
+                for i in range(n):
+                    r[i] = r[i] - e[i]
+
+
+@kernel(
+    f"{_M}(int64, int64, {_M}, {_M}, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, float32, boolean, "
+    "int64, int64, int64, int64, int64, uint32[:, :, :, :, ::1], int64, int64, int64, int64, int64, int64, int64, int64, boolean)"
+)
+def weight_gradient(
+    lo, hi, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory, pool, H, row, size, C,
+    x, channels, n_out, k0, k1, s0, s1, p0, p1, rare,
+):  # fmt: skip
+    """The weight gradient (n_in, n_out) of images lo..hi, which may be several recordings each:
+    adjoint and product in one go.
+
+    The currents' gradient of an image stays in the cache, and that of the whole is never there. x
+    is (T, B, H_in, W_in, words).
+    """
+    T, B = x.shape[:2]
+    units, per_recording = -(-H // pool), G_P.shape[0] // B  # neurons
+    group = size // per_recording  # recordings of an image
+    pixels = per_recording // n_out
+    y = (x.shape[2] + 2 * p0 - k0) // s0 + 1
+    g_w = np.zeros((k0 * k1 * channels, n_out), np.float32)
+    g_I, inputs = (
+        np.empty(T * size, np.float32),
+        np.empty((T * group, x.shape[2], x.shape[3], x.shape[4]), np.uint32),
+    )
+    rows = np.empty((T * group, y, pixels // y, -(-k0 * k1 * channels // 32)), np.uint32)
+    for image in range(lo, hi):
+        b = image * group
+        n = min(group, B - b)
+        g = g_I[: T * n * per_recording].reshape((T, n * per_recording))
+        adjoint(
+            image * units, (image + 1) * units, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory,
+            g, image * size, pool, H, row, size, C,
+        )  # fmt: skip
+        for t in range(T):
+            inputs[t * n : (t + 1) * n] = x[t, b : b + n]
+        counting.windows(0, T * n, inputs[: T * n], channels, k0, k1, s0, s1, p0, p1, rows[: T * n])
+        bits_of = rows[: T * n].reshape((T * n * pixels, rows.shape[3]))
+        if rare:
+            counting.add_rows_transposed(
+                0, bits_of.shape[1], bits_of, g.reshape((T * n * pixels, n_out)), g_w
+            )
+        else:
+            counting.add_rows_by_fours(
+                0, bits_of.shape[1], bits_of, g.reshape((T * n * pixels, n_out)), g_w
+            )
+    return g_w

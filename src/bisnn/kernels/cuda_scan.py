@@ -1,0 +1,389 @@
+"""The scan of each neuron and its adjoint on a GPU, in Triton.
+
+One pass over memory each: a scan keeps its traces in registers while time runs, reads a current and
+writes a potential and a spike per step, the pooling included.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bisnn.neuron import DECAY_BITS, FLUSH
+
+_FLUSH, _BITS = tl.constexpr(FLUSH), tl.constexpr(DECAY_BITS)
+
+
+# The scan. A program has BLOCK windows of neurons, in memory order of what leaves the layer, and
+# WINDOW >= pool^2 lanes for the neurons of each window; without pooling a window is one neuron.
+
+
+@triton.jit
+def _places(
+    n, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """For a program's windows: places of their neurons (BLOCK, WINDOW) and mask, of what leaves the
+    layer (BLOCK,) and mask.
+    """
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if POOL == 1:
+        return o[:, None], (o < n)[:, None], o, o < n
+    rows: tl.constexpr = (H + POOL - 1) // POOL  # with those at an edge that are no whole window
+    columns: tl.constexpr = (W + POOL - 1) // POOL
+    c, rest = o % C, o // C
+    x, rest = rest % columns, rest // columns
+    y, b = rest % rows, rest // rows
+    j = tl.arange(0, WINDOW)
+    h, w = y[:, None] * POOL + (j // POOL)[None, :], x[:, None] * POOL + (j % POOL)[None, :]
+    inside = (o < n)[:, None] & (j < POOL * POOL)[None, :] & (h < H) & (w < W)
+    out = ((b * (H // POOL) + y) * (W // POOL) + x) * C + c
+    return (
+        ((b[:, None] * H + h) * W + w) * C + c[:, None],
+        inside,
+        out,
+        (o < n) & (y < H // POOL) & (x < W // POOL),
+    )
+
+
+# One step of each neuron, as `neuron` defines it: the same operations in the same order.
+
+
+@triton.jit
+def _flush(x):
+    return tl.where(tl.abs(x) <= _FLUSH, 0.0, x)
+
+
+@triton.jit
+def _srm_potential(p, q, r, k):
+    return k * (p - q) - r
+
+
+@triton.jit
+def _srm_advance(p, q, r, c, x, a_m, a_s, a_r):
+    return _flush(a_m * (p + c)), _flush(a_s * (q + c)), _flush(a_r * (r + x))
+
+
+@triton.jit
+def _decayed(x, a):
+    """a x / 2^16, rounded towards zero: of the magnitude, which a shift rounds down."""
+    y = ((tl.abs(x).to(tl.int64) * a) >> _BITS).to(tl.int32)
+    return tl.where(x < 0, -y, y)
+
+
+@triton.jit
+def _fixed_advance(p, q, r, c, x, a_m, a_s, a_r, fraction):
+    c = c << fraction
+    return _decayed(p + c, a_m), _decayed(q + c, a_s), _decayed(r + x, a_r)
+
+
+@triton.jit
+def _scan(
+    I, u, s, P, Q, R, P_after, Q_after, R_after, kappa, constants, T, n, M, M_out,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    SCALAR: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """u may be I itself."""
+    at, inside, out, whole = _places(n, H, W, C, POOL, WINDOW, BLOCK)
+    a_m, a_s, a_r, theta = (
+        tl.load(constants),
+        tl.load(constants + 1),
+        tl.load(constants + 2),
+        tl.load(constants + 3),
+    )
+    k = tl.load(kappa) if SCALAR else tl.load(kappa + at, inside, 0.0)
+    p, q, r = (
+        tl.load(P + at, inside, 0.0),
+        tl.load(Q + at, inside, 0.0),
+        tl.load(R + at, inside, 0.0),
+    )
+    I_t = tl.load(I + at, inside, 0)
+    I += M
+    I_1 = tl.load(I + at, inside & (T > 1), 0)
+    for t in range(T):
+        I += M
+        I_2 = tl.load(I + at, inside & (t + 2 < T), 0)  # two steps ahead: memory answers slowly
+        v = _srm_potential(p, q, r, k)
+        fires = v > theta
+        x = tl.where(fires, 1.0, 0.0)
+        c = I_t.to(tl.float32)
+        p, q, r = _srm_advance(p, q, r, c, x, a_m, a_s, a_r)
+        tl.store(u + at, v, inside)
+        tl.store(s + out, tl.max(tl.where(inside, x, 0.0), 1), whole)
+        I_t, I_1 = I_1, I_2
+        u += M
+        s += M_out
+    tl.store(P_after + at, p, inside)
+    tl.store(Q_after + at, q, inside)
+    tl.store(R_after + at, r, inside)
+
+
+@triton.jit
+def _fixed_scan(
+    I, u, s, P, Q, R, P_after, Q_after, R_after, scale, shared, feedback, threshold, T, n, M, M_out,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    SCALAR: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """FixedSRM: scale is kappa 2^-f, shared (a_m, a_s, a_r, f), feedback K, threshold theta_f."""
+    at, inside, out, whole = _places(n, H, W, C, POOL, WINDOW, BLOCK)
+    a_m, a_s, a_r, fraction = (
+        tl.load(shared),
+        tl.load(shared + 1),
+        tl.load(shared + 2),
+        tl.load(shared + 3),
+    )
+    if SCALAR:
+        k, one, theta = tl.load(scale), tl.load(feedback), tl.load(threshold)
+    else:
+        k = tl.load(scale + at, inside, 0.0)
+        one, theta = tl.load(feedback + at, inside, 0), tl.load(threshold + at, inside, 0)
+    p, q, r = tl.load(P + at, inside, 0), tl.load(Q + at, inside, 0), tl.load(R + at, inside, 0)
+    for _ in range(T):
+        c = tl.load(I + at, inside, 0).to(tl.int32)
+        v = p - q - r
+        fires = v > theta
+        p, q, r = _fixed_advance(p, q, r, c, tl.where(fires, one, 0), a_m, a_s, a_r, fraction)
+        tl.store(u + at, k * v.to(tl.float32), inside)
+        tl.store(s + out, tl.max(tl.where(fires & inside, 1.0, 0.0), 1), whole)
+        I += M
+        u += M
+        s += M_out
+    tl.store(P_after + at, p, inside)
+    tl.store(Q_after + at, q, inside)
+    tl.store(R_after + at, r, inside)
+
+
+@triton.jit
+def _adjoint(
+    g_s, g_u, g_P, g_Q, g_R, u, kappa, constants, peak, scale, g_I, G_P, G_Q, G_R, slope, T, n, M, M_out,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    HAS_S: tl.constexpr, HAS_U: tl.constexpr, HAS_STATE: tl.constexpr, SIGMOID: tl.constexpr, REFRACTORY: tl.constexpr,
+    HALF: tl.constexpr, SCALAR: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """G_P, G_Q, G_R are the gradients of the first state. With HALF, g_I comes out times `scale`,
+    which is written too.
+
+    `scale` is the power of two that brings the bound |g_I| <= sum_t alpha_t kappa max|g|, with
+    max|g_s| = `peak`, to 2^15: local learning from spikes alone, all neurons with the same kappa.
+    """
+    at, inside, out, whole = _places(n, H, W, C, POOL, WINDOW, BLOCK)
+    a_m, a_s, a_r, theta = (
+        tl.load(constants),
+        tl.load(constants + 1),
+        tl.load(constants + 2),
+        tl.load(constants + 3),
+    )
+    k = tl.load(kappa) if SCALAR else tl.load(kappa + at, inside, 0.0)
+    factor = 1.0
+    if HALF:
+        bound = tl.load(peak) * k * (a_m / (1 - a_m)) * (slope * 0.25 if SIGMOID else slope)
+        factor = tl.exp2(tl.floor(tl.log2(32768 / tl.maximum(bound, 1e-30))))
+        tl.store(scale, factor, tl.program_id(0) == 0)
+    if HAS_STATE:
+        p, q, r = (
+            tl.load(g_P + at, inside, 0.0),
+            tl.load(g_Q + at, inside, 0.0),
+            tl.load(g_R + at, inside, 0.0),
+        )
+    else:
+        p = tl.zeros((BLOCK, WINDOW), tl.float32)
+        q, r = p, p
+    lowest = float("-inf")
+    last = tl.full((), 0, tl.int64) + T - 1
+    u += last * M
+    g_u += last * M
+    g_I += last * M
+    g_s += last * M_out
+    u_t = tl.load(u + at, inside, lowest)
+    e_t = tl.load(g_s + out, whole, 0.0) if HAS_S else tl.zeros((BLOCK,), tl.float32)
+    u -= M
+    g_s -= M_out
+    u_1 = tl.load(u + at, inside & (T > 1), lowest)
+    e_1 = tl.load(g_s + out, whole & (T > 1), 0.0) if HAS_S else e_t
+    for step in range(T):
+        u -= M
+        g_s -= M_out
+        u_2 = tl.load(u + at, inside & (step + 2 < T), lowest)  # two steps ahead
+        e_2 = tl.load(g_s + out, whole & (step + 2 < T), 0.0) if HAS_S else e_t
+        p, q, r = a_m * p, a_s * q, a_r * r
+        tl.store(g_I + at, ((p + q) * factor).to(g_I.dtype.element_ty), inside)
+        if POOL == 1:
+            e = e_t[:, None].to(tl.float32)
+        else:
+            j = tl.arange(0, WINDOW)[None, :]
+            first = tl.min(
+                tl.where(u_t == tl.max(u_t, 1)[:, None], j, WINDOW), 1
+            )  # of several equal ones
+            e = tl.where(j == first[:, None], e_t[:, None].to(tl.float32), 0.0)
+        if REFRACTORY:
+            e += r
+        v = slope * (tl.where(inside, u_t, 0.0) - theta)
+        if SIGMOID:
+            z = tl.exp(-tl.abs(v))
+            g = e * (slope * z / ((1 + z) * (1 + z)))
+        else:
+            g = tl.where(tl.abs(v) < 0.5, e * slope, 0.0)
+        if HAS_U:
+            g += tl.load(g_u + at, inside, 0.0)
+        p, q = p + k * g, q - k * g
+        if REFRACTORY:
+            r -= g
+        u_t, u_1, e_t, e_1 = u_1, u_2, e_1, e_2
+        g_u -= M
+        g_I -= M
+    tl.store(G_P + at, p, inside)
+    tl.store(G_Q + at, q, inside)
+    tl.store(G_R + at, r, inside)
+
+
+def _launch(like: Tensor, pool: int) -> tuple[Any, tuple[int, ...], dict[str, Any]]:
+    """Grid, sizes (n, M, M_out, H, W, C) and constants for neurons `like` (B, ...)."""
+    M = like.numel()
+    if pool == 1:
+        n, sizes = M, (M, M, 1, 1, 1)
+    else:
+        B, H, W, C = like.shape
+        n, sizes = (
+            B * -(-H // pool) * -(-W // pool) * C,
+            (M, B * (H // pool) * (W // pool) * C, H, W, C),
+        )
+    window = triton.next_power_of_2(pool * pool)
+    # A window's neurons must share a thread, or the pooling is a conversation among warps at each
+    # step: then one warp.
+    block, warps = (512 if n >= 1 << 18 else 128, 4) if pool == 1 else (128, 1)
+    return (
+        (triton.cdiv(n, block),),
+        (n, *sizes),
+        {"POOL": pool, "WINDOW": window, "BLOCK": block, "num_warps": warps},
+    )
+
+
+def scan(
+    I: Tensor,
+    P: Tensor,
+    Q: Tensor,
+    R: Tensor,
+    kappa: Tensor,
+    constants: Tensor,
+    pool: int = 1,
+    reuse: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As `reference.scan`, bit for bit; the currents may be integers."""
+    I = I.contiguous()
+    P, Q, R = (x.expand(I.shape[1:]).contiguous() for x in (P, Q, R))
+    after = [torch.empty_like(P) for _ in range(3)]
+    u = I if reuse and I.dtype == torch.float32 else torch.empty_like(I, dtype=torch.float32)
+    s = (
+        torch.empty_like(u)
+        if pool == 1
+        else u.new_empty(*I.shape[:2], I.shape[2] // pool, I.shape[3] // pool, I.shape[4])
+    )
+    grid, sizes, options = _launch(P, pool)
+    scalar, k = _kappa(kappa, P)
+    with torch.cuda.device(I.device):
+        _scan[grid](
+            I,
+            u,
+            s,
+            P,
+            Q,
+            R,
+            *after,
+            k,
+            constants,
+            len(I),
+            *sizes,
+            SCALAR=scalar,
+            **options,
+            enable_fp_fusion=False,
+        )
+    return s, u, after[0], after[1], after[2]
+
+
+def fixed_scan(
+    I: Tensor,
+    P: Tensor,
+    Q: Tensor,
+    R: Tensor,
+    kappa: Tensor,
+    integers: Tensor,
+    pool: int = 1,
+    reuse: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As `reference.fixed_scan`, bit for bit; the currents may be of any type."""
+    I = I.contiguous()
+    P, Q, R = (x.expand(I.shape[1:]).contiguous() for x in (P, Q, R))
+    after = [torch.empty_like(P) for _ in range(3)]
+    u = I if reuse and I.dtype == torch.float32 else torch.empty_like(I, dtype=torch.float32)
+    s = (
+        torch.empty_like(u)
+        if pool == 1
+        else u.new_empty(*I.shape[:2], I.shape[2] // pool, I.shape[3] // pool, I.shape[4])
+    )
+    grid, sizes, options = _launch(P, pool)
+    shared = integers[:4].reshape(4, -1)[:, 0].contiguous()
+    each = [_kappa(x, P) for x in (torch.ldexp(kappa, -integers[3]), integers[4], integers[5])]
+    options |= {"SCALAR": each[0][0], "enable_fp_fusion": False}
+    (_, k), (_, one), (_, theta) = each
+    with torch.cuda.device(I.device):
+        _fixed_scan[grid](
+            I, u, s, P, Q, R, *after, k, shared, one, theta, len(I), *sizes, **options
+        )
+    return s, u, after[0], after[1], after[2]
+
+
+def _kappa(kappa: Tensor, like: Tensor) -> tuple[bool, Tensor]:
+    return (True, kappa) if kappa.numel() == 1 else (False, kappa.expand(like.shape).contiguous())
+
+
+def adjoint(
+    g_s: Tensor | None,
+    g_u: Tensor | None,
+    g_state: tuple[Tensor | None, Tensor | None, Tensor | None],
+    u: Tensor,
+    kappa: Tensor,
+    constants: Tensor,
+    surrogate: str,
+    slope: float,
+    refractory: bool,
+    pool: int = 1,
+    scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `reference.adjoint`, to float32 accuracy.
+
+    With `scale` (1,), which is written, the currents' gradient comes in half precision and times
+    that: for g_s alone, where nothing goes back through the reset.
+    """
+    u = u.contiguous()
+    before = [torch.empty_like(u[0]) for _ in range(3)]
+    g_I = torch.empty_like(u, dtype=torch.float32 if scale is None else torch.float16)
+    state = any(g is not None for g in g_state)
+    if state:
+        g_state = tuple(torch.zeros_like(u[0]) if g is None else g.contiguous() for g in g_state)  # type: ignore[assignment]
+        g_state = g_state if refractory else (*g_state[:2], torch.zeros_like(u[0]))
+    e = [u if g is None else g.contiguous() for g in (g_s, g_u, *g_state)]
+    peak = constants if scale is None or g_s is None else torch.linalg.vector_norm(g_s, torch.inf)
+    grid, sizes, options = _launch(u[0], pool)
+    scalar, k = _kappa(kappa, u[0])
+    given = {
+        "HAS_S": g_s is not None,
+        "HAS_U": g_u is not None,
+        "HAS_STATE": state,
+        "HALF": scale is not None,
+    }
+    flags = {
+        "SIGMOID": surrogate == "sigmoid",
+        "REFRACTORY": refractory,
+        "SCALAR": scalar,
+        **given,
+        **options,
+    }
+    scale = constants if scale is None else scale
+    with torch.cuda.device(u.device):
+        _adjoint[grid](
+            *e, u, k, constants, peak, scale, g_I, *before, slope, len(u), *sizes, **flags
+        )
+    return g_I, before[0], before[1], before[2]

@@ -1,0 +1,379 @@
+"""What all learning rules share, as optimizers: realisations, accumulation, preconditioners, state.
+
+The parameters are latents. A training step of every rule reads
+
+    with rule.sampled():                 # the parameters hold a realisation in here
+        loss(net(x), r).backward()       # gradients are taken at it
+    rule.step()                          # the rule's update of the latents
+
+On leaving the block the latents are back, and each binary parameter's `.grad` has gone back through
+the realisation, by the rule's own way. Several blocks before one `step()` are averaged (more
+samples, gradient accumulation); chunks of one recording, whose losses add up, belong into one
+block. Rules work on any torch.nn module, not only on bisnn's.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bisnn import realisation
+from bisnn.checks import choice, flag, number
+from bisnn.weights import Categorical, Pullback, Signs, latents_of
+
+PRECONDITIONERS = ("none", "momentum", "adam")
+
+
+def descend(w: Tensor, g: Tensor, lr: float) -> Tensor:
+    """w <- w - eta g.
+
+    Algorithm 1 with g the batch mean of the gradient taken at sign(w^r); Algorithm 2 with g =
+    `rules.natural_gradient`, which is eq. (bayes-update), w^r <- (1 - eta rho) w^r - eta (grad_mu L
+    - rho w^r_0), with its terms reordered.
+    """
+    return w - lr * g
+
+
+def momentum(g: Tensor, m: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """Heavy ball: m <- beta m + g; the update uses m."""
+    m = beta * m + g
+    return m, m
+
+
+def adam(
+    g: Tensor, m: Tensor, v: Tensor, step: int, beta1: float, beta2: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Adam's scaled gradient, bias-corrected for the `step`-th update (from 1), and its two running
+    means.
+    """
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * g.square()
+    return m / (1 - beta1**step) / ((v / (1 - beta2**step)).sqrt() + 1e-8), m, v
+
+
+class Rule(Optimizer):
+    """Common part of the rules: realisations, accumulation over `sampled()` blocks, state.
+
+    A parameter group with `"binary": False` holds real parameters that train beside the binary
+    ones: no realisation, plain gradient descent with the group's `lr` (and the rule's
+    preconditioner, if any).
+    """
+
+    takes: tuple[type[Signs], ...] = (Signs,)  # the latents that the rule trains
+    # Whether the latents are a posterior over weights, to draw members from
+    has_posterior: bool = False
+
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any]):
+        self._inside = False
+        self._blocks = 0  # sampled() blocks since the last step
+        self._draws = 0  # sampled() blocks ever begun: which random numbers a rule takes next
+        self._earlier: list[Tensor | None] = []  # gradients from the blocks before the present one
+        self._guarded: set[Tensor] = set()  # parameters with a guard against a late backward pass
+        params = list(params)
+        if not params:
+            raise ValueError(
+                "params: needs at least one parameter; got an empty parameter group; pass net.parameters()"
+            )
+        super().__init__(params, {"binary": True, "steps": 0, **defaults})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, checked: at least one parameter, floating point, options within their
+        ranges.
+        """
+        params = param_group["params"]
+        group = {**param_group, "params": [params] if isinstance(params, Tensor) else list(params)}
+        if not group["params"]:
+            raise ValueError(
+                "params: needs at least one parameter; got an empty parameter group; leave the group out"
+            )
+        for p in group["params"]:
+            if isinstance(p, Tensor) and not p.is_floating_point():
+                raise ValueError(f"params: must be floating point; got {p.dtype}; use .float()")
+        checked = {**self.defaults, **group}
+        self._check_group(checked)
+        if checked["binary"]:
+            self._check_latents(checked)
+            _warn_of_vectors(group["params"])
+        super().add_param_group(group)
+        binary = self.param_groups[-1]["binary"]
+        for p in group["params"]:
+            realisation.mark_binary(p, binary)
+
+    # What a rule provides
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        flag("binary", group["binary"])
+        number("lr", group["lr"], above=0)
+
+    def _check_latents(self, group: dict[str, Any]) -> None:
+        for latents in map(latents_of, group["params"]):
+            if type(latents) not in self.takes:
+                fix = "posterior=True" if Categorical in self.takes else "posterior=False"
+                raise ValueError(
+                    f"params: {type(self).__name__} does not train {type(latents).__name__} latents "
+                    f"of {latents.alphabet!r}; give binary weights"
+                    + ("" if self.takes == (Signs,) else f", or build the network with {fix}")
+                )
+
+    def _realise(
+        self, w_r: Tensor, latents: Signs, group: dict[str, Any], number: int
+    ) -> tuple[Tensor, Pullback | None]:
+        """A realisation of the latents of this parameter, and the way back for the gradient taken
+        there (None: it stays as it is).
+        """
+        return latents.modes(w_r), None
+
+    def _hard(self, group: dict[str, Any]) -> bool:
+        """Whether realisations are levels, and not relaxed."""
+        return True
+
+    def _update(
+        self, w_r: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Any]
+    ) -> Tensor:
+        """The new latent of a binary parameter, from the mean gradient over the blocks."""
+        raise NotImplementedError
+
+    def _update_real(
+        self, w: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Any]
+    ) -> Tensor:
+        return descend(w, g, group["lr"])
+
+    # The two halves of a training step
+
+    @contextmanager
+    def sampled(self) -> Iterator[None]:
+        """The binary parameters hold a realisation inside the block; run forward and backward
+        there, before `step()`.
+        """
+        if self._inside:
+            raise RuntimeError(
+                "sampled(): this rule is inside a sampled() block already; "
+                "blocks follow each other, they do not nest"
+            )
+        realised = self._draw()
+        binary, values = list(realised), [value for value, _ in realised.values()]
+        hard = all(self._hard(group) for group in self.param_groups if group["binary"])
+        self._set_gradients_aside()
+        self._guard(binary)
+        done = False
+        try:
+            with realisation.held(binary, values, hard):  # which undoes it, whatever happens
+                self._inside = True
+                yield
+            done = True
+        finally:
+            self._inside = False
+            self._add_gradients({p: back for p, (_, back) in realised.items()}, done)
+
+    def _params(self) -> list[tuple[Tensor, dict[str, Any]]]:
+        """Every parameter with its group; its place here is the number of its random stream."""
+        return [(p, group) for group in self.param_groups for p in group["params"]]
+
+    def _draw(self) -> dict[Any, tuple[Tensor, Pullback | None]]:
+        """A realisation of every binary parameter, and the way back for its gradient."""
+        realised = {
+            p: self._realise(p.detach(), latents_of(p), group, i)
+            for i, (p, group) in enumerate(self._params())
+            if group["binary"]
+        }
+        self._draws += 1
+        return realised
+
+    def _set_gradients_aside(self) -> None:
+        """Let a block begin without gradients; those of the blocks before are added at its end."""
+        params = self._params()
+        if all(p.grad is None for p, _ in params):
+            self._blocks = 0  # somebody called module.zero_grad()
+        # Before the first block a real parameter may have a gradient of its own (of a regulariser);
+        # a binary one's is a left-over.
+        self._earlier = [
+            p.grad if self._blocks or not group["binary"] else None for p, group in params
+        ]
+        for p, _ in params:
+            p.grad = None
+
+    def _add_gradients(self, backs: dict[Any, Pullback | None], done: bool) -> None:
+        """Take a block's gradients back to the latents and add those of the blocks before; a block
+        that did not end well leaves only those.
+        """
+        for (p, _), before in zip(self._params(), self._earlier, strict=True):
+            g, back = p.grad if done else None, backs.get(p)
+            if g is not None and back is not None:
+                g = back(g)
+            p.grad = before if g is None else g if before is None else before + g
+        self._earlier = []
+        self._blocks += done
+
+    def _guard(self, binary: list[Tensor]) -> None:
+        for p in binary:
+            if p.requires_grad and p not in self._guarded:
+                p.register_post_accumulate_grad_hook(_late_backward_guard(weakref.ref(self)))
+                self._guarded.add(p)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters from the mean gradient of the `sampled()` blocks since the last
+        step.
+
+        With a closure (as trainers pass one), it runs inside `sampled()` first.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad(), self.sampled():
+                loss = closure()
+        if self._inside:
+            raise RuntimeError(
+                "step(): called inside a sampled() block, where the parameters hold w and not w^r; call it after the block"
+            )
+        if self._blocks == 0:
+            raise RuntimeError(
+                "step(): no sampled() block before it; run forward and backward inside `with rule.sampled():`, then rule.step()"
+            )
+        for group in self.param_groups:
+            update = self._update if group["binary"] else self._update_real
+            for p in group["params"]:
+                g = p.grad
+                if g is None and group["binary"] and p.requires_grad:
+                    g = torch.zeros_like(
+                        p
+                    )  # the loss does not depend on it, and a prior still pulls
+                if g is not None:
+                    p.copy_(update(p, g / self._blocks, group, self.state[p]))
+            group["steps"] += 1
+        self.zero_grad()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, and with them the `sampled()` blocks so far; `step()` does it by
+        itself.
+        """
+        super().zero_grad(set_to_none)
+        self._earlier = [None] * len(self._earlier)
+        self._blocks = 0
+
+    # All that the next step depends on
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the next step depends on: torch's state, which draw is next, and gradients
+        that await a `step()`.
+        """
+        if self._inside:
+            raise RuntimeError(
+                "state_dict(): called inside a sampled() block; call it after the block"
+            )
+        pending = (
+            [p.grad for group in self.param_groups for p in group["params"]] if self._blocks else []
+        )
+        grads = {i: g.detach().clone() for i, g in enumerate(pending) if g is not None}
+        return {
+            **super().state_dict(),
+            "draws": self._draws,
+            "pending": {"blocks": self._blocks, "grads": grads},
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        missing = {"state", "param_groups", "draws", "pending"} - state_dict.keys()
+        missing |= {
+            key
+            for group in state_dict.get("param_groups", ())
+            for key in self.defaults.keys() - group.keys() - {"differentiable"}
+        }
+        if missing:
+            raise ValueError(
+                f"state_dict: must come from the state_dict() of a {type(self).__name__}; got one without "
+                f"{', '.join(sorted(missing))}; load it into the rule it was saved from"
+            )
+        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        params = [p for group in self.param_groups for p in group["params"]]
+        self._draws, self._blocks = state_dict["draws"], state_dict["pending"]["blocks"]
+        for i, p in enumerate(params):
+            g = state_dict["pending"]["grads"].get(i)
+            p.grad = None if g is None else g.to(p.device, p.dtype, copy=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: a copy is outside any block, and its parameters have no gradients
+        yet.
+        """
+        return {
+            **super().__getstate__(),
+            "_inside": False,
+            "_blocks": 0,
+            "_draws": self._draws,
+            "_earlier": [],
+            "_guarded": set(),
+        }
+
+
+def _warn_of_vectors(params: list[Tensor]) -> None:
+    """Biases and norms, which come along in `module.parameters()`, should stay real; a layer of
+    ours knows that it is binary.
+    """
+    vectors = [tuple(p.shape) for p in params if p.ndim < 2 and not realisation.is_synapses(p)]
+    if vectors and len(vectors) < len(params):
+        warnings.warn(
+            f"params: {len(vectors)} of {len(params)} parameters have fewer than two axes, such as {vectors[0]}: biases or norms, "
+            "whose values will be -1 or +1; to train them as real numbers, give them in a group of their own: "
+            '[{"params": [p for p in net.parameters() if p.ndim > 1]}, '
+            '{"params": [p for p in net.parameters() if p.ndim < 2], "binary": False}]',
+            stacklevel=5,
+        )
+
+
+def _late_backward_guard(rule: weakref.ref[Rule]) -> Callable[[Tensor], None]:
+    """A hook that raises if a gradient reaches a binary parameter outside a realisation.
+
+    Autograd's own check (saved tensors changed in place) misses it where the backward pass needs no
+    weight, as in local mode.
+    """
+
+    def guard(p: Tensor) -> None:
+        owner = rule()
+        if owner is not None and not realisation.is_realised(p):  # type: ignore[arg-type]
+            owner.zero_grad()  # what was collected is spoilt
+            raise RuntimeError(
+                "backward() outside a sampled() block reached a binary parameter, which holds the latent w^r and not the weight w; "
+                "call it inside `with rule.sampled():`; for a gradient with respect to w^r itself use torch.autograd.grad"
+            )
+
+    return guard
+
+
+class Preconditioned(Rule):
+    """A rule whose gradient may go through one preconditioner, "momentum" or "adam"; off by
+    default.
+    """
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        choice("precondition", group["precondition"], PRECONDITIONERS)
+        betas = group["betas"]
+        if (
+            not isinstance(betas, (tuple, list))
+            or len(betas) != 2
+            or not all(isinstance(b, (int, float)) and 0 <= b < 1 for b in betas)
+        ):
+            raise ValueError(
+                f"betas: must be two numbers in [0, 1); got {betas!r}; the usual ones are (0.9, 0.999)"
+            )
+
+    def _precondition(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+        beta1, beta2 = group["betas"]
+        if group["precondition"] == "momentum":
+            g, state["m"] = momentum(g, state.get("m", torch.zeros_like(g)), beta1)
+        elif group["precondition"] == "adam":
+            m, v = state.get("m", torch.zeros_like(g)), state.get("v", torch.zeros_like(g))
+            state["step"] = state.get("step", 0) + 1
+            g, state["m"], state["v"] = adam(g, m, v, state["step"], beta1, beta2)
+        return g
+
+    def _update_real(
+        self, w: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Any]
+    ) -> Tensor:
+        return descend(w, self._precondition(g, group, state), group["lr"])
