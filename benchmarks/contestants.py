@@ -1,19 +1,14 @@
-"""The networks that the benchmarks train, by our rules and by other libraries: one definition for
-the CPU and the GPU.
+"""Who trains the networks of workloads.py, by our rules and by those of other libraries: one
+definition for the CPU and the GPU.
 
-Two workloads. "mlp": 20 inputs, two layers of 256 neurons, 2 classes. "conv": 2 x 26 x 26 inputs,
-convolutions to 64, 128 and 128 channels (kernel 7, padding 2) whose neurons are max-pooled by 2, 1
-and 2, and 10 classes. Inputs are random spikes.
-
-An iteration is forward, gradient and update, in float32 if not said otherwise. Every peer gets the
-structure that ours has: layers of leaky integrate-and-fire neurons, then a linear readout; no bias.
-Each product takes all time steps at once where the library can; surrogate gradients pass through
-all of time and all layers; cross entropy of the mean output; SGD.
+An iteration is forward, gradient and update, in float32 unless its name says otherwise. Every peer
+gets the structure that ours has: layers of leaky integrate-and-fire neurons, then a linear readout;
+no bias. Each product takes all time steps at once where the library can; surrogate gradients pass
+through all of time and all layers; cross entropy of the mean output; SGD.
 
 Floors: "ReLU" is a plain network of that shape on the T B rows, with its gradient through all
-    layers. "products alone" are
-the layers' float products without anything else: forward and weight gradient of each, nothing for
-the readout.
+layers. "products alone" are the layers' float products without anything else: forward and weight
+gradient of each, nothing for the readout.
 
 Ours have a threshold with which about 5 to 10 % of the neurons fire at a time before pooling (at
 the usual input density; the results say how many did), because our products depend on it. Nobody
@@ -34,105 +29,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from workloads import KERNEL, Sizes, Workload
 
-KERNEL, PADDING, POOLS = 7, 2, (2, 1, 2)
 DECAY = 0.9  # of the peers' membrane potentials, per time step
-THRESHOLDS = {"mlp": (0.1, 0.1), "conv": (0.1, 0.4, 0.3)}  # of our layers
-
-
-class Sizes(NamedTuple):
-    """One layer, without the axes of time and batch."""
-
-    inputs: tuple[int, ...]  # (N,) or (C, H, W)
-    neurons: tuple[int, ...]
-    pool: int
-    parents: int  # inputs of one neuron
-    padding: int = 0
-
-    @property
-    def outputs(self) -> tuple[int, ...]:
-        return (
-            (*self.neurons[:-2], *(n // self.pool for n in self.neurons[-2:]))
-            if self.pool > 1
-            else self.neurons
-        )
-
-
-@dataclass(frozen=True)
-class Workload:
-    kind: str  # "mlp" or "conv"; "dense", one layer without a readout, for inference alone
-    T: int
-    B: int
-    hidden: tuple[int, ...]  # neurons of the hidden layers, or channels
-    density: float = 0.05  # of the input spikes
-    device: str = "cpu"
-    padding: int = PADDING
-
-    @property
-    def classes(self) -> int:
-        return {"mlp": 2, "conv": 10, "dense": 0}[self.kind]
-
-    @property
-    def thresholds(self) -> tuple[float, ...]:
-        """Of our layers; a single layer's fits its input, so that 5 to 10 % of its neurons fire."""
-        return (0.3 * math.sqrt(self.density),) if self.kind == "dense" else THRESHOLDS[self.kind]
-
-    @property
-    def layers(self) -> list[Sizes]:
-        shape: tuple[int, ...] = {"mlp": (20,), "conv": (2, 26, 26), "dense": (1024,)}[self.kind]
-        layers = []
-        for i, n in enumerate(self.hidden):
-            if self.kind == "conv":
-                side = shape[1] + 2 * self.padding - KERNEL + 1
-                layers.append(
-                    Sizes(shape, (n, side, side), POOLS[i], shape[0] * KERNEL**2, self.padding)
-                )
-            else:
-                layers.append(Sizes(shape, (n,), 1, shape[0]))
-            shape = layers[-1].outputs
-        return layers
-
-    def floor(self) -> dict[str, float]:
-        """What one local training iteration cannot avoid, whatever computes it.
-
-        Operations: forward and weight gradient of each layer, a multiplication and an addition a
-            synapse. Bytes: a product, a
-        pass over time and a product, each from and to memory, in 2 bytes a number and 1 a spike: a
-            neuron's current, potential and
-        gradient are written once and read once; what leaves a layer is written once and read by
-        product, readout and gradient.
-        """
-        steps = self.T * self.B
-        synapses = sum(math.prod(layer.neurons) * layer.parents for layer in self.layers)
-        neurons, outputs = (
-            sum(math.prod(shape) for shape in shapes)
-            for shapes in zip(*self._shapes(), strict=True)
-        )
-        return {
-            "flop": 4.0 * steps * synapses,
-            "bytes": float(steps * (12 * neurons + 4 * outputs)),
-        }
-
-    def _shapes(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        return [(layer.neurons, layer.outputs) for layer in self.layers]
-
-    def batch(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """Input spikes (T, B, ...) and labels (B,); the same on every device."""
-        generator = torch.Generator().manual_seed(0)
-        shape = (self.B, *self.layers[0].inputs)
-        x = torch.stack(
-            [
-                (torch.rand(shape, generator=generator) < self.density).to(dtype)
-                for _ in range(self.T)
-            ]
-        )
-        return x.to(self.device), torch.randint(
-            max(1, self.classes), (self.B,), generator=generator
-        ).to(self.device)
-
-
-MLP = Workload("mlp", 100, 64, (256, 256))
-CONV = Workload("conv", 50, 16, (64, 128, 128))
 
 
 @dataclass
@@ -142,14 +41,17 @@ class Built:
     iteration: Callable[[], object]
     parameters: list[Tensor] = field(default_factory=list)  # what an iteration must change
     settles: int = 1  # iterations before all is compiled
-    facts: Callable[[], dict[str, Any]] = (
-        dict  # what else is to be known, asked for after the measurement
-    )
+    # What else is to be known, asked for after the measurement
+    facts: Callable[[], dict[str, Any]] = dict
 
 
-Build = Callable[
-    [Workload], Built
-]  # a contestant's function, called without one, imports its libraries and returns this
+# What a contestant's function returns, after it has imported its libraries
+Build = Callable[[Workload], Built]
+
+
+def first_line(error: Exception) -> str:
+    """The kind of an error and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
 
 
 # Ours
@@ -174,9 +76,8 @@ def ours(
 
     def build(workload: Workload) -> Built:
         if "bisnn.kernels.cpu" in sys.modules:
-            sys.modules[
-                "bisnn.kernels.cpu"
-            ].release()  # what an earlier workload left would count as there before
+            # What an earlier workload left would count as there before.
+            sys.modules["bisnn.kernels.cpu"].release()
         if density is not None:
             workload = Workload(**{**vars(workload), "density": density})
         x, y = workload.batch(torch.float32 if chunk is None else torch.uint8)
@@ -201,6 +102,7 @@ def ours(
 
 
 def network(workload: Workload, gradient: str = "local") -> Any:
+    """Our network for a workload."""
     import bisnn
 
     layers: list[Any] = []
@@ -225,15 +127,15 @@ def network(workload: Workload, gradient: str = "local") -> Any:
 
 
 def firing_rates(net: Any, x: Tensor) -> list[float]:
-    """Share of the neurons of each layer that fire at a time, before pooling."""
+    """The share of each layer's neurons that fire at a time, before pooling."""
     output = net(x)
     layers = zip(net.layers, output.potentials, strict=True)
     return [round((u > layer.neuron.threshold).float().mean().item(), 4) for layer, u in layers]
 
 
 def prediction(samples: int | None = None, raw: bool = False) -> Build:
-    """`bisnn.predict` with the most probable weights or with members of an ensemble; raw: a pass of
-    the network, no more.
+    """`bisnn.predict` with the most probable weights or with members of an ensemble; raw: one pass
+    of the network and nothing else.
     """
     import bisnn
 
@@ -282,9 +184,8 @@ class OverTime(nn.Module):
         super().__init__()
         self.step, self.initial = step, initial
         if compiled:
-            self.compile(
-                dynamic=False
-            )  # the shapes of an earlier network must not make this one slower
+            # The shapes of an earlier network must not make this one slower.
+            self.compile(dynamic=False)
 
     def forward(self, currents: Tensor) -> Tensor:
         state, spikes = self.initial(currents[0]), []
@@ -318,7 +219,10 @@ def standard(
             if size.pool > 1:
                 modules.append(Flattened(nn.MaxPool2d(size.pool)))
         n = math.prod(workload.layers[-1].outputs)
-        modules += [nn.Flatten(2), _initialised(nn.Linear(n, workload.classes, bias=False), n, 0.1)]
+        modules += [
+            nn.Flatten(2),
+            _with_initial_weights(nn.Linear(n, workload.classes, bias=False), n, 0.1),
+        ]
         sequence = nn.Sequential(*modules).to(workload.device)
         if channels_last and workload.kind == "conv":
             sequence.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -342,15 +246,15 @@ def standard(
 def _product(size: Sizes, density: float) -> nn.Module:
     channels = size.inputs[0], size.neurons[0]
     if len(size.inputs) == 1:
-        return _initialised(nn.Linear(*channels, bias=False), size.parents, density)
+        return _with_initial_weights(nn.Linear(*channels, bias=False), size.parents, density)
     return Flattened(
-        _initialised(
+        _with_initial_weights(
             nn.Conv2d(*channels, KERNEL, padding=size.padding, bias=False), size.parents, density
         )
     )
 
 
-def _initialised(module: Any, parents: int, density: float) -> Any:
+def _with_initial_weights(module: Any, parents: int, density: float) -> Any:
     """Weights that make currents of about 1, so that no layer is silent."""
     nn.init.normal_(
         module.weight, std=(parents * density) ** -0.5, generator=torch.Generator().manual_seed(0)
@@ -369,8 +273,8 @@ def spikingjelly(
     installed as Python files alone).
 
     half: "autocast" alone, or with its "neurons" in float16 too. Under autocast alone its neurons
-        fall back from those kernels to
-    a loop in PyTorch, because they then get currents and a state in float16.
+    fall back from those kernels to a loop in PyTorch, because they then get currents and a state in
+    float16.
     """
     from spikingjelly.activation_based import functional, neuron, surrogate
 
@@ -432,9 +336,8 @@ def norse() -> Build:
 
 
 def sinabs() -> Build:
-    sys.modules["pylab"] = ModuleType(
-        "pylab"
-    )  # sinabs imports matplotlib, for plots only: an empty module will do
+    # sinabs imports matplotlib, for plots only: an empty module will do.
+    sys.modules["pylab"] = ModuleType("pylab")
     layers, utils = import_module("sinabs.layers"), import_module("sinabs.utils")
     return standard(
         lambda: layers.LIF(tau_mem=1 / (1 - DECAY), norm_input=False).requires_grad_(False),
@@ -498,8 +401,8 @@ class _Spike(torch.autograd.Function):
 
 
 class StepByStep(nn.Module):
-    """The standard network, all layers of one time step before the next: what one writes without a
-    library.
+    """The standard network with all layers of one time step before the next: what one writes
+    without a library.
     """
 
     def __init__(self, net: nn.Sequential):
@@ -533,8 +436,10 @@ HARD = BAYES | {"straight_through": True}
 
 
 class Contestant(NamedTuple):
-    # Whose version the results name; bisnn and torch run in our environment, the others in the
-    # peers'
+    """Who runs a workload."""
+
+    # Whose version the results name; bisnn and torch run in our environment, the others in that of
+    # the peers
     package: str
     function: Callable[..., Build]
     arguments: dict[str, Any]

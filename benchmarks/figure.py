@@ -1,5 +1,6 @@
-"""How cost grows, drawn from the JSON alone: `python benchmarks/figure.py [cpu.json
-[scaling.png]]`.
+"""How cost grows, drawn from the JSON alone.
+
+python benchmarks/figure.py [cpu.json [scaling.png]]
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from matplotlib.figure import Figure
 
 from bisnn_experiments.drawing import BLUE, GREY, ORANGE
 
-# Ours in the colours of the other figures, thick; the others thin. Their names in the JSON, their
-# names here, colour, line.
+# Name in the JSON; name here, colour and line. Ours are thick and in the colours of the other
+# figures.
 LINES = {
     "bisnn: ST, local": ("bisnn: ST, local", BLUE, "-"),
     "bisnn: Bayes, local, relaxed": ("bisnn: Bayes, local, relaxed samples", ORANGE, "-"),
@@ -26,7 +27,7 @@ LINES = {
     "sinabs": ("sinabs 3.1", "#975a16", "-"),
     "ReLU network": ("ReLU network of that shape", GREY, ":"),
 }
-AXES = {"T": "time steps T", "width": "neurons a hidden layer", "density": "input density"}
+AXES = {"T": "time steps T", "width": "neurons per hidden layer", "density": "input density"}
 QUANTITIES = {"median_ms": "time, ms", "peak_mib": "peak memory, MiB"}
 
 
@@ -82,17 +83,17 @@ def caption(case: dict[str, Any]) -> str:
     sizes = "-".join(map(str, (20, *w["hidden"], 2)))
     usual = f"{sizes}, B = {w['B']}, T = {w['T']}, {w['density']:.0%} of the inputs active"
     where = f"{threads} thread{'s' * (threads > 1)} of {case['machine']['cpu']}"
-    most = f"{limits['iteration_s']:g} s an iteration, {limits['start_s']:g} s to start, or {limits['memory_mib'] / 1024:g} GiB"
+    most = f"{limits['iteration_s']:g} s per iteration, {limits['start_s']:g} s to start, "
+    most += f"or {limits['memory_mib'] / 1024:g} GiB"
     first = f"One training iteration; where not varied: {usual}; {where}"
     return f"{first}\nA line ends early where its next point takes more than {most}"
 
 
 def main() -> None:
-    root = Path(__file__).resolve().parent.parent
-    source = (
-        Path(sys.argv[1]) if len(sys.argv) > 1 else root / "benchmarks" / "results" / "cpu.json"
-    )
-    path = Path(sys.argv[2]) if len(sys.argv) > 2 else root / "docs" / "scaling.png"
+    root = Path(__file__).resolve().parents[1]
+    usual = [root / "benchmarks" / "results" / "cpu.json", root / "docs" / "scaling.png"]
+    given = [Path(argument) for argument in sys.argv[1:3]]
+    source, path = given + usual[len(given) :]
     scaling(json.loads(source.read_text())["cases"]["scaling"], path)
 
 

@@ -1,15 +1,15 @@
-"""What training and predicting cost on a CUDA device, beside another library: `python
-benchmarks/gpu.py`, or `make bench-gpu`.
+"""What training and predicting cost on a CUDA device, beside another library: `make bench-gpu`, or
+`python benchmarks/gpu.py`.
 
-The networks of contestants.py with B = 64 and T = 100. All contestants live in this process and
-take turns, a few iterations a round; times are medians from CUDA events, after warm-up. Peak memory
+The networks of workloads.py with B = 64 and T = 100. All contestants live in this process and take
+turns, a few iterations per round; times are medians from CUDA events, after warm-up. Peak memory
 is what PyTorch had allocated at most during an iteration, less what it had just before the
 contestant's first one, when network and input were there. What cannot run is left out, with its
 reason.
 
 Ours run under PyTorch's usual settings. The others get what makes them fast: TF32 in matrix
 products, and cuDNN's search for the fastest algorithm. Gradients in float16 are not scaled. The
-floor is operations and bytes (contestants.py: Workload.floor) at the rates measured here: a large
+floor is operations and bytes (workloads.py: Workload.floor) at the rates measured here: a large
 float16 product, a copy.
 
 SpikingJelly 2.0 comes from .venv-peers (`python benchmarks/cpu.py --setup`), or from --peers, a
@@ -20,7 +20,6 @@ this environment.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -36,14 +35,11 @@ from typing import Any, NamedTuple
 import torch
 from contestants import (
     BAYES,
-    CONV,
     HARD,
-    MLP,
     ST,
-    THRESHOLDS,
     Build,
     Built,
-    Workload,
+    first_line,
     ours,
     prediction,
     products,
@@ -51,12 +47,18 @@ from contestants import (
     spikingjelly,
     step_by_step,
 )
-from report import machine, note, table
+from workloads import CONV, MLP, THRESHOLDS, Workload
 
-ROOT = Path(__file__).resolve().parent.parent
+from bisnn_experiments import results
+from bisnn_experiments.measurement import machine, note, table
+
+ROOT = Path(__file__).resolve().parents[1]
+CASES = ("conv", "mlp", "ensemble")
 
 
 class Entry(NamedTuple):
+    """A contestant."""
+
     function: Callable[..., Build]
     arguments: dict[str, Any]
     fast: bool = True  # TF32 and cuDNN's search on
@@ -115,7 +117,7 @@ class Clock:
         torch.cuda.synchronize()
         return [a.elapsed_time(b) for a, b in pairwise(events)]
 
-    def allocated(self) -> int:
+    def allocated_bytes(self) -> int:
         if not self.cuda:
             return 0
         torch.cuda.synchronize()
@@ -132,6 +134,7 @@ class Clock:
 
 @contextmanager
 def settings(fast: bool) -> Iterator[None]:
+    """PyTorch's usual settings inside the block, or those that make float networks fast."""
     precision, search = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     if fast:
         torch.set_float32_matmul_precision("high")
@@ -147,17 +150,11 @@ def measure(
     entries: dict[str, Entry], workload: Workload, rounds: int, iterations: int
 ) -> dict[str, Any]:
     """Results by contestant, and the reason for each that could not run."""
-    clock, running, results, left_out = (
-        Clock(workload.device),
-        dict[str, Built](),
-        dict[str, dict[str, Any]](),
-        dict[str, str](),
-    )
+    clock, running = Clock(workload.device), dict[str, Built]()
+    results, left_out = dict[str, dict[str, Any]](), dict[str, str]()
 
     def leave_out(name: str, error: Exception) -> None:
-        left_out[name] = (
-            f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
-        )
+        left_out[name] = first_line(error)
         note(f"  left out: {name}: {left_out[name]}")
         running.pop(name, None)
         results.pop(name, None)
@@ -166,7 +163,7 @@ def measure(
         note(f"{workload.kind}, B = {workload.B}: {name}")
         try:
             built = entry.function(**entry.arguments)(workload)
-            before = clock.allocated()
+            before = clock.allocated_bytes()
             initial = [p.detach().sum(dtype=torch.float64).item() for p in built.parameters]
             with settings(entry.fast):
                 for _ in range(max(3, built.settles)):
@@ -259,7 +256,9 @@ def training(
 
 
 def targets(case: dict[str, Any]) -> list[tuple[str, list[Any]]]:
-    """What ours set out for on the conv net (an H200): at most 12 ms and 3 GB, for both rules."""
+    """What ours aim at with the convolutional network on an H200: at most 12 ms and 3 GB, for both
+    rules.
+    """
     rows: list[tuple[str, list[Any]]] = []
     for name in (
         "bisnn: ST, local",
@@ -268,12 +267,8 @@ def targets(case: dict[str, Any]) -> list[tuple[str, list[Any]]]:
     ):
         for key, unit, limit in (("median_ms", "ms", 12.0), ("peak_mib", "MiB", 3e9 / 2**20)):
             measured = case["results"].get(name, {}).get(key)
-            rows.append(
-                (
-                    f"conv, {name}",
-                    [unit, limit, measured, None if measured is None else measured <= limit],
-                )
-            )
+            met = None if measured is None else measured <= limit
+            rows.append((f"conv, {name}", [unit, limit, measured, met]))
     return rows
 
 
@@ -295,7 +290,7 @@ def device_facts(device: str) -> dict[str, Any]:
     } | versions
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -311,14 +306,12 @@ def main() -> None:
     parser.add_argument(
         "--compile", action="store_true", help="SpikingJelly under torch.compile too: minutes more"
     )
-    parser.add_argument(
-        "--case", action="append", choices=("conv", "mlp", "ensemble"), help="run this one alone"
-    )
+    parser.add_argument("--case", action="append", choices=CASES, help="run this one alone")
     parser.add_argument(
         "--rounds", type=int, default=10, help="turns of each contestant (default: 10)"
     )
     parser.add_argument(
-        "--iterations", type=int, default=10, help="timed iterations a turn (default: 10)"
+        "--iterations", type=int, default=10, help="timed iterations per turn (default: 10)"
     )
     parser.add_argument(
         "--device", default="cuda", help='default: cuda; "cpu" tries this file out, with --quick'
@@ -327,77 +320,84 @@ def main() -> None:
         "--quick", action="store_true", help="tiny networks, few rounds: does everything run?"
     )
     args = parser.parse_args()
+    if args.quick:
+        args.rounds, args.iterations = 2, 2
+    return args
+
+
+def workloads(args: argparse.Namespace) -> tuple[Workload, Workload]:
+    """The convolutional network and the MLP."""
+    conv, mlp = (replace(w, T=100, B=64, device=args.device) for w in (CONV, MLP))
+    if args.quick:
+        return replace(conv, T=50, B=2, hidden=(4, 8, 8)), replace(mlp, B=4, hidden=(32, 32))
+    return conv, mlp
+
+
+def print_training(workload: Workload, case: dict[str, Any]) -> None:
+    columns = ["median ms", "min ms", "x SpikingJelly", "x step by step"]
+    columns += ["x products", "x floor", "peak MiB"]
+    rows = [
+        (name, [r["median_ms"], r["min_ms"], *r["times_faster_than"].values(), r["peak_mib"]])
+        for name, r in case["results"].items()
+    ]
+    print(table(f"{workload.kind}, B = {workload.B}, T = {workload.T}", columns, rows))
+    missing = case["left_out"].items()
+    print(*(f"left out: {name}: {why}" for name, why in missing), sep="\n", end="\n\n")
+
+
+def ensemble(workload: Workload, args: argparse.Namespace) -> dict[str, Any]:
+    """Ten members beside one pass; printed."""
+    case = measure(PREDICTION, workload, args.rounds, max(2, args.iterations // 2))
+    ten = case["results"].get("ten members, predict(net, x, 10)", {}).get("median_ms")
+    for row in case["results"].values():
+        row["ten_to_this"] = None if ten is None else ten / row["median_ms"]
+    rows = [
+        (name, [r["median_ms"], r["ten_to_this"], r["peak_mib"]])
+        for name, r in case["results"].items()
+    ]
+    columns = ["median ms", "ten members / this", "peak MiB"]
+    print(table(_group(workload), columns, rows), end="\n\n")
+    return case
+
+
+def _group(workload: Workload) -> str:
+    return f"{workload.kind}, B = {workload.B}"
+
+
+def main() -> None:
+    args = arguments()
+    # Last in the path, or the peers' PyTorch would take the place of ours.
     installed = (ROOT / ".venv-peers").glob("lib/python*/site-packages")
-    sys.path += map(
-        str, [args.peers.resolve()] if args.peers else installed
-    )  # last, or its PyTorch would take the place of ours
+    sys.path += map(str, [args.peers.resolve()] if args.peers else installed)
     report: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "quick": args.quick,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
-
-    def save() -> None:
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
-
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         report["left_out"] = {"everything": "PyTorch finds no CUDA device here"}
-        save()
+        results.write(args.out, report)
         print(f"PyTorch finds no CUDA device here: nothing measured; {args.out} says so")
         return
-    if args.quick:
-        args.rounds, args.iterations = 2, 2
-    conv, mlp = (replace(w, T=100, B=64, device=args.device) for w in (CONV, MLP))
-    if args.quick:
-        conv, mlp = replace(conv, T=50, B=2, hidden=(4, 8, 8)), replace(mlp, B=4, hidden=(32, 32))
-    chosen = args.case or ["conv", "mlp", "ensemble"]
+    conv, mlp = workloads(args)
+    chosen = args.case or CASES
     report["ceilings"] = rates = ceilings(args.device, args.quick)
-    save()
+    results.write(args.out, report)
     for workload in (w for w in (conv, mlp) if w.kind in chosen):
         report[workload.kind] = case = training(workload, rates, args)
-        save()
-        columns = [
-            "median ms",
-            "min ms",
-            "x SpikingJelly",
-            "x step by step",
-            "x products",
-            "x floor",
-            "peak MiB",
-        ]
-        rows = [
-            (k, [r["median_ms"], r["min_ms"], *r["times_faster_than"].values(), r["peak_mib"]])
-            for k, r in case["results"].items()
-        ]
-        print(table(f"{workload.kind}, B = {workload.B}, T = {workload.T}", columns, rows))
-        print(
-            *(f"left out: {name}: {reason}" for name, reason in case["left_out"].items()),
-            sep="\n",
-            end="\n\n",
-        )
+        results.write(args.out, report)
+        print_training(workload, case)
     if "ensemble" in chosen:
         report["ensemble"] = {}
         for workload in (mlp, replace(mlp, B=1), conv, replace(conv, B=1)):
-            case = measure(PREDICTION, workload, args.rounds, max(2, args.iterations // 2))
-            ten = case["results"].get("ten members, predict(net, x, 10)", {}).get("median_ms")
-            for row in case["results"].values():
-                row["ten_to_this"] = None if ten is None else ten / row["median_ms"]
-            group = f"{workload.kind}, B = {workload.B}"
-            report["ensemble"][group] = case
-            save()
-            rows = [
-                (name, [r["median_ms"], r["ten_to_this"], r["peak_mib"]])
-                for name, r in case["results"].items()
-            ]
-            print(table(group, ["median ms", "ten members / this", "peak MiB"], rows), end="\n\n")
+            report["ensemble"][_group(workload)] = ensemble(workload, args)
+            results.write(args.out, report)
     if "conv" in chosen:
-        print(
-            table("targets", ["unit", "at most", "measured", "met"], targets(report["conv"])),
-            end="\n\n",
-        )
+        columns = ["unit", "at most", "measured", "met"]
+        print(table("targets", columns, targets(report["conv"])), end="\n\n")
     report["device"] = device_facts(args.device)
-    save()
+    results.write(args.out, report)
     print(report["device"], report["ceilings"], f"written: {args.out}", sep="\n")
 
 

@@ -1,5 +1,4 @@
-"""Networks that have been trained, run by the packed engine and by others: the contestants of
-packed.py.
+"""Trained networks, run by the packed engine and by others: the contestants of packed.py.
 
 All get the same float +-1 weights, drawn from a seed here, without bisnn, which the peers'
 environment does not have; the same neurons with their refractory feedback, and one recording of
@@ -20,8 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from contestants import KERNEL, Build, Built, Contestant, Sizes, Workload, network
+from contestants import Build, Built, Contestant, network
 from torch import Tensor
+from workloads import KERNEL, Sizes, Workload
 
 TAU_MEM, TAU_SYN, TAU_REF = 10.0, 6.0, 2.0
 MEMBERS = 10
@@ -38,11 +38,9 @@ class Stage:
     constants: tuple[float, ...]  # a_m, a_s, a_r, theta
 
     def current(self, s: Tensor) -> Tensor:
-        return (
-            F.linear(s, self.weight)
-            if self.weight.ndim == 2
-            else F.conv2d(s, self.weight, padding=self.size.padding)
-        )
+        if self.weight.ndim == 2:
+            return F.linear(s, self.weight)
+        return F.conv2d(s, self.weight, padding=self.size.padding)
 
 
 @dataclass(frozen=True)
@@ -55,45 +53,37 @@ class Plain:
 
 
 def plain(workload: Workload) -> Plain:
+    """The network of a workload, with weights drawn from a seed."""
     generator = torch.Generator().manual_seed(0)
     stages = []
     for size, threshold in zip(workload.layers, workload.thresholds, strict=True):
-        channels, kernel = (
-            (size.neurons[0], size.inputs[0]),
-            () if len(size.inputs) == 1 else (KERNEL, KERNEL),
-        )
-        weight = _signs((*channels, *kernel), generator)
+        kernel = () if len(size.inputs) == 1 else (KERNEL, KERNEL)
+        weight = _signs((size.neurons[0], size.inputs[0], *kernel), generator)
         decays = [math.exp(-1 / tau) for tau in (TAU_MEM, TAU_SYN, TAU_REF)]
-        stages.append(
-            Stage(
-                size,
-                weight,
-                _rounded(size.parents**-0.5),
-                tuple(map(_rounded, (*decays, threshold))),
-            )
-        )
+        constants = tuple(map(_float32, (*decays, threshold)))
+        stages.append(Stage(size, weight, _float32(size.parents**-0.5), constants))
     n = math.prod(workload.layers[-1].outputs)
     V = _signs((workload.classes, n), generator) if workload.classes else None
-    return Plain(stages, V, _rounded(n**-0.5))
+    return Plain(stages, V, _float32(n**-0.5))
 
 
 def _signs(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.randint(0, 2, shape, generator=generator) * 2.0 - 1.0
 
 
-def _rounded(value: float) -> float:
+def _float32(value: float) -> float:
     return float(np.float32(value))
 
 
-def listed(spikes: list[Any]) -> dict[str, str]:
-    """Spikes of each layer as a fact that fits into a line of JSON."""
+def spikes_as_fact(spikes: list[Any]) -> dict[str, str]:
+    """The spikes of each layer as a fact that fits into a line of JSON."""
     bits = np.packbits(np.concatenate([np.asarray(s).astype(bool).reshape(-1) for s in spikes]))
     return {SPIKES: base64.b64encode(zlib.compress(bits.tobytes())).decode()}
 
 
-def differing(one: str, other: str) -> float:
-    """The fraction of spikes (and silences) in which two contestants differ, of those of the first:
-    0 is the same bits.
+def share_that_differs(one: str, other: str) -> float:
+    """The number of places in which the spikes of two contestants differ, per spike of the first: 0
+    means the same bits.
     """
     a, b = (
         np.unpackbits(np.frombuffer(zlib.decompress(base64.b64decode(s)), np.uint8))
@@ -105,42 +95,40 @@ def differing(one: str, other: str) -> float:
 # Ours
 
 
-def trained(workload: Workload) -> Any:
+def trained_network(workload: Workload) -> Any:
     """The same network in bisnn."""
     net, same = network(workload, "bptt"), plain(workload)
     with torch.no_grad():
         for layer, stage in zip(net.layers, same.stages, strict=True):
             layer.weight.copy_(0.5 * stage.weight)
-            if (
-                layer.constants.tolist() != list(stage.constants)
-                or layer.kappa.item() != stage.kappa
-            ):
-                raise RuntimeError("bisnn's constants are others than those written here")
+            ours = [*layer.constants.tolist(), layer.kappa.item()]
+            if ours != [*stage.constants, stage.kappa]:
+                raise RuntimeError("bisnn's constants differ from those written here")
         if same.V is not None:
             net.readouts[-1].V.copy_(same.V)
             net.readouts[-1].scale.fill_(same.scale)
     return net
 
 
-def described(workload: Workload, members: int | None = None, posterior: bool = False) -> Any:
+def packed_network(workload: Workload, members: int | None = None, posterior: bool = False) -> Any:
     """The same network as bits; with `members` draws from its posterior."""
     from bisnn import packing, weights
 
-    net, drawn = trained(workload), None
+    net, drawn = trained_network(workload), None
     if members is not None:
         drawn = weights.draw_members([layer.weight for layer in net.layers], members, seed=0)
     return packing.describe(net, drawn, posterior=posterior)
 
 
 def engine(members: int | None = None, apart: bool = False, stream: bool = False) -> Build:
-    """The packed engine: a recording in one call, or each time step in a call; members in one
-    engine, or each in its own.
+    """The packed engine: a recording in one call, or a stream with one call per time step; members
+    in one engine, or each in its own.
     """
     import bisnn  # noqa: F401  the version in the results is its
     from bisnn.packed import Engine, State
 
     def build(workload: Workload) -> Built:
-        x, packed = workload.batch(torch.uint8)[0].numpy(), described(workload, members)
+        x, packed = workload.batch(torch.uint8)[0].numpy(), packed_network(workload, members)
         several = [packed]
         if apart:
             parts = [
@@ -160,29 +148,30 @@ def engine(members: int | None = None, apart: bool = False, stream: bool = False
                 one.run(x)
 
         def facts() -> dict[str, Any]:
-            return (
-                {}
-                if members is not None
-                else listed([s[0] for s in engines[0].run(x, spikes=True).spikes])
-            )
+            if members is not None:
+                return {}
+            return spikes_as_fact([s[0] for s in engines[0].run(x, spikes=True).spikes])
 
         return Built(steps if stream else whole, facts=facts)
 
     return build
 
 
-def folded() -> Build:
+def in_pytorch() -> Build:
     """Our network in PyTorch, as it is trained: all time steps of a layer at once."""
     import bisnn
 
     def build(workload: Workload) -> Built:
-        x, net = workload.batch()[0], trained(workload)
+        x, net = workload.batch()[0], trained_network(workload)
 
         def forward() -> Any:
             with torch.no_grad(), bisnn.map_weights(net):
                 return net(x)
 
-        return Built(lambda: forward() and None, facts=lambda: listed(list(forward().spikes)))
+        def facts() -> dict[str, Any]:
+            return spikes_as_fact(list(forward().spikes))
+
+        return Built(forward, facts=facts)
 
     return build
 
@@ -228,7 +217,7 @@ def by_step() -> Build:
             fired, left = ([list[Tensor]() for _ in net.stages] for _ in range(2))
             forward(fired, left)
             rates = [round(torch.stack(s).mean().item(), 4) for s in fired]
-            return {"firing_rates": rates} | listed([torch.stack(s) for s in left])
+            return {"firing_rates": rates} | spikes_as_fact([torch.stack(s) for s in left])
 
         return Built(iteration, facts=facts)
 
@@ -277,18 +266,15 @@ def onnx_runtime(scan: bool = False) -> Build:
             graph = Graph(net, workload.B, spikes=True)
             check, state, left = session(graph), dict(zeros), list[list[Any]]()
             for x_t in x:
-                after, (_, *spikes) = _parted(check.run(None, state | {"x": x_t}), len(zeros))
+                values = check.run(None, state | {"x": x_t})
+                after, (_, *spikes) = values[: len(zeros)], values[len(zeros) :]
                 state = dict(zip(zeros, after, strict=True))
                 left.append(spikes)
-            return listed([np.stack(s) for s in zip(*left, strict=True)])
+            return spikes_as_fact([np.stack(s) for s in zip(*left, strict=True)])
 
         return Built(iteration, facts=facts)
 
     return build
-
-
-def _parted(values: list[Any], n: int) -> tuple[list[Any], list[Any]]:
-    return values[:n], values[n:]
 
 
 def _bound_steps(
@@ -377,12 +363,10 @@ class Graph:
         )
         for trace, decay, value in ((P, a_m, I), (Q, a_s, I), (R, a_r, s)):
             self._add("Mul", [self._add("Add", [trace, value]), decay], f"{trace}_next")
-        pool = stage.size.pool
-        return (
-            s
-            if pool == 1
-            else self._add("MaxPool", [s], kernel_shape=[pool, pool], strides=[pool, pool])
-        )
+        if stage.size.pool == 1:
+            return s
+        pool = [stage.size.pool] * 2
+        return self._add("MaxPool", [s], kernel_shape=pool, strides=pool)
 
     def graph(self) -> Any:
         helper, kind = self.onnx.helper, self.onnx.TensorProto.FLOAT
@@ -395,12 +379,8 @@ class Graph:
     def over_time(self, T: int) -> Graph:
         """This step as the body of a loop: x and logits get a first axis of T."""
         whole = object.__new__(Graph)
-        whole.onnx, whole.states, whole.x, whole.constants = (
-            self.onnx,
-            self.states,
-            (T, *self.x),
-            [],
-        )
+        whole.onnx, whole.constants = self.onnx, []
+        whole.states, whole.x = self.states, (T, *self.x)
         whole.outputs = {
             name: (T, *shape) if name == "logits" else shape for name, shape in self.outputs.items()
         }
@@ -412,10 +392,9 @@ class Graph:
 
     def model(self) -> bytes:
         helper = self.onnx.helper
-        opset = helper.make_opsetid("", 18)
-        return helper.make_model(
-            self.graph(), opset_imports=[opset], ir_version=9
-        ).SerializeToString()
+        opsets = [helper.make_opsetid("", 18)]
+        model = helper.make_model(self.graph(), opset_imports=opsets, ir_version=9)
+        return model.SerializeToString()
 
 
 ENGINE = "packed engine"
@@ -431,7 +410,7 @@ INFERENCE: dict[str, Contestant] = {
     STREAM: Contestant("bisnn", engine, {"stream": True}),
     TEN: Contestant("bisnn", engine, {"members": MEMBERS}),
     APART: Contestant("bisnn", engine, {"members": MEMBERS, "apart": True}),
-    FOLDED: Contestant("bisnn", folded, {}),
+    FOLDED: Contestant("bisnn", in_pytorch, {}),
     STEPS: Contestant("torch", by_step, {}),
     PRODUCT: Contestant("torch", product, {}),
     ORT: Contestant("onnxruntime", onnx_runtime, {}),

@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from report import note
 from scipy import stats
 from torch import Tensor
 
 from bisnn import intervals, metrics
 from bisnn.files import write_atomic
+from bisnn_experiments.measurement import note
 
 SIZES = (100, 400, 2000)
 SEEDS = (3, 5, 10)

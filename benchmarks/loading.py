@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import statistics
 import sys
 import time
@@ -24,19 +23,18 @@ from typing import Any
 from unittest import mock
 
 import torch
-from report import machine, table
 
 from bisnn import kernels
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.data.loading import Clips
 from bisnn.display import bars
-from bisnn.files import write_atomic
 from bisnn.runs import config
 from bisnn.runs.config import Augment
 from bisnn.runs.inputs import training_spikes
 from bisnn.runs.training import Processes, Training
-from bisnn_experiments import recognition
+from bisnn_experiments import recognition, results
+from bisnn_experiments.measurement import machine, table
 
 
 def milliseconds(function: Callable[[], Any], repeats: int, wait: Callable[[], Any]) -> float:
@@ -53,7 +51,7 @@ def milliseconds(function: Callable[[], Any], repeats: int, wait: Callable[[], A
 
 
 def per_step(update: Callable[[], Any], steps: int, wait: Callable[[], Any]) -> float:
-    """Mean wall time of updates in a row, after some that do not count: they compile kernels, and
+    """Mean wall time of successive updates, after some that do not count: they compile kernels and
     record graphs.
     """
     for _ in range(3):
@@ -72,7 +70,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument(
-        "--steps", type=int, default=3, help="training steps that are timed, of each kind"
+        "--steps", type=int, default=3, help="timed training steps of each kind (default: 3)"
     )
     parser.add_argument("--out", type=Path, default=Path("out/loading.json"))
     options = parser.parse_args()
@@ -80,7 +78,8 @@ def main() -> None:
         kind, chosen = recognition.experiment(options.data, "tuned")
         if kind != "nmnist":
             raise ValueError(
-                f"--data: must be a folder of N-MNIST; got one of {kind}; give the one that holds Train and Test"
+                f"--data: must be a folder of N-MNIST; got one of {kind}; "
+                "give the one that holds Train and Test"
             )
         settings = chosen["ST-BiSNN"].updated(**{"train.device": options.device})
         with (
@@ -91,7 +90,7 @@ def main() -> None:
     except ValueError as error:
         sys.exit(str(error))
     result = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": results.command(),
         "machine": machine(),
         "device": options.device,
         **measured,
@@ -100,13 +99,13 @@ def main() -> None:
     rows = [(name, [value, value / step]) for name, value in measured["ms"].items()]
     print(table("one mini-batch", ["ms", "of the step"], rows))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(options.out, (json.dumps(result, indent=1) + "\n").encode())
+    results.write(options.out, result)
 
 
 def measure(
     settings: config.Config, processes: Processes, repeats: int, steps: int
 ) -> dict[str, Any]:
-    """Milliseconds of each part."""
+    """The milliseconds that each part takes, and what they were measured with."""
     training = Training(settings, processes)
     data, device = training.data.train, processes.device
     assert isinstance(data.x, Clips)

@@ -1,5 +1,5 @@
-"""A contestant in a process of its own: `Contender` starts it and asks; run as a script, this file
-answers.
+"""A contestant in a process of its own: `Contender` starts it and asks it questions; run as a
+script, this file answers.
 
 Peak memory is the process's highest resident size during its timed iterations, less its size just
 before the first one, when libraries are loaded, network and input are there, and a tiny network has
@@ -27,13 +27,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contestants import ON_CPU, Built, Workload
+from contestants import ON_CPU, Built, first_line
 from inference import INFERENCE
-from report import mib
 from torch import nn
+from workloads import Workload
+
+# The peers' environment has no package of ours.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
+from bisnn_experiments.measurement import mib
 
 CONTESTANTS = ON_CPU | INFERENCE
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 PEER_PYTHON = ROOT / ".venv-peers" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
@@ -46,8 +50,8 @@ def setup() -> None:
 
 
 class Contender:
-    """A contestant's process, seen from outside. A question's errors are RuntimeErrors here, with
-    their last line.
+    """A contestant's process, seen from outside. Errors of the process are RuntimeErrors here, with
+    one line.
     """
 
     def __init__(self, name: str, threads: int = 1):
@@ -57,15 +61,11 @@ class Contender:
             raise RuntimeError(
                 "there is no .venv-peers; get it with `python benchmarks/cpu.py --setup`"
             )
-        counts = (
-            "OMP_NUM_THREADS",
-            "MKL_NUM_THREADS",
-            "NUMBA_NUM_THREADS",
-            "TORCHINDUCTOR_COMPILE_THREADS",
-        )
-        environment = os.environ | dict.fromkeys(counts, str(threads))
+        libraries = ("OMP_NUM", "MKL_NUM", "NUMBA_NUM", "TORCHINDUCTOR_COMPILE")
+        environment = os.environ | {f"{name}_THREADS": str(threads) for name in libraries}
         command = [str(PEER_PYTHON) if peer else sys.executable, __file__, name, str(threads)]
-        pipe, self.errors = subprocess.PIPE, tempfile.TemporaryFile("w+")  # noqa: SIM115  open as long as the process lives
+        # Open as long as the process lives
+        pipe, self.errors = subprocess.PIPE, tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process: Any = subprocess.Popen(
             command, env=environment, stdin=pipe, stdout=pipe, stderr=self.errors, text=True
         )
@@ -119,9 +119,8 @@ class Worker:
         torch.set_num_threads(threads)
         self.package, function, arguments = CONTESTANTS[name]
         self.make = function(**arguments)
-        torch.optim.SGD(
-            [nn.Parameter(torch.zeros(1))]
-        )  # PyTorch puts some imports off until there is an optimizer
+        # PyTorch puts some imports off until there is an optimizer.
+        torch.optim.SGD([nn.Parameter(torch.zeros(1))])
         self.built: Built | None = None
         self.before: float | None = None
 
@@ -154,7 +153,9 @@ class Worker:
         return {"first_s": first_s, "learned": learned}
 
     def _sums(self) -> list[float]:
-        """Of each parameter's values: they tell whether it has changed, and take no memory."""
+        """The sum of each parameter's values: it tells whether they have changed, and takes no
+        memory.
+        """
         assert self.built is not None
         return [p.detach().sum(dtype=torch.float64).item() for p in self.built.parameters]
 
@@ -200,7 +201,9 @@ def release_memory() -> None:
 
 
 def limit_memory(more_mib: float | None) -> None:
-    """Let the process have that much more memory than now; None: as much as there is (Linux only)."""
+    """Let the process have that much more memory than now; None: as much as there is. On Linux
+    alone.
+    """
     data = mib("/proc/self/status", "VmData")
     if data is None:
         return
@@ -221,9 +224,7 @@ def main() -> None:
         try:
             answer = {"answer": getattr(worker, question.pop("action"))(**question)}
         except Exception as error:  # whatever a library raises is a result here
-            answer = {
-                "error": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
-            }
+            answer = {"error": first_line(error)}
         print(json.dumps(answer), file=answers)
 
 

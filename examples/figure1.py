@@ -1,5 +1,4 @@
-"""The paper's Figure 1, the 1-D regression, with the tuned recipe: what `bisnn reproduce fig1`
-does, as a script.
+"""The paper's Figure 1, the 1-D regression: what `bisnn reproduce fig1` does, as a script.
 
 python examples/figure1.py
 """

@@ -1,5 +1,4 @@
-"""The paper's Figure 2, two moons, with the tuned recipe: what `bisnn reproduce fig2` does, as a
-script.
+"""The paper's Figure 2, two moons: what `bisnn reproduce fig2` does, as a script.
 
 python examples/figure2.py
 """

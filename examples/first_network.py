@@ -1,7 +1,8 @@
-"""A first network in 40 lines: Bayes-BiSNN on two moons, by hand. `bisnn train two_moons_bayes`
-does all this and more.
+"""A first network in 40 lines: Bayes-BiSNN on two moons, by hand.
 
-python examples/first_network.py
+    python examples/first_network.py
+
+`bisnn train two_moons_bayes` does all this and more.
 """
 
 import torch
@@ -10,11 +11,11 @@ from rich.progress import track
 import bisnn
 from bisnn.data import two_moons
 
-train, test = two_moons(seed=0)  # 200 training points a class in the unit square
+train, test = two_moons(seed=0)  # 200 training points per class in the unit square
 
 
 def spikes(x: torch.Tensor, seed: int) -> torch.Tensor:
-    """Population code, ten neurons a dimension: (B, 2) -> (T, B, 20)."""
+    """Population code, ten neurons per dimension: (B, 2) -> (T, B, 20)."""
     return bisnn.encode.population(x, 100, neurons=10, width=1.0, seed=seed)
 
 
@@ -37,12 +38,10 @@ for step in track(range(150), "training"):
     rule.step()  # natural-gradient step on the posterior's logits
 
 result = bisnn.predict(net, spikes(test.x[:500], 0), samples=10, burn_in=10)
-nowhere = bisnn.predict(
-    net, spikes(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), 0), samples=10, burn_in=10
-)
+corners = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+nowhere = bisnn.predict(net, spikes(corners, 0), samples=10, burn_in=10)
 for name, metric in bisnn.metrics.METRICS.items():
     print(f"{name:9} {metric(result.mean, test.y[:500]):.3f}")
-print("confidence on the test points:", round(result.mean.max(-1).values.mean().item(), 3))
-print(
-    "confidence in the empty corners:", [round(c, 3) for c in nowhere.mean.max(-1).values.tolist()]
-)
+confidence, unsure = (p.mean.max(-1).values for p in (result, nowhere))
+print("confidence on the test points:", round(confidence.mean().item(), 3))
+print("confidence in the empty corners:", [round(c, 3) for c in unsure.tolist()])

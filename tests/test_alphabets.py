@@ -10,6 +10,7 @@ import itertools
 import math
 import pickle
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,9 +43,13 @@ from bisnn import (
 from bisnn.alphabet import alphabet_of
 from bisnn.packed import Engine
 from bisnn.realisation import is_hard, map_weight
+from bisnn.runs import evaluation, training
+from bisnn.runs.config import load as load_config
 from bisnn.shipping import c
+from bisnn_experiments import alphabets
 from conftest import seeded, spikes
 from networks import KINDS, POSTERIORS, build
+from runs import small
 
 F64 = torch.float64
 EVEN = Levels(-3, -1, 1, 3)
@@ -125,6 +130,14 @@ def test_bits_are_codes_are_levels(levels):
         (
             lambda: predict(build("dense", weights="ternary"), torch.zeros(3, 1, 6, dtype=F64), 2),
             "have no posterior to draw members from; build the network with posterior=True",
+        ),
+        (
+            lambda: predict(
+                build("dense"),
+                torch.zeros(3, 1, 6, dtype=F64),
+                [[torch.zeros(7, 6, dtype=torch.int8)]],
+            ),
+            r"samples: weights of members must be levels, \(-1, 1\); number 0 has others",
         ),
     ],
 )
@@ -489,3 +502,50 @@ def test_an_alphabet_of_ones_own(posterior, tmp_path):
     bisnn.packed.write(packed, file)
     assert np.array_equal(Engine(bisnn.packed.read(file)).run(x.numpy()).logits, logits)
     assert c.write(packed, tmp_path, x[:, 0].numpy().astype(np.uint8))["flash"] > 0
+
+
+# From a config to a file
+
+
+@pytest.mark.parametrize("rule", ["st", "bayes"])
+@pytest.mark.parametrize("levels", ["ternary", [-3, -1, 1, 3]])
+def test_a_run_by_a_config(rule, levels, tmp_path):
+    """It trains, resumes, is judged, reports, predicts, and exports to the same bits."""
+    config = small(rule, **{"network.weights": levels, "train.epochs": 2})
+    run = training.train(config, tmp_path / "run", show=False)
+    training.resume(run, ["train.epochs=3"], show=False)
+    verdict = evaluation.evaluate(run, show=False)
+    assert verdict.memory.bits == 2
+    assert set(verdict.metrics) == (
+        {"MAP", "ensemble of 3"} if rule == "bayes" else {"nearest level"}
+    )
+    assert "2 bits each" in Path(bisnn.report([run])).read_text()
+    model = bisnn.load(run)
+    points = np.random.default_rng(0).random((5, 2))
+    for predictor in ("map", "members", "posterior") if rule == "bayes" else ("map",):
+        done = bisnn.export(run, out=tmp_path / f"{predictor}.safetensors", predictor=predictor)
+        ours = bisnn.packed.load(done.path).predict_features(points).mean
+        theirs = model.predict(points, None if predictor == "map" else "usual").mean.numpy()
+        np.testing.assert_allclose(ours, theirs, atol=0.1 if predictor == "posterior" else 2e-3)
+
+
+def test_configs_say_what_is_wrong():
+    with pytest.raises(ValueError, match="levels: must be two or more distinct integers"):
+        small("st", **{"network.weights": [1, 1]})
+    for rule in ("bop", "full, Adam"):
+        with pytest.raises(ValueError, match=r"network.weights: rule .* trains no other levels"):
+            small(rule, **{"network.weights": "ternary"})
+
+
+def test_the_study_changes_the_weights_and_the_scale_of_steps():
+    kind, chosen = alphabets.methods("two_moons")
+    assert kind == "two_moons"
+    assert {rule: list(by) for rule, by in chosen.items()} == {
+        "bayes": list(alphabets.LEVELS),
+        "st": list(alphabets.LEVELS),
+        "full": ["full precision"],
+    }
+    binary, four = chosen["st"]["binary"], chosen["st"]["4 levels"]
+    assert binary == load_config("two_moons_st")
+    assert four.rule.lr == pytest.approx(5 * binary.rule.lr)
+    assert chosen["bayes"]["4 levels"].rule == chosen["bayes"]["binary"].rule

@@ -432,7 +432,7 @@ def test_engine_predicts_in_units_and_its_logits_stay_integers(priced, tmp_path)
         spikes = np.random.default_rng(0).integers(
             0, 2, (30, 4, *engine.network.input_shape), dtype=np.uint8
         )
-        logits = engine.run(spikes).logits / engine.network.layers[-1].readout.scale
+        logits = engine.run(spikes).logits / engine.network.readout.scale
         assert np.array_equal(logits, np.round(logits))
         burnt = engine.run(spikes).logits[:, engine.network.burn_in :].mean(1)
         np.testing.assert_allclose(

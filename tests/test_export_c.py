@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import networks
 from bisnn import Conv2d, Linear, Network, Recurrent
 from bisnn.packing import describe
-from bisnn.shipping import c
+from bisnn.shipping import c, c_golden
 from conftest import seeded, spikes
 
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
@@ -94,7 +94,7 @@ def exported(
     network = describe(net, members)
     sizes = c.write(network, folder, x.numpy().astype(np.uint8))
     of_layers, logits = expected(net, members, x)
-    golden, golden_logits = c.golden(network, x.numpy().astype(np.uint8))
+    golden, golden_logits = c_golden.golden(network, x.numpy().astype(np.uint8))
     for s, wanted in zip(golden, of_layers, strict=True):
         assert s.shape == wanted.shape
         assert np.array_equal(s, wanted)

@@ -43,6 +43,10 @@ from bisnn.shipping import nir as nir_graph
 from conftest import KERNELS, constants_of, device_of, seeded, spikes
 
 NEURON = networks.FIXED
+needs_gcc = pytest.mark.skipif(
+    shutil.which("gcc") is None or platform.machine() != "x86_64",
+    reason="needs GCC for x86-64, which can do without float registers",
+)
 
 
 def truncated(a: int, x: int) -> int:
@@ -329,13 +333,13 @@ def test_runs_train_with_it_and_float_runs_export_with_it(rule, tmp_path):
     fixed = runs.small(rule, **settings, **{"neuron.kind": "fixed", "neuron.fraction": 10})
     training.train(fixed, tmp_path / "fixed", show=False)
     done = export(tmp_path / "fixed", predictor="map")
-    assert Engine(read(done["path"])).network.layers[0].neuron.fraction == 10
+    assert Engine(read(done.path)).network.layers[0].neuron.fraction == 10
     training.train(runs.small(rule), tmp_path / "float", show=False)
     done = export(tmp_path / "float", neuron="fixed", predictor="map")
-    assert done["changes"]["recordings"] == 60
-    assert done["changes"]["spikes"] > 100 > done["changes"]["changed_spikes"]
-    assert done["changes"]["changed_decisions"] < 5
-    assert "changes" not in export(tmp_path / "float", neuron="srm", predictor="map")
+    assert done.changes.recordings == 60
+    assert done.changes.spikes > 100 > done.changes.changed_spikes
+    assert done.changes.changed_decisions < 5
+    assert export(tmp_path / "float", neuron="srm", predictor="map").changes is None
     said = CliRunner().invoke(
         app, ["export", str(tmp_path / "float"), "--neuron", "fixed", "--as", "map"]
     )
@@ -361,6 +365,34 @@ def test_settings_that_do_not_go_together(rule, changes, message):
 # What ships
 
 
+@needs_gcc
+def test_other_alphabets_give_the_same_bits_everywhere(tmp_path):
+    net = networks.build("levels", neuron=NEURON, dtype=torch.float32)
+    x = spikes(40, 3, *net.input_shape, density=0.4)
+    network = describe(net)
+    with torch.no_grad(), map_weights(net):
+        ours = net(x)
+        with kernels.forced("reference"):
+            slow = net(x)
+    packed = Engine(network).run(x.numpy(), spikes=True)
+    for a, b, c_ in zip(ours.spikes, slow.spikes, packed.spikes, strict=True):
+        assert torch.equal(a, b)
+        assert np.array_equal(a.numpy(), c_[0])
+        assert a.any()
+    c.write(network, tmp_path, x[:, 0].numpy())
+    build = ["gcc", "-std=c99", "-O2", "-Werror", "model.c", "model_test.c", "-o", "t"]
+    subprocess.run(build, cwd=tmp_path, check=True)
+    done = subprocess.run(["./t"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.startswith("ok:"), done.stdout
+
+
+def test_the_largest_level_counts_towards_the_range():
+    Network(Linear(784, 4), readout=2, neuron=FixedSRM(fraction=17))
+    options = {"weights": (-7, 0, 7), "neuron": FixedSRM(fraction=17)}
+    with pytest.raises(ValueError, match=r"currents up to 5488 .* use fraction=14"):
+        Network(Linear(784, 4), readout=2, **options)
+
+
 def test_nir_has_no_integers():
     pytest.importorskip("nir")
     with pytest.raises(ValueError, match="got FixedSRM in layer 0; export it with --neuron srm"):
@@ -372,16 +404,10 @@ def test_the_ledger_knows_integers():
     layers = {}
     for neuron in (networks.NEURON, NEURON):
         net = Network(Linear(6, 4), readout=2, neuron=neuron)
-        layers[neuron.kind] = energy.ledger(net, x, {"MAP": None})["rows"]["MAP"]["layers"][0]
-    per_update = {kind: row["neuron_joules"] / (10 * 4) for kind, row in layers.items()}
+        layers[neuron.kind] = energy.ledger(net, x, {"MAP": None}).rows["MAP"].layers[0]
+    per_update = {kind: row.neuron_joules / (10 * 4) for kind, row in layers.items()}
     assert per_update["fixed"] == pytest.approx((3 * 3.1 + 6 * 0.1) * 1e-12)
     assert per_update["srm"] == pytest.approx((4 * 3.7 + 6 * 0.9) * 1e-12)
-
-
-needs_gcc = pytest.mark.skipif(
-    shutil.which("gcc") is None or platform.machine() != "x86_64",
-    reason="needs GCC for x86-64, which can do without float registers",
-)
 
 
 @needs_gcc

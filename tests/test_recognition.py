@@ -152,5 +152,5 @@ def test_runs_are_measured_also_without_their_checkpoint_and_elsewhere(tmp_path)
     run.path.mkdir()
     run.create(config.updated(**{"train.device": "cuda"}))
     with pytest.raises(ValueError, match="was trained on 'cuda'; go on with that --device"):
-        reproduction._trained(config, run.path, train=True)
-    reproduction._trained(config, run.path, train=False)
+        reproduction._ensure_trained(config, run.path, train=True)
+    reproduction._ensure_trained(config, run.path, train=False)

@@ -1,4 +1,4 @@
-"""benchmarks/uncertainty.py: its scores beside slow ones, its recordings beside those of the
+"""bisnn_experiments/uncertainty.py: its scores beside slow ones, its recordings beside those of the
 package, its messages.
 """
 
@@ -7,7 +7,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,11 +21,9 @@ from bisnn.data.camera import N_MNIST_MOTION, record
 from bisnn.runs import training
 from bisnn.runs.config import Config, parse
 from bisnn.runs.model import Model, build_network
+from bisnn_experiments import scores, uncertainty
 from runs import RECORDED, RULES, made_up, small
 from test_simulation import idx
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-import uncertainty
 
 DIGITS = {
     **RECORDED["data"],
@@ -96,10 +93,10 @@ def pairs(low: np.ndarray, high: np.ndarray) -> float | None:
 
 def test_auroc_of_a_case_made_by_hand():
     low, high = np.array([0.0, 1.0, 2.0]), np.array([1.0, 3.0])
-    assert uncertainty.auroc(low, high) == pytest.approx((0 + 0.5 + 1 + 3) / 6) == pairs(low, high)
-    assert uncertainty.auroc(high, low) == pytest.approx(1.5 / 6)
-    assert uncertainty.auroc(low, low[:0]) is None
-    assert uncertainty.auroc(low[:0], low) is None
+    assert scores.auroc(low, high) == pytest.approx((0 + 0.5 + 1 + 3) / 6) == pairs(low, high)
+    assert scores.auroc(high, low) == pytest.approx(1.5 / 6)
+    assert scores.auroc(low, low[:0]) is None
+    assert scores.auroc(low[:0], low) is None
 
 
 def test_from_runs_to_results(place, capsys):
@@ -198,15 +195,15 @@ def test_numbers_that_some_seeds_lack():
         "own mistakes": {"a": None},
     }
     more = {**row, "accuracy": 0.5, "own mistakes": {"a": 0.75}}
-    entry = uncertainty.summary([row, more, {**more, "accuracy": 0.0}])[0]
+    entry = scores.summary([row, more, {**more, "accuracy": 0.0}])[0]
     assert entry["accuracy"] == {"mean": 0.5, "std": 0.5, "seeds": 3}
     assert entry["own mistakes"]["a"] == {"mean": 0.75, "std": 0.0, "seeds": 2}
-    assert uncertainty.summary([row])[0]["own mistakes"]["a"] == {
+    assert scores.summary([row])[0]["own mistakes"]["a"] == {
         "mean": None,
         "std": None,
         "seeds": 0,
     }
-    assert " -" in uncertainty.tables(uncertainty.summary([{**row, "own mistakes": {"a": None}}]))
+    assert " -" in scores.tables(scores.summary([{**row, "own mistakes": {"a": None}}]))
 
 
 def test_pictures_are_seen_as_the_runs_digits_are(place):
@@ -216,14 +213,14 @@ def test_pictures_are_seen_as_the_runs_digits_are(place):
     data = parse({**RECORDED, "data": DIGITS, "train": {"epochs": 1, "burn_in": 0}}, "digits").data
     images, _ = simulation.sklearn_digits()
     numbers = list(range(1437, 1443))
-    clips = uncertainty.simulated(
+    clips = uncertainty.simulate(
         "digits", uncertainty.Pictures(images[numbers], numbers), data, "cpu"
     )[0]
     own = simulation.Digits(train=False, steps=3, bin_us=10_000, show=False)
     assert torch.equal(clips.spikes(), own.batch(range(6)))
 
     data = settings(**{"data.steps": 4}).data
-    clips = uncertainty.simulated(
+    clips = uncertainty.simulate(
         "digits", uncertainty.Pictures(images[numbers], numbers), data, "cpu"
     )[0]
     camera, motion, _ = uncertainty.scene_of(data)

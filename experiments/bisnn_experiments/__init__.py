@@ -1,3 +1,4 @@
-"""The experiments: the paper's figures and table, and studies of settings. Installed beside
-`bisnn`, which never needs them.
+"""The experiments: the paper's figures and table (`bisnn reproduce`), and studies, each a module to
+run: `python -m bisnn_experiments.uncertainty --help`. Installed beside `bisnn`, which never needs
+them.
 """

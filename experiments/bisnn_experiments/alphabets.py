@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,12 @@ import torch
 
 from bisnn.alphabet import alphabet_of
 from bisnn.display import bars
-from bisnn.files import write_atomic
 from bisnn.runs import config as configs
 from bisnn.runs import evaluation, training
 from bisnn.runs.config import Config
 from bisnn.runs.folder import RunFolder
 from bisnn.runs.rule_sections import STRule
-from bisnn_experiments import recognition, reproduction
+from bisnn_experiments import recognition, reproduction, results
 
 LEVELS: dict[str, Any] = {"binary": "binary", "ternary": "ternary", "4 levels": [-3, -1, 1, 3]}
 FULL = {"name": "full", "lr": 0.01, "optimizer": "adam"}  # on two moons, which has no such config
@@ -105,8 +103,8 @@ def main() -> None:
     pool = ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn"))
     rows: dict[str, list[dict[str, Any]]] = {}
     with pool, bars(show=True) as progress:
-        results = pool.map(measured, *zip(*tasks.values(), strict=True))
-        shown = progress.track(results, len(tasks), description="runs")
+        judged = pool.map(measured, *zip(*tasks.values(), strict=True))
+        shown = progress.track(judged, len(tasks), description="runs")
         for (kind, rule, weights, seed), result in zip(tasks, shown, strict=True):
             label = f"{rule}, {weights}"
             rows.setdefault(kind, []).extend(
@@ -115,13 +113,13 @@ def main() -> None:
     earlier = json.loads(options.out.read_text()) if options.out.exists() else {"data": {}}
     for kind, found in rows.items():
         earlier["data"][kind] = {
-            "command": " ".join(["python", "-m", "bisnn_experiments.alphabets", *sys.argv[1:]]),
+            "command": results.command(),
             "device": options.device,
             "summary": reproduction.summary(found),
             "rows": found,
         }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(options.out, (json.dumps(earlier, indent=1) + "\n").encode())
+    results.write(options.out, earlier)
 
 
 if __name__ == "__main__":

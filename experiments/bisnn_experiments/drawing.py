@@ -15,8 +15,8 @@ BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#718096"
 
 
 def fig1(results: dict[str, Any], path: Path) -> None:
-    """1-D regression, a panel a predictor: prediction, its deviation over the members, training
-    points, the true function.
+    """1-D regression, one panel per predictor: the prediction, its deviation over the members, the
+    training points and the true function.
     """
     panels, points = results["panels"], results["training_points"]
     figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
@@ -36,9 +36,9 @@ def fig1(results: dict[str, Any], path: Path) -> None:
             results, panel, ("rmse_inside", "rmse_gaps", "deviation_inside", "deviation_gaps")
         )
         inside = f"RMSE {numbers[0]} in the clusters, {numbers[1]} in the gaps"
+        deviation = f"deviation {numbers[2]}, {numbers[3]}"
         axis.set_title(
-            f"{panel['method']}, {panel['predictor']}\n{inside}\ndeviation {numbers[2]}, {numbers[3]}",
-            fontsize=9,
+            f"{panel['method']}, {panel['predictor']}\n{inside}\n{deviation}", fontsize=9
         )
         axis.set_xlabel("x, rescaled")
     axes[0].set_ylabel("y, rescaled")
@@ -48,8 +48,8 @@ def fig1(results: dict[str, Any], path: Path) -> None:
 
 
 def fig2(results: dict[str, Any], path: Path) -> None:
-    """Two moons, a panel a predictor: colour is the class, its intensity the confidence; triangles
-    class 0, circles class 1.
+    """Two moons, one panel per predictor: colour is the class, its intensity the confidence;
+    triangles class 0, circles class 1.
     """
     panels, points = results["panels"], results["training_points"]
     methods = list(dict.fromkeys(panel["method"] for panel in panels))
@@ -66,41 +66,42 @@ def fig2(results: dict[str, Any], path: Path) -> None:
                 axis.set_axis_off()
                 continue
             panel = column[i]
-            side = math.isqrt(len(panel["p1"]))
-            image = [panel["p1"][row * side : (row + 1) * side] for row in range(side)]
-            options: dict[str, Any] = {
-                "origin": "lower",
-                "extent": (0, 1, 0, 1),
-                "cmap": "RdBu_r",
-                "vmin": 0,
-                "vmax": 1,
-            }
-            shown = axis.imshow(image, interpolation="bilinear", **options)
-            for label, marker, colour in ((0, "^", "#90cdf4"), (1, "o", "#fbb6a0")):
-                chosen = [x for x, y in zip(points["x"], points["y"], strict=True) if y == label]
-                axis.plot(
-                    *zip(*chosen, strict=True),
-                    marker,
-                    color=colour,
-                    markersize=3,
-                    markeredgecolor="black",
-                    markeredgewidth=0.3,
-                )
+            shown = _draw_confidence(axis, panel["p1"], points)
             accuracy, nll, ece, far = _numbers(
                 results, panel, ("accuracy", "nll", "ece", "far_confidence")
             )
-            axis.set_title(
-                f"{panel['method']}\n{panel['predictor']}: accuracy {accuracy}\nNLL {nll}, ECE {ece}, far confidence {far}",
-                fontsize=9,
-            )
+            first = f"{panel['method']}\n{panel['predictor']}: accuracy {accuracy}"
+            axis.set_title(f"{first}\nNLL {nll}, ECE {ece}, far confidence {far}", fontsize=9)
             axis.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 1), yticks=(0, 1))
     figure.suptitle(_caption(results), fontsize=9)
     figure.colorbar(shown, ax=axes, label="probability of class 1", shrink=0.6)
     _save(figure, path)
 
 
+def _draw_confidence(axis: Any, p1: list[float], points: dict[str, Any]) -> Any:
+    """The probability of class 1 over the unit square, and the training points."""
+    side = math.isqrt(len(p1))
+    image = [p1[row * side : (row + 1) * side] for row in range(side)]
+    shown = axis.imshow(
+        image,
+        interpolation="bilinear",
+        origin="lower",
+        extent=(0, 1, 0, 1),
+        cmap="RdBu_r",
+        vmin=0,
+        vmax=1,
+    )
+    for label, marker, colour in ((0, "^", "#90cdf4"), (1, "o", "#fbb6a0")):
+        chosen = [x for x, y in zip(points["x"], points["y"], strict=True) if y == label]
+        style = {"color": colour, "markeredgecolor": "black"}
+        axis.plot(*zip(*chosen, strict=True), marker, markersize=3, markeredgewidth=0.3, **style)
+    return shown
+
+
 def table1(results: dict[str, Any], path: Path) -> None:
-    """Recordings: accuracy, NLL and ECE of each predictor, a dot a seed and a bar for their mean."""
+    """Recordings: accuracy, NLL and ECE of each predictor, one dot per seed and a bar for their
+    mean.
+    """
     names = [(row["method"], row["predictor"]) for row in results["summary"]]
     figure = Figure(figsize=(10, 0.5 * len(names) + 1.6), layout="constrained")
     for axis, metric in zip(
@@ -116,10 +117,7 @@ def table1(results: dict[str, Any], path: Path) -> None:
             axis.annotate(
                 f"{row[metric]['mean']:.3f}", (row[metric]["mean"], y), **place, fontsize=8
             )
-        axis.set_title(
-            "NLL, in nats" if metric == "nll" else metric.upper() if metric == "ece" else metric,
-            fontsize=10,
-        )
+        axis.set_title({"nll": "NLL, in nats", "ece": "ECE"}.get(metric, metric), fontsize=10)
         axis.grid(axis="x", alpha=0.3)
         axis.margins(0.15, 0.2)
     axis.set_yticks(
@@ -136,7 +134,8 @@ def table1(results: dict[str, Any], path: Path) -> None:
 
 def _caption(results: dict[str, Any]) -> str:
     seeds = results["seeds"]
-    return f"recipe {results['recipe']}; drawn: seed {seeds[0]}; numbers: mean over {len(seeds)} seed{'s' * (len(seeds) > 1)}"
+    mean = f"mean over {len(seeds)} seed{'s' * (len(seeds) > 1)}"
+    return f"recipe {results['recipe']}; drawn: seed {seeds[0]}; numbers: {mean}"
 
 
 def _save(figure: Figure, path: Path) -> None:

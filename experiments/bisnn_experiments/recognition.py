@@ -1,9 +1,8 @@
 """The paper's table: full precision, ST-BiSNN and Bayes-BiSNN on recordings of an event camera.
 
-The data decide which configs run: N-MNIST, MNIST-DVS (real, or made by `bisnn simulate`), MNIST's
-    images through the simulated
-camera in the place of MNIST-DVS, or, with no data at all, scikit-learn's digits through that
-camera.
+The data decide which configs run: N-MNIST; MNIST-DVS, real or made by `bisnn simulate`; in its
+place, MNIST's images seen by the simulated camera; or, with no data at all, scikit-learn's digits
+seen by that camera.
 """
 
 from __future__ import annotations
@@ -20,17 +19,15 @@ from bisnn.runs import config as configs
 from bisnn.runs import evaluation
 from bisnn.runs.config import Config
 
-METHODS = {
-    "full precision": "full",
-    "ST-BiSNN": "st",
-    "Bayes-BiSNN": "bayes",
-}  # label, and the end of the config's name
+# Label, and the end of the config's name
+METHODS = {"full precision": "full", "ST-BiSNN": "st", "Bayes-BiSNN": "bayes"}
+# Predictors a and b, of which a minus b is given
 PAIRS = (
     ("sign", "real weights"),
     ("ensemble", "real weights"),
     ("ensemble", "sign"),
     ("ensemble", "MAP"),
-)  # a minus b
+)
 COMPARED = ("accuracy", "nll", metrics.CALIBRATION)
 
 
@@ -46,7 +43,8 @@ def experiment(data: str | Path | None, recipe: str) -> tuple[str, dict[str, Con
     kind, changes = recognised(data)
     if recipe == "paper" and kind not in ("mnist_dvs", "mnist"):
         raise ValueError(
-            f"recipe: the paper's is for MNIST-DVS, or MNIST's idx files through the camera; got {kind}; use 'tuned'"
+            "recipe: the paper's is for MNIST-DVS, or MNIST's idx files through the camera; "
+            f"got {kind}; use 'tuned'"
         )
     family = "mnist_dvs" if kind == "mnist" else kind
     chosen = {
@@ -73,7 +71,7 @@ def _looking_at(config: Config, images: str) -> dict[str, Any]:
 
 
 def recognised(data: str | Path | None) -> tuple[str, dict[str, Any]]:
-    """What a folder holds, and what a config must say of it."""
+    """What a folder holds, and what a config must say about it."""
     if data is None:
         return "digits", {}
     root = Path(data).resolve()
@@ -91,14 +89,14 @@ def recognised(data: str | Path | None) -> tuple[str, dict[str, Any]]:
     if next(root.glob("**/scale04/*.aedat"), None):
         return "mnist_dvs", {"data.root": str(root)}
     raise ValueError(
-        f"data: {data} holds neither N-MNIST (Train/<digit>/<id>.bin), nor MNIST-DVS (scale04/*.aedat), nor MNIST's idx files; "
-        "give the folder that holds them"
+        f"data: {data} holds neither N-MNIST (Train/<digit>/<id>.bin), nor MNIST-DVS "
+        "(scale04/*.aedat), nor MNIST's idx files; give the folder that holds them"
     )
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """A row for each predictor of an evaluated run: quality, memory of the weights, synaptic
-    operations of an inference.
+    """A row for each predictor of an evaluated run: its quality, the memory of its weights and the
+    synaptic operations of one inference.
     """
     judged = evaluation.load_evaluation(folder)
     result = []
@@ -122,7 +120,8 @@ def differences(folders: Iterable[Path], show: bool = False) -> list[dict[str, A
         judged = evaluation.load_evaluation(folder)
         if labels is not None and not (labels.equal(judged.y) and seen == judged.recordings):
             raise ValueError(
-                f"{folder}: was judged on other recordings than the runs beside it; judge it anew: bisnn evaluate {folder}"
+                f"{folder}: was judged on other recordings than the runs beside it; "
+                f"judge it anew: bisnn evaluate {folder}"
             )
         labels, seen = judged.y, judged.recordings
         for name, result in judged.predictors.items():

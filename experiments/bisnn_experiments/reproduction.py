@@ -1,53 +1,48 @@
-"""The paper's experiments: Figure 1 (1-D regression), Figure 2 (two moons), the table: runs, one
-results.json, drawings from it.
+"""The paper's experiments: Figure 1 (1-D regression), Figure 2 (two moons) and the table. They are
+runs, one results.json, and drawings from it.
 
 Two recipes. `paper`: its network, data, T and number of epochs, the plain rules with relaxed
-samples, one sample and one update a mini-batch, the loss summed over t; it gives no learning rate,
-temperature, tau, threshold or batch size, so those are ours. `tuned`: the best we know, much
+samples, one sample and one update per mini-batch, the loss summed over t; it gives no learning
+rate, temperature, tau, threshold or batch size, so those are ours. `tuned`: the best we know, much
 shorter. Each run is a run folder of its own, so the same command goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import platform
-import signal
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bisnn.checks import choice
 from bisnn.data.toy import CLUSTERS, X_RANGE
-from bisnn.display import bars
-from bisnn.errors import Interrupted, Stopped
-from bisnn.files import read_bytes, write_atomic
+from bisnn.errors import Interrupted
+from bisnn.files import read_bytes
 from bisnn.metrics import CALIBRATION
 from bisnn.prediction import Classification
 from bisnn.runs import config as configs
-from bisnn.runs import evaluation, model, monitoring, training
+from bisnn.runs import evaluation, model, training
 from bisnn.runs.config import Config
 from bisnn.runs.folder import RunFolder
 from bisnn.runs.inputs import load_dataset
 from bisnn.shipping import energy
-from bisnn_experiments import drawing, recognition
+from bisnn_experiments import drawing, recognition, workers
+from bisnn_experiments.measurement import processor
+from bisnn_experiments.results import write
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-GRID = 50  # points a side of the confidence map over the unit square
+GRID = 50  # points per side of the confidence map over the unit square
 HEADERS = {
     "training_seconds": "seconds",
     "memory_bytes": "weight\nbytes",
@@ -55,17 +50,15 @@ HEADERS = {
     "nll": "NLL",
     "ece": "ECE",
 }
+# What the table leaves out
 HIDDEN = (
-    "method",
-    "predictor",
-    "seeds",
-    "epochs",
-    "balanced_accuracy",
-    "brier",
-    "confidence",
-    CALIBRATION,
-)  # from the table
+    *("method", "predictor", "seeds", "epochs"),
+    *("balanced_accuracy", "brier", "confidence", CALIBRATION),
+)
 FAR = 0.1  # share of the square, farthest from all training points, that "far from the data" means
+
+
+Task = tuple[Config, Path, bool, bool]  # the arguments of `measure`
 
 
 @dataclass(frozen=True)
@@ -77,13 +70,9 @@ class Entry:
     changes: dict[str, Any] = field(default_factory=dict)
 
     def name(self) -> str:
-        """Of its run folders, before the seed."""
-        return "_".join(
-            [
-                self.config,
-                *(f"{key.rpartition('.')[2]}{value:g}" for key, value in self.changes.items()),
-            ]
-        )
+        """The name of its run folders, before the seed."""
+        changes = (f"{key.rpartition('.')[2]}{value:g}" for key, value in self.changes.items())
+        return "_".join([self.config, *changes])
 
 
 def _temperatures(config: str, *values: float) -> list[Entry]:
@@ -128,10 +117,10 @@ def reproduce(
     Args:
         figures: of "fig1", "fig2", "table1".
         recipe: "tuned" or "paper".
-        seeds: one run a method and seed.
-        out: folder for the runs, `results.json` and one picture a figure, by default `out/` and the
-            recipe. Finished runs in it are taken as they are.
-        jobs: runs at a time, by default one a core, or one on a GPU; each gets its share of the
+        seeds: one run per method and seed.
+        out: folder for the runs, `results.json` and one picture per figure, by default `out/` and
+            the recipe. Finished runs in it are taken as they are.
+        jobs: runs at a time, by default one per core, or one on a GPU; each gets its share of the
             cores.
         train: False measures the runs that are there as they are, also interrupted ones (the rows
             say how many epochs they had).
@@ -139,6 +128,48 @@ def reproduce(
         data: "table1" only, the folder of its recordings: see `recognition.experiment`.
         device: "table1" only, "cpu" or "cuda"; by default a GPU if there is one.
     """
+    seeds = list(seeds)
+    _check(figures, recipe, seeds, train, data, device)
+    out = Path(out or Path("out") / recipe)
+    device = device or ("cuda" if "table1" in figures and torch.cuda.is_available() else "cpu")
+    cores = _cores()
+    jobs = jobs or (cores if device == "cpu" else 1)
+    began = time.monotonic()
+    methods = _methods(figures, recipe, data, device)
+    plan = _plan(methods, seeds, out, max(1, cores // jobs), train)
+    _build_caches(methods, show)
+    resumed = any(run.folder.exists() for run in plan)
+    results = _earlier(out / "results.json")
+    measured = run_all([run.task for run in plan], jobs, show)
+    about = {
+        "recipe": recipe,
+        "command": _command(),
+        "machine": f"{_gpu(device)}{cores} cores of {processor()}, {jobs} runs at a time",
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        # Of the whole command
+        "wall_seconds": None if resumed else round(time.monotonic() - began, 1),
+        "seeds": seeds,
+    }
+    for name in methods:
+        runs = [(run, m) for run, m in zip(plan, measured, strict=True) if run.figure == name]
+        results["figures"][name] = about | _figure(runs)
+        if name.startswith("table1"):
+            differences = recognition.differences([run.folder for run, _ in runs], show)
+            results["figures"][name]["differences"] = differences
+    write(out / "results.json", results)
+    for name in methods:
+        drawing.FIGURES[name.partition("_")[0]](results["figures"][name], out / f"{name}.png")
+    return results
+
+
+def _check(
+    figures: Sequence[str],
+    recipe: str,
+    seeds: Sequence[int],
+    train: bool,
+    data: str | Path | None,
+    device: str | None,
+) -> None:
     for name in figures:
         choice("figures", name, (*FIGURES, "table1"))
     if "table1" not in figures and (data is not None or device is not None):
@@ -148,24 +179,41 @@ def reproduce(
         choice("device", device, ("cpu", "cuda"))
     if device == "cuda" and train and not torch.cuda.is_available():
         raise ValueError("device: PyTorch finds no GPU here; got 'cuda'; use 'cpu'")
-    seeds, out = list(seeds), Path(out or Path("out") / recipe)
     if not seeds:
         raise ValueError("seeds: needs at least one; got none; give e.g. range(5)")
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    device = device or ("cuda" if "table1" in figures and torch.cuda.is_available() else "cpu")
-    jobs = jobs or (cores if device == "cpu" else 1)
-    began = time.monotonic()
-    methods: dict[
-        str, list[tuple[str, str, Config]]
-    ] = {}  # of each figure: label, name of the run folder, config
+
+
+class Method(NamedTuple):
+    """A method of a figure, ready to run."""
+
+    label: str
+    run: str  # name of its run folders, before the seed
+    config: Config
+
+
+class Planned(NamedTuple):
+    """A run of a method with one seed."""
+
+    figure: str
+    label: str
+    seed: int
+    task: Task
+
+    @property
+    def folder(self) -> Path:
+        return self.task[1]
+
+
+def _methods(
+    figures: Sequence[str], recipe: str, data: str | Path | None, device: str
+) -> dict[str, list[Method]]:
+    """The methods of each figure, which is named with its data if it is the table."""
+    methods: dict[str, list[Method]] = {}
     for name in figures:
         if name == "table1":
             kind, chosen = recognition.experiment(data, recipe)
-            name = f"table1_{kind}"
-            methods[name] = [
-                (
+            methods[f"table1_{kind}"] = [
+                Method(
                     label,
                     f"{kind}_{recognition.METHODS[label]}_{recipe}",
                     config.updated(**{"train.device": device}),
@@ -173,59 +221,48 @@ def reproduce(
                 for label, config in chosen.items()
             ]
         else:
-            entries = FIGURES[name][recipe]
             methods[name] = [
-                (e.label, e.name(), configs.load(e.config).updated(**e.changes)) for e in entries
+                Method(e.label, e.name(), configs.load(e.config).updated(**e.changes))
+                for e in FIGURES[name][recipe]
             ]
-    plan = [(name, *method, seed) for name in methods for method in methods[name] for seed in seeds]
-    tasks: list[Task] = []
-    for _, _, run, config, seed in plan:
-        settings = config.updated(seed=seed, **{"train.threads": max(1, cores // jobs)})
-        tasks.append((settings, out / "runs" / f"{run}_seed{seed}", seed == seeds[0], train))
-    for config in {
-        method[2].data.model_dump_json(): method[2] for name in methods for method in methods[name]
-    }.values():
-        load_dataset(config, show)  # before the workers start: a cache is built once, with one bar
-    resumed = any(folder.exists() for _, folder, _, _ in tasks)
-    results = _earlier(out / "results.json")
-    measured = run_all(tasks, jobs, show)
-    for name in methods:
-        mine = [
-            (label, seed, m)
-            for (n, label, _, _, seed), m in zip(plan, measured, strict=True)
-            if n == name
-        ]
-        rows = [
-            {"method": label, "seed": seed, **row} for label, seed, m in mine for row in m["rows"]
-        ]
-        results["figures"][name] = {
-            "recipe": recipe,
-            "command": " ".join(
-                [
-                    "bisnn" if sys.argv[0].endswith("__main__.py") else Path(sys.argv[0]).name,
-                    *sys.argv[1:],
-                ]
-            ),
-            "machine": f"{_gpu(device)}{cores} cores of {_processor()}, {jobs} runs at a time",
-            "versions": {"torch": torch.__version__, "python": platform.python_version()},
-            "wall_seconds": None
-            if resumed
-            else round(time.monotonic() - began, 1),  # of the whole command
-            "seeds": seeds,
-            "summary": summary(rows),
-            "rows": rows,
-            "panels": [{"method": label, **panel} for label, _, m in mine for panel in m["panels"]],
-            "training_points": next((m["points"] for _, _, m in mine if m["points"]), None),
-        }
-        if name.startswith("table1"):
-            folders = [
-                folder for (n, *_), (_, folder, _, _) in zip(plan, tasks, strict=True) if n == name
-            ]
-            results["figures"][name]["differences"] = recognition.differences(folders, show)
-    write_atomic(out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
-    for name in methods:
-        drawing.FIGURES[name.partition("_")[0]](results["figures"][name], out / f"{name}.png")
-    return results
+    return methods
+
+
+def _plan(
+    methods: dict[str, list[Method]], seeds: Sequence[int], out: Path, threads: int, train: bool
+) -> list[Planned]:
+    plan = []
+    for figure in methods:
+        for label, run, config in methods[figure]:
+            for seed in seeds:
+                settings = config.updated(seed=seed, **{"train.threads": threads})
+                folder = out / "runs" / f"{run}_seed{seed}"
+                task = (settings, folder, seed == seeds[0], train)
+                plan.append(Planned(figure, label, seed, task))
+    return plan
+
+
+def _build_caches(methods: dict[str, list[Method]], show: bool) -> None:
+    """Load the data before the workers start: a cache is built once, with one bar."""
+    every = [method.config for of_figure in methods.values() for method in of_figure]
+    for config in {config.data.model_dump_json(): config for config in every}.values():
+        load_dataset(config, show)
+
+
+def _figure(runs: list[tuple[Planned, dict[str, Any]]]) -> dict[str, Any]:
+    """What the runs of a figure measured: all rows with their summary, and what is drawn."""
+    rows = [{"method": run.label, "seed": run.seed, **row} for run, m in runs for row in m["rows"]]
+    return {
+        "summary": summary(rows),
+        "rows": rows,
+        "panels": [{"method": run.label, **panel} for run, m in runs for panel in m["panels"]],
+        "training_points": next((m["points"] for _, m in runs if m["points"]), None),
+    }
+
+
+def _command() -> str:
+    program = "bisnn" if sys.argv[0].endswith("__main__.py") else Path(sys.argv[0]).name
+    return " ".join([program, *sys.argv[1:]])
 
 
 def _earlier(file: Path) -> dict[str, Any]:
@@ -241,106 +278,34 @@ def _earlier(file: Path) -> dict[str, Any]:
     return results
 
 
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _gpu(device: str) -> str:
-    return (
-        f"{torch.cuda.get_device_name()}, "
-        if device == "cuda" and torch.cuda.is_available()
-        else ""
-    )
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(
-            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    there = device == "cuda" and torch.cuda.is_available()
+    return f"{torch.cuda.get_device_name()}, " if there else ""
 
 
 # Runs, several at a time
 
 
-Task = tuple[Config, Path, bool, bool]  # the arguments of `measure`
-
-
 def run_all(tasks: list[Task], jobs: int, show: bool) -> list[dict[str, Any]]:
     """`measure` for each task, in worker processes; the bar follows the runs' metrics files."""
-    others = multiprocessing.active_children()
-    context = multiprocessing.get_context(
-        "spawn"
-    )  # numba's and torch's threads do not survive a fork
-    pool = ProcessPoolExecutor(jobs, mp_context=context)
-    longest_first = sorted(
-        range(len(tasks)), key=lambda i: -tasks[i][0].train.epochs
-    )  # so that none is left running alone
-    with _workers_ignore_ctrl_c():
-        started: dict[int, Future] = {i: pool.submit(measure, *tasks[i]) for i in longest_first}
-    futures = [started[i] for i in range(len(tasks))]
-    with pool, bars(show=show, transient=False) as progress, monitoring.signals() as caught:
-        bar = progress.add_task("", total=len(tasks))
-        waiting = set(futures)
-        try:
-            while waiting and not caught[0]:
-                done, waiting = wait(waiting, timeout=0.5)
-                for future in done if not caught[0] else ():
-                    future.result()  # raises what went wrong
-                under_way = [
-                    _progress(task)
-                    for task, future in zip(tasks, futures, strict=True)
-                    if future in waiting
-                ]
-                finished = len(tasks) - len(waiting)
-                progress.update(
-                    bar,
-                    completed=finished + sum(under_way),
-                    description=f"{finished} of {len(tasks)} runs",
-                )
-        except BrokenProcessPool:
-            raise Stopped(
-                "a worker process died: was it killed, or out of memory? The same command goes on"
-            ) from None
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            if waiting:
-                workers = [
-                    process
-                    for process in multiprocessing.active_children()
-                    if process not in others
-                ]
-                for process in workers:
-                    process.terminate()  # SIGTERM: training saves and stops
-                for process in workers:
-                    process.join()
-    if caught[0]:
-        raise Interrupted("stopped and saved; the same command goes on", caught[0])
-    return [future.result() for future in futures]
-
-
-@contextmanager
-def _workers_ignore_ctrl_c() -> Iterator[None]:
-    """Processes started in here ignore Ctrl-C, which a terminal sends to all of them: this one
-    tells them to stop.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    return workers.run_all(
+        measure, tasks, jobs, show, length=lambda task: task[0].train.epochs, progress=_progress
+    )
 
 
 def _progress(task: Task) -> float:
     config, folder = task[:2]
     try:
-        return 0.9 * min(
-            1.0, (folder / "metrics.jsonl").read_bytes().count(b"\n") / config.train.epochs
-        )
+        epochs = (folder / "metrics.jsonl").read_bytes().count(b"\n")
     except OSError:
         return 0.0
+    return 0.9 * min(1.0, epochs / config.train.epochs)
 
 
 def measure(config: Config, folder: Path, picture: bool, train: bool) -> dict[str, Any]:
@@ -350,7 +315,7 @@ def measure(config: Config, folder: Path, picture: bool, train: bool) -> dict[st
         raise _stopping  # the pool hands a worker its next task even after a signal
     torch.set_num_threads(config.train.threads)
     try:
-        _trained(config, folder, train)
+        _ensure_trained(config, folder, train)
     except Interrupted as stop:
         _stopping = stop
         raise
@@ -366,7 +331,7 @@ def measure(config: Config, folder: Path, picture: bool, train: bool) -> dict[st
 _stopping: Interrupted | None = None  # in a worker process that got a signal
 
 
-def _trained(config: Config, folder: Path, train: bool) -> None:
+def _ensure_trained(config: Config, folder: Path, train: bool) -> None:
     run = RunFolder(folder)
     if train and not run.config_file.exists():
         training.train(config, folder, show=False)
@@ -376,19 +341,21 @@ def _trained(config: Config, folder: Path, train: bool) -> None:
         changed = [key for key in changed if key != "train.device"]
     if changed == ["train.device"]:
         raise ValueError(
-            f"{folder}: was trained on {run.read_config().train.device!r}; go on with that --device, or give another --out"
+            f"{folder}: was trained on {run.read_config().train.device!r}; "
+            "go on with that --device, or give another --out"
         )
     if changed:
         raise ValueError(
-            f"{folder}: was trained with another {', '.join(changed)}; remove it or give another --out"
+            f"{folder}: was trained with another {', '.join(changed)}; "
+            "remove it or give another --out"
         )
     if train:
         training.resume(folder, show=False)
 
 
 def _fig1(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
-    """Error against the noiseless function and deviation over the members, inside the clusters and
-    in the gaps between them.
+    """The error against the noiseless function and the deviation over the members, inside the
+    clusters and in the gaps between them.
     """
     judged = evaluation.load_evaluation(folder)
     x, y = judged.x, judged.y
@@ -417,9 +384,8 @@ def _fig1(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
 def in_clusters(x: Tensor) -> Tensor:
     """Whether x, rescaled to [0, 1], lies in a cluster of the 1-D task's training points."""
     raw = X_RANGE[0] + (X_RANGE[1] - X_RANGE[0]) * x.double()
-    return torch.stack([(raw >= a - 1e-5) & (raw <= b + 1e-5) for a, b in CLUSTERS]).any(
-        0
-    )  # float32 x: ends count
+    # The ends count, also of a float32 x.
+    return torch.stack([(raw >= a - 1e-5) & (raw <= b + 1e-5) for a, b in CLUSTERS]).any(0)
 
 
 def _fig2(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
@@ -458,20 +424,17 @@ def farthest(points: Tensor, train: Tensor) -> Tensor:
 
 
 def _list(x: Tensor) -> list[Any]:
-    """Rounded to five digits: a drawing shows no more."""
-    x = x.squeeze(-1) if x.ndim > 1 and x.shape[-1] == 1 else x
-    return (
-        [[round(v, 5) for v in row] for row in x.tolist()]
-        if x.ndim > 1
-        else [round(v, 5) for v in x.tolist()]
-    )
+    """The numbers rounded to five digits: a drawing shows no more."""
+    if x.ndim > 1 and x.shape[-1] > 1:
+        return [[round(v, 5) for v in row] for row in x.tolist()]
+    return [round(v, 5) for v in x.flatten().tolist()]
 
 
 # Summaries
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Mean and standard deviation over the seeds of every number, a row for each method and
+    """Mean and standard deviation of every number over the seeds, in a row for each method and
     predictor.
     """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -517,7 +480,7 @@ def _cell(value: dict[str, float] | None, seeds: int) -> str:
 
 
 def _short(value: float) -> str:
-    """Three decimals of what is small, one of what is large, a prefix on what is larger still."""
-    return (
-        f"{value:.3f}" if value < 10 else f"{value:.1f}" if value < 1000 else energy.si(value, "")
-    )
+    """Small numbers with three decimals, large ones with one, larger ones with an SI prefix."""
+    if value >= 1000:
+        return energy.si(value, "")
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}"

@@ -253,7 +253,7 @@ class Layer(nn.Module):
         if not bptt:
             x = x.detach()
         if self.integers is not None:
-            _check_whole(weight, spikes)
+            _check_whole(bool(self._levels(weight)), spikes)
         return self._run(x, weight, state, bptt, spikes, readout)
 
     def _run(
@@ -749,14 +749,14 @@ def _check_size(n_in: int, input_shape: tuple[int, ...]) -> None:
         )
 
 
-def _check_whole(weight: Tensor, spikes: bool) -> None:
+def _check_whole(hard: bool, spikes: bool) -> None:
     """A ValueError where a layer of FixedSRM would have to add up what are no whole numbers."""
     if not spikes:
         raise ValueError(
             "x: FixedSRM adds up whole numbers and takes spikes, 0 or 1; got real values; encode "
             "them as spikes, or take SRM (straight_through makes weights hard, not inputs)"
         )
-    if not is_hard(weight):
+    if not hard:
         raise ValueError(
             "weights: FixedSRM adds up whole numbers and takes hard weights; got a relaxed sample or "
             "real weights; train with BayesBiSNN(..., straight_through=True) or STBiSNN, or take SRM"

@@ -61,7 +61,7 @@ def _check(net: Network) -> None:
             raise ValueError(
                 f"net: every neuron must have a packed form; got {type(layer.neuron).__name__} in "
                 f"layer {i}, which has its PyTorch step alone; use SRM or FixedSRM, or give it a "
-                "kind with a step in bits/neurons.py, packed/engine.py and shipping/templates"
+                "kind with a step in bits/neurons.py, packed/engine.py and shipping/c.py"
             )
     if any(realisation.is_realised(p) for p in net.parameters()):
         raise RuntimeError(

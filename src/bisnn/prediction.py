@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bisnn import kernels, realisation, weights
+from bisnn.alphabet import BINARY
 from bisnn.checks import choice, finite, positive_int
 from bisnn.losses import time_weights
 from bisnn.network import Network, Readout, check_network
@@ -95,23 +96,7 @@ def predict(
     """
     choice("task", task, ("classification", "regression"))
     choice("over_time", over_time, ("mean", "running", "step"))
-    check_network(net)
-    if not isinstance(net.readouts[-1], Readout):
-        raise ValueError(
-            "net: predict needs a readout after the last layer; got readout=None; give the network one"
-        )
-    if samples is not None:
-        count = len(samples) if isinstance(samples, Sequence) else positive_int("samples", samples)
-        if net.alphabet is None:
-            raise ValueError(
-                f"samples: a full-precision network has no posterior to draw from; got {count} of them; leave it out"
-            )
-        if isinstance(samples, Sequence):
-            _check_members(net, samples)
-    if any(realisation.is_realised(p) for p in net.parameters()):
-        raise RuntimeError(
-            "predict(): the parameters hold a realisation w and not the latents w^r; call it outside the block"
-        )
+    _check(net, samples)
     x = net.checked(x)
     finite("x", x)
     latents = [layer.weight for layer in net.layers]
@@ -135,15 +120,43 @@ def predict(
     return Regression.of(each) if task == "regression" else Classification.of(each)
 
 
+def _check(net: Network, samples: int | Members | None) -> None:
+    """A ValueError or RuntimeError that says why this network cannot predict so."""
+    check_network(net)
+    if not isinstance(net.readouts[-1], Readout):
+        raise ValueError(
+            "net: predict needs a readout after the last layer; got readout=None; give the network one"
+        )
+    if samples is not None:
+        count = len(samples) if isinstance(samples, Sequence) else positive_int("samples", samples)
+        if net.alphabet is None:
+            raise ValueError(
+                f"samples: a full-precision network has no posterior to draw from; got {count} of them; leave it out"
+            )
+        if isinstance(samples, Sequence):
+            _check_members(net, samples)
+    if any(realisation.is_realised(p) for p in net.parameters()):
+        raise RuntimeError(
+            "predict(): the parameters hold a realisation w and not the latents w^r; call it outside the block"
+        )
+
+
 def _check_members(net: Network, members: Members) -> None:
     shapes = [layer.spec.weight_shape for layer in net.layers]
+    alphabet = net.alphabet or BINARY
     for k, member in enumerate(members or [()]):
         layers = member if isinstance(member, Sequence) else ()
-        if [
-            tuple(w.shape) for w in layers if isinstance(w, Tensor) and w.dtype == torch.int8
-        ] != shapes:
+        drawn = [w for w in layers if isinstance(w, Tensor) and w.dtype == torch.int8]
+        if [tuple(w.shape) for w in drawn] != shapes:
             raise ValueError(
-                f"samples: members need an int8 tensor for every layer, {', '.join(str(tuple(n)) for n in shapes)}; number {k} has "
+                "samples: members need an int8 tensor for every layer, "
+                f"{', '.join(str(tuple(n)) for n in shapes)}; number {k} has others; take them from "
+                "weights.draw_members, or say how many"
+            )
+        levels = [weights.level_tensor(alphabet, w.dtype, w.device) for w in drawn]
+        if not all(torch.isin(w, v).all() for w, v in zip(drawn, levels, strict=True)):
+            raise ValueError(
+                f"samples: weights of members must be levels, {alphabet.levels}; number {k} has "
                 "others; take them from weights.draw_members, or say how many"
             )
 

@@ -101,7 +101,8 @@ class LayerSpec:
     @property
     def most_current(self) -> int:
         """The largest |I| of a neuron, whatever its weights."""
-        return self.fan_in if self.mask is None else int(self.mask.sum(1).max())
+        parents = self.fan_in if self.mask is None else int(self.mask.sum(1).max())
+        return parents * (1 if self.alphabet is None else self.alphabet.reach)
 
     @property
     def integers(self) -> np.ndarray | None:

@@ -567,8 +567,8 @@ def _checked_window(window: Area | None, camera: Camera) -> Area:
 
 # MNIST-DVS at scale 4: digits on a display in front of a DVS128. Path and refresh were measured in
 # recordings of the digit 0, the rest was fitted to statistics of a quarter of them: effective
-# values, not data of the device (benchmarks/camera.py judges them). Contrast and level say that the
-# displayed digits have sharper edges than MNIST's images. jAER's files write ON as 0.
+# values, not data of the device (bisnn_experiments/camera.py judges them). Contrast and level say
+# that the displayed digits have sharper edges than MNIST's images. jAER's files write ON as 0.
 MNIST_DVS = Camera(
     threshold_on=0.68, threshold_off=0.664, mismatch=0.27, dark=0.027, cutoff_hz=120, slowing=0.22, refractory_us=450,
     leak_hz=0.016, shot_hz=0.006, frame_us=2224, blur_px=0.055, on=False,

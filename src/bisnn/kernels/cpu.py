@@ -4,6 +4,7 @@ torch's threads. The loops over time are in `cpu_scan`.
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -326,6 +327,9 @@ def _rounds() -> bool:
     )
 
 
+_alphabet = functools.cache(Levels)  # checked once
+
+
 def _planes(w: Tensor, alphabet: Levels) -> list[Tensor]:
     """The bit planes of weights as 0 and 1, in their dtype."""
     if alphabet.planes == 1:
@@ -358,10 +362,11 @@ def product(
     )
     out = I.numpy().reshape(-1, len(w))
     if levels:
-        of = Levels(*levels)
-        planes = [_words(keep(plane, [])).T for plane in _planes(w.to(x.dtype), of)]
-        counted = (rows, np.ascontiguousarray(np.stack(planes)), of.low, of.gap, out)
-        run(counting.plane_counts, rows.size * len(w) * of.planes, len(rows), *counted)
+        of = _alphabet(*levels)
+        planes = [np.ascontiguousarray(_words(keep(b, [])).T) for b in _planes(w.to(x.dtype), of)]
+        bits = planes[0][None] if len(planes) == 1 else np.stack(planes)
+        work = rows.size * len(w) * len(planes)
+        run(counting.plane_counts, work, len(rows), rows, bits, of.low, of.gap, out)
     else:
         run(counting.add_rows, rows.size * len(w), len(rows), rows, w.t().contiguous().numpy(), out)
     return I

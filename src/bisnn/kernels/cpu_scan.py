@@ -209,6 +209,32 @@ def _window_error(g_s, g_y, V, t, out, u_t, pool, row, C, e_windows, e):
     _to_first_maximum(e_w, u_t, pool, row, C, e)
 
 
+@njit(inline="always")
+def _step_back(e, u, g_u, g_I, p, q, r, k, c, sigmoid, slope, refractory):
+    """One step of the adjoint: e is the error on the spikes and is used up, g_u that on the
+    potentials or empty; g_I is written, p, q and r move on.
+    """
+    n, a_m, a_s, a_r, theta = e.shape[0], c[0], c[1], c[2], c[3]
+    for i in range(n):
+        r[i] = a_r * r[i]
+        e[i] = e[i] + r[i]
+    if sigmoid:
+        for i in range(n):
+            e[i] = e[i] * (slope * _sigmoid_derivative(slope * (u[i] - theta)))
+    else:
+        for i in range(n):
+            e[i] = e[i] * slope if abs(slope * (u[i] - theta)) < _HALF else _ZERO
+    for i in range(g_u.shape[0]):
+        e[i] = e[i] + g_u[i]
+    for i in range(n):
+        p_i, q_i = a_m * p[i], a_s * q[i]
+        g_I[i] = p_i + q_i
+        p[i], q[i] = p_i + k[i] * e[i], q_i - k[i] * e[i]
+    if refractory:
+        for i in range(n):
+            r[i] = r[i] - e[i]
+
+
 @kernel(
     f"void(int64, int64, {_M}, {_M}, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, float32, "
     f"boolean, {_M}, int64, int64, int64, int64, int64, int64)",
@@ -221,7 +247,7 @@ def adjoint(
     """g_I has the neurons from `origin` on. Errors on the spikes come from g_s, and from readouts
     as g_y and V, where not empty.
     """
-    a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
+    a_m, a_s, theta = c[0], c[1], c[3]
     has_s, has_y, has_u = g_s.shape[0] > 0, g_y.shape[0] > 0, g_u.shape[0] > 0
     g, e_windows = np.empty(pool * row, np.float32), np.empty(row, np.float32)
     for unit in range(lo, hi):
@@ -231,6 +257,7 @@ def adjoint(
             break
         p, q, r, k = G_P[first:last], G_Q[first:last], G_R[first:last], kappa[first:last]
         e = g[:n]  # error on the spikes
+        g_u_t = e[:0]  # and on the potentials, where there is one
         for t in range(u.shape[0] - 1, -1, -1):
             u_t, g_I_t = u[t, first:last], g_I[t, first - origin : last - origin]
             e[:] = _ZERO
@@ -250,28 +277,11 @@ def adjoint(
                 if t % FLUSHED == 0:
                     _flush(p, q)
                 continue
-            for i in range(n):
-                r[i] = a_r * r[i]
-                e[i] = e[i] + r[i]
-            if sigmoid:
-                for i in range(n):
-                    e[i] = e[i] * (slope * _sigmoid_derivative(slope * (u_t[i] - theta)))
-            else:
-                for i in range(n):
-                    e[i] = e[i] * slope if abs(slope * (u_t[i] - theta)) < _HALF else _ZERO
             if has_u:
                 g_u_t = g_u[t, first:last]
-                for i in range(n):
-                    e[i] = e[i] + g_u_t[i]
-            for i in range(n):
-                p_i, q_i = a_m * p[i], a_s * q[i]
-                g_I_t[i] = p_i + q_i
-                p[i], q[i] = p_i + k[i] * e[i], q_i - k[i] * e[i]
+            _step_back(e, u_t, g_u_t, g_I_t, p, q, r, k, c, sigmoid, slope, refractory)
             if t % FLUSHED == 0:
                 _flush(p, q)
-            if refractory:
-                for i in range(n):
-                    r[i] = r[i] - e[i]
 
 
 @kernel(

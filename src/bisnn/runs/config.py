@@ -27,10 +27,8 @@ from bisnn.alphabet import BINARY, alphabet_of
 from bisnn.display import note
 from bisnn.files import read_text
 from bisnn.runs import config_errors, defaults
-from bisnn.runs.data_sections import DataSection
 from bisnn.runs.kinds import AnyData, AnyRule, tag_of
 from bisnn.runs.own import OwnData
-from bisnn.runs.rule_sections import RuleSection
 from bisnn.runs.section import Count, NotNegative, Positive, Section, Share
 
 VERSION = 1  # of the file format
@@ -101,7 +99,7 @@ class Architecture(Section):
         return self
 
 
-class Neuron(Section):
+class NeuronSettings(Section):
     # "fixed": the SRM in integers, for spikes and hard weights
     kind: Literal["srm", "fixed"] = "srm"
     tau_mem: Positive = 10.0
@@ -114,7 +112,7 @@ class Neuron(Section):
     fraction: Annotated[int, Field(ge=0, le=24)] = 12
 
     @model_validator(mode="after")
-    def _ordered(self) -> Neuron:
+    def _ordered(self) -> NeuronSettings:
         if self.kind == "srm" and self.fraction != 12:
             raise ValueError('fraction is of kind = "fixed": leave it out, or set that')
         if self.tau_mem <= self.tau_syn:
@@ -180,7 +178,7 @@ class Config(Section):
     encode: Encode = Encode()
     augment: Augment = Augment()
     network: Architecture = Architecture()
-    neuron: Neuron = Neuron()
+    neuron: NeuronSettings = NeuronSettings()
     rule: AnyRule
     train: Train = Train()
     predict: Predict = Predict()
@@ -216,8 +214,6 @@ class Config(Section):
         data, rule = (_kind_of(name, settings) for name in ("data", "rule"))
         if data is None or rule is None:
             return settings  # said elsewhere
-        assert issubclass(data, DataSection)
-        assert issubclass(rule, RuleSection)
         return defaults.completed(settings, data, rule)
 
     @model_validator(mode="after")
@@ -268,13 +264,12 @@ class Config(Section):
             raise ValueError(
                 f'train.samples: rule "{self.rule.name}" has one realisation of its weights; got {self.train.samples}'
             )
-        if self.rule.name in ("full", "bop") and alphabet_of(self.network.weights) != BINARY:
+        if not self.rule.any_levels and alphabet_of(self.network.weights) != BINARY:
             raise ValueError(
                 f'network.weights: rule "{self.rule.name}" trains no other levels than its own; '
                 f"got {self.network.weights!r}: leave it out, or take rule st or bayes"
             )
-        hard = self.rule.name in ("st", "bop") or getattr(self.rule, "straight_through", False)
-        if self.neuron.kind == "fixed" and not hard:
+        if self.neuron.kind == "fixed" and not self.rule.hard_weights():
             raise ValueError(
                 'neuron.kind = "fixed" takes hard weights: set rule.straight_through = true, or '
                 "another rule"
@@ -424,7 +419,7 @@ def _lines(error: ValidationError, settings: dict[str, Any]) -> list[str]:
         return [TOO_DEEP]
 
 
-def _kind_of(field: str, settings: dict[str, Any]) -> type[Section] | None:
+def _kind_of(field: str, settings: dict[str, Any]) -> Any:
     """The kind of section that settings have as their data or rule; None where they name none."""
     given = settings.get(field)
     tag = tag_of(given) if isinstance(given, dict) else None

@@ -118,16 +118,7 @@ def export_model(
     data: Dataset | None = None,
 ) -> Exported:
     """As `export`, with the model in memory; `source` is its file."""
-    choice("to", to, TARGETS)
-    choice("profile", profile, PROFILES)
-    if neuron is not None:
-        choice("neuron", neuron, conversion.NEURONS)
-    if profile != "exact" and to != "nir":
-        raise ValueError(f"profile: is of --to nir; got {profile!r} with {to!r}; leave it out")
-    if prefix is not None:
-        if to != "c":
-            raise ValueError(f"prefix: is of --to c; got {prefix!r} with {to!r}; leave it out")
-        c.check_prefix(prefix)
+    _check(to, profile, prefix, neuron)
     if to == "nir" and (predictor == "members" or members is not None):
         raise ValueError("predictor: a NIR graph is of one network; got members; use 'map'")
     folder = source.parent
@@ -147,6 +138,20 @@ def export_model(
         packed, changes = _with_neuron(packed, neuron, trained, data)
     written = _written(packed, trained, to, out, folder, profile, prefix)
     return replace(written, neuron=neuron or "", changes=changes)
+
+
+def _check(to: str, profile: str, prefix: str | None, neuron: str | None) -> None:
+    """The options that are wrong whatever the run."""
+    choice("to", to, TARGETS)
+    choice("profile", profile, PROFILES)
+    if neuron is not None:
+        choice("neuron", neuron, conversion.NEURONS)
+    if profile != "exact" and to != "nir":
+        raise ValueError(f"profile: is of --to nir; got {profile!r} with {to!r}; leave it out")
+    if prefix is not None:
+        if to != "c":
+            raise ValueError(f"prefix: is of --to c; got {prefix!r} with {to!r}; leave it out")
+        c.check_prefix(prefix)
 
 
 def _with_neuron(
@@ -268,9 +273,7 @@ def describe_model(
         else 0,
     )
     if predictor == "members":
-        drawn = weights.draw_members(
-            [layer.weight.detach() for layer in net.layers], count, config.seed
-        )
+        drawn = weights.draw_members([layer.weight for layer in net.layers], count, config.seed)
     bits = describe(net, drawn, posterior=predictor == "posterior")
     code = config.encode
     scale = {"low": trained.low.tolist(), "high": trained.high.tolist()}

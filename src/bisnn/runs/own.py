@@ -206,6 +206,9 @@ class OwnRule(RuleSection):
     def real_weights(self) -> bool:
         return bool(self.recorded and self.recorded.real_weights)
 
+    def hard_weights(self) -> bool:
+        return not self.real_weights()  # a layer that needs them says so where samples are relaxed
+
     def described(self) -> OwnRule:
         from bisnn.rules import Rule
 

@@ -26,6 +26,7 @@ class RuleSection(Section):
     # knows no scale; None: there is no default. See `defaults`
     summed_lr: ClassVar[float | None] = None
     adam_lr: ClassVar[float | None] = None
+    any_levels: ClassVar[bool] = True  # whether it trains weights of other alphabets than -1 and +1
 
     def title(self) -> str:
         """What a report calls the rule."""
@@ -39,6 +40,10 @@ class RuleSection(Section):
     def real_weights(self) -> bool:
         """Whether the network's weights are real numbers."""
         return False
+
+    def hard_weights(self) -> bool:
+        """Whether training sees weights that are levels of the alphabet, not relaxed or real ones."""
+        return True
 
     def described(self) -> RuleSection:
         """This section, with what a model must know of a rule that it cannot know by itself."""
@@ -118,6 +123,9 @@ class BayesRule(PreconditionedRule):
     def posterior(self) -> bool | None:
         return True
 
+    def hard_weights(self) -> bool:
+        return self.straight_through
+
     def build(self, params: list[Tensor], seed: int, steps_per_epoch: int) -> Optimizer:
         from bisnn.rules import BayesBiSNN
 
@@ -138,6 +146,7 @@ class BopRule(RuleSection):
     name: Literal["bop"]
     lr: Annotated[float, Field(gt=0, le=1)]
     threshold: Positive
+    any_levels: ClassVar[bool] = False
 
     def title(self) -> str:
         return "Bop"
@@ -155,12 +164,16 @@ class FullRule(RuleSection):
     optimizer: Literal["sgd", "adam"] = "adam"
     momentum: Share = 0.0  # "sgd" only
     adam_lr: ClassVar[float | None] = 0.03
+    any_levels: ClassVar[bool] = False
 
     def title(self) -> str:
         return "full precision"
 
     def real_weights(self) -> bool:
         return True
+
+    def hard_weights(self) -> bool:
+        return False
 
     def build(self, params: list[Tensor], seed: int, steps_per_epoch: int) -> Optimizer:
         import torch

@@ -1,70 +1,53 @@
 """A packed network as C99: one header, one source, no library, no allocation; the spikes and logits
 are those of the engine.
 
-All bits lie in one order, whatever the layer: bit n of a vector is bit n % 32 of word n / 32, and
-    an image has its channels last,
-n = (y W + x) C + c. What a kernel sees of a row is then one run of bits. Tables of weights are
-[member][block of 32 neurons] [word][neuron], so that compilers vectorise over the neurons of a
-block and read it from front to back.
+All bits lie in one order, whatever the layer: bit n of a vector is bit n % 32 of word n / 32, and an
+image has its channels last, n = (y W + x) C + c. What a kernel sees of a row is then one run of
+bits. Tables of weights are [member][block of 32 neurons][word][neuron], so that compilers vectorise
+over the neurons of a block and read it from front to back.
 
-Only numpy is needed, and the engine for the golden vectors. What is the same in every network is in
-the templates `*.in`.
+What is the same in every network is in the templates `*.in`, one of them for each neuron.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
-from string import Template
-from typing import Any
 
 import numpy as np
 
-from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.files import write_atomic
 from bisnn.neuron import FLUSH
 from bisnn.packed import encoding
 from bisnn.packed.network import PackedLayer, PackedNetwork
-from bisnn.packed.network import words as words_of
+from bisnn.shipping.c_golden import golden_header, test_program
+from bisnn.shipping.c_text import (
+    TRACES,
+    bit_order,
+    double_literal,
+    filled,
+    float_literal,
+    function_text,
+    indented,
+    is_whole,
+    output_type,
+    result_name,
+    string_literal,
+    table_text,
+    utf8,
+    weight_blocks,
+    word_count,
+)
 from bisnn.spec import INPUT
 
 # Names of the standard's headers: another of that name would hide the compiler's.
 TAKEN = (
-    *(
-        "assert",
-        "complex",
-        "ctype",
-        "errno",
-        "fenv",
-        "float",
-        "inttypes",
-        "iso646",
-        "limits",
-        "locale",
-        "math",
-        "setjmp",
-    ),
-    *(
-        "signal",
-        "stdarg",
-        "stdbool",
-        "stddef",
-        "stdint",
-        "stdio",
-        "stdlib",
-        "string",
-        "tgmath",
-        "time",
-        "wchar",
-        "wctype",
-    ),
+    r"assert|complex|ctype|errno|fenv|float|inttypes|iso646|limits|locale|math|setjmp|signal|stdarg|"
+    r"stdbool|stddef|stdint|stdio|stdlib|string|tgmath|time|wchar|wctype"
 )
-GOLDEN_BITS = 600  # of each point that the encoder is tried on, or more
 
 
 def write(
@@ -96,8 +79,8 @@ def write(
     texts = {
         f"{prefix}.c": source.code(),
         f"{prefix}.h": source.header(),
-        f"{prefix}_golden.h": _golden(network, prefix, x),
-        f"{prefix}_test.c": _test(network, prefix, len(x)),
+        f"{prefix}_golden.h": golden_header(network, prefix, x),
+        f"{prefix}_test.c": test_program(network, prefix, len(x)),
     }
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,105 +91,10 @@ def write(
 
 def check_prefix(prefix: str) -> None:
     """See that all names made of it are C identifiers, and no file hides a header of C."""
-    if not re.fullmatch(r"[A-Za-z]\w*", prefix, re.ASCII) or prefix.lower() in TAKEN:
+    if not re.fullmatch(r"[A-Za-z]\w*", prefix, re.ASCII) or re.fullmatch(TAKEN, prefix.lower()):
         raise ValueError(
             f"prefix: must be a C identifier that starts with a letter and names no header of C; got {prefix!r}; use e.g. 'model'"
         )
-
-
-def golden(
-    network: PackedNetwork, x: np.ndarray
-) -> tuple[tuple[np.ndarray, ...], np.ndarray | None]:
-    """Spikes of every layer, uint8 (K, T, *output_shape), and logits, float32 (K, T, outputs), for
-    one recording.
-    """
-    from bisnn.packed.engine import Engine
-
-    result = Engine(network).run(x[:, None].astype(np.uint8), spikes=True)
-    return tuple(
-        s[:, :, 0] for s in result.spikes
-    ), None if result.logits is None else result.logits[:, :, 0]
-
-
-# From arrays to text
-
-
-def _order(shape: tuple[int, ...]) -> np.ndarray:
-    """Indices of a flattened (N,) or (C, H, W) in the order of the bits: channels last."""
-    index = np.arange(math.prod(shape)).reshape(shape)
-    return index if len(shape) == 1 else index.transpose(1, 2, 0).ravel()
-
-
-def _blocks(w: np.ndarray) -> np.ndarray:
-    """Words of bits w (..., n, inputs) in the order [...][block][word][neuron of the block]."""
-    words = words_of(w.reshape(-1, *w.shape[-2:]))
-    return np.concatenate(
-        [
-            some.swapaxes(-1, -2).ravel()
-            for one in words
-            for some in np.split(one, range(32, len(one), 32))
-        ]
-    )
-
-
-def _double(value: float | np.floating) -> str:
-    """A float64 as an exact literal."""
-    return re.sub(r"\.?0*p", "p", float(value).hex())
-
-
-def _float(value: float | np.floating) -> str:
-    """A float32 as an exact literal."""
-    return _double(np.float32(value)) + "f"
-
-
-_KINDS: dict[str, tuple[str, Callable[..., str]]] = {
-    "uint32": ("uint32_t", hex),
-    "int32": ("int32_t", str),
-    "float32": ("float", _float),
-    "float64": ("double", _double),
-}
-
-
-def _table(name: str, values: np.ndarray) -> str:
-    """A constant array, with as many items per line as fit."""
-    kind, text = _KINDS[values.dtype.name]
-    texts = [text(v) for v in values.ravel().tolist()]
-    per_line = 128 // (max(map(len, texts)) + 1)
-    lines = ",\n".join(",".join(texts[i : i + per_line]) for i in range(0, len(texts), per_line))
-    return f"static const {kind} {name}[{values.size}] = {{\n{lines}}};\n"
-
-
-def _string(text: str) -> str:
-    """A literal of its UTF-8, with octal numbers for what C might read otherwise: quotes,
-    backslashes, trigraphs.
-    """
-    return (
-        '"'
-        + "".join(chr(b) if re.match(rb"[\w ]", bytes([b])) else f"\\{b:03o}" for b in _utf8(text))
-        + '"'
-    )
-
-
-def _utf8(text: str) -> bytes:
-    return text.encode("utf-8", "replace")
-
-
-def _indented(lines: list[str]) -> list[str]:
-    return ["    " + line for line in lines]
-
-
-def _function(head: str, lines: list[str]) -> str:
-    return "\n".join([head, "{", *_indented(lines), "}", ""])
-
-
-def _filled(template: str, **values: str | int) -> str:
-    return Template(
-        resources.files("bisnn.shipping").joinpath("templates", template).read_text("ascii")
-    ).substitute(values)
-
-
-def _n_words(shape: tuple[int, ...]) -> int:
-    return -(-math.prod(shape) // 32)
 
 
 def _state_shape(layer: PackedLayer) -> tuple[int, ...]:
@@ -233,31 +121,31 @@ class _Source:
             x = ", const uint32_t *x" if INPUT in layer.inputs else ""
             head = f"static void layer_{i}({self.name}_state *state{x})"
             own = _own_constants(i, layer)
-            self.functions.append(_function(head, [*own, *emitters[layer.kind](i, layer)]))
+            self.functions.append(function_text(head, [*own, *emitters[layer.kind](i, layer)]))
             self.sizes["ram"] += (
                 4
                 * self.network.count
-                * (3 * math.prod(_state_shape(layer)) + _n_words(layer.output_shape))
+                * (3 * math.prod(_state_shape(layer)) + word_count(layer.output_shape))
             )
         self.functions += [*self._interface(), *self._encoder()]
         self.tables += self._classes()
 
     def code(self) -> str:
         kinds = sorted({str(layer.neuron.kind) for layer in self.network.layers})
-        texts = {"srm": {"flush": _float(FLUSH)}, "fixed": {}}
+        texts = {"srm": {"flush": float_literal(FLUSH)}, "fixed": {}}
         floats = "srm" in kinds or self.network.encoding
-        scale = _float(self.network.readout.scale) if self.network.readout else "0.0f"
-        whole = _is_whole(self.network)
-        return _filled(
+        scale = float_literal(self.network.readout.scale) if self.network.readout else "0.0f"
+        whole = is_whole(self.network)
+        return filled(
             "model.c.in",
             name=self.name,
             float="#include <float.h>\n" if floats else "",
-            neurons="".join(_filled(f"{kind}.c.in", **texts[kind]) for kind in kinds),
+            neurons="".join(filled(f"{kind}.c.in", **texts[kind]) for kind in kinds),
             tables="\n".join(self.tables),
             functions="\n".join(self.functions),
             factor="" if whole else f"{scale} * (float)",
             outputs="y = V s." if whole else "y = scale V s.",
-            output=_output(self.network),
+            output=output_type(self.network),
         )
 
     def header(self) -> str:
@@ -267,11 +155,11 @@ class _Source:
         for i, layer in enumerate(network.layers):
             constants |= {
                 f"SPIKES_{i}": math.prod(layer.output_shape),
-                f"WORDS_{i}": _n_words(layer.output_shape),
+                f"WORDS_{i}": word_count(layer.output_shape),
             }
             size = f"[{name}_MEMBERS][{math.prod(_state_shape(layer))}]"
             state.append(
-                f"    {_TRACES[str(layer.neuron.kind)]} P{i}{size}, Q{i}{size}, R{i}{size};\n"
+                f"    {TRACES[str(layer.neuron.kind)]} P{i}{size}, Q{i}{size}, R{i}{size};\n"
                 f"    uint32_t s{i}[{name}_MEMBERS][{name}_WORDS_{i}];"
             )
         names = (
@@ -280,14 +168,14 @@ class _Source:
             else ""
         )
         order = {"order": _feature_order(network)}
-        whole = _is_whole(network)
+        whole = is_whole(network)
         exact = "No operation from x to the counts is one on floating-point numbers."
         if not whole:
             exact = (
                 "The spikes are exact under all options but those that change float arithmetic, "
                 "such as -ffast-math, which are refused."
             )
-        return _filled(
+        return filled(
             "model.h.in",
             name=self.name,
             NAME=name,
@@ -300,12 +188,12 @@ class _Source:
             classes=names,
             state="\n".join(state),
             exact=exact,
-            output=_output(network),
-            result="counts" if whole else "logits",
+            output=output_type(network),
+            result=result_name(network),
             outputs=f"{name}_LOGIT_SCALE times which are the logits;"
             if whole
             else "of the readout;",
-            encoder=_filled("encoder.h.in", name=self.name, NAME=name, **order)
+            encoder=filled("encoder.h.in", name=self.name, NAME=name, **order)
             if network.encoding
             else "",
             **self.sizes,
@@ -317,7 +205,7 @@ class _Source:
             "MEMBERS": network.count,
             "LAYERS": len(network.layers),
             "INPUTS": math.prod(network.input_shape),
-            "INPUT_WORDS": _n_words(network.input_shape),
+            "INPUT_WORDS": word_count(network.input_shape),
             "OUTPUTS": network.outputs,
             "BURN_IN": f"{network.burn_in} /* first time steps that a prediction leaves out */",
         }
@@ -329,8 +217,10 @@ class _Source:
             }
         if network.classes:
             constants["CLASSES"] = len(network.classes)
-        if _is_whole(network) and network.readout is not None:
-            constants["LOGIT_SCALE"] = f"{_float(network.readout.scale)} /* logits per count */"
+        if is_whole(network) and network.readout is not None:
+            constants["LOGIT_SCALE"] = (
+                f"{float_literal(network.readout.scale)} /* logits per count */"
+            )
         if network.task == "regression":
             constants["TARGET_MEAN"] = (
                 f"({float(network.target_mean)!r}) /* a prediction is the mean logit ... */"
@@ -346,7 +236,7 @@ class _Source:
         if not names:
             return []
         self.sizes["flash"] += len(names) * _width(names)
-        lines = ",\n".join(map(_string, names))
+        lines = ",\n".join(map(string_literal, names))
         return [
             f"const char {self.name}_classes[{self.name.upper()}_CLASSES][{_width(names)}] = {{\n{lines}}};\n"
         ]
@@ -364,23 +254,27 @@ class _Source:
             "points": int(Purpose.POINTS),
             "encoding": int(Purpose.ENCODING),
         }
-        parts |= {"curve": "", "rate": "between(0, x, 1)", "farthest": _double(encoding.FARTHEST)}
+        parts |= {
+            "curve": "",
+            "rate": "between(0, x, 1)",
+            "farthest": double_literal(encoding.FARTHEST),
+        }
         if code["code"] == "population":
             self._add("cosine", np.array(encoding.COSINE))
-            parts["curve"] = _filled("tuning.c.in", terms=len(encoding.COSINE))
+            parts["curve"] = filled("tuning.c.in", terms=len(encoding.COSINE))
             gaps = code["neurons"] - 1
-            distance = f"((double)x - (double)j / {gaps}) / {_double(code['width'] / gaps)}"
+            distance = f"((double)x - (double)j / {gaps}) / {double_literal(code['width'] / gaps)}"
             parts["rate"] = f"raised_cosine(between(-1, {distance}, 1))"
-        return [_filled("encoder.c.in", name=self.name, NAME=self.name.upper(), **parts)]
+        return [filled("encoder.c.in", name=self.name, NAME=self.name.upper(), **parts)]
 
     def _add(self, name: str, values: np.ndarray) -> str:
         """A table of the source; its name."""
-        self.tables.append(_table(name, values))
+        self.tables.append(table_text(name, values))
         self.sizes["flash"] += values.nbytes
         return name
 
     def _members(self, lines: list[str]) -> list[str]:
-        return [f"for (k = 0; k < {self.name.upper()}_MEMBERS; k++) {{", *_indented(lines), "}"]
+        return [f"for (k = 0; k < {self.name.upper()}_MEMBERS; k++) {{", *indented(lines), "}"]
 
     def _neurons(
         self,
@@ -396,7 +290,7 @@ class _Source:
         inputs) have their inputs in the order of the bits of x.
         """
         planes, n, inputs = w.shape[1:]
-        table = self._add(f"weights_{i}", _blocks(w))
+        table = self._add(f"weights_{i}", weight_blocks(w))
         P, Q, R = (f"state->{trace}{i}[k]{at}" for trace in "PQR")
         levels = f"{planes}, {layer.alphabet.low}, {layer.alphabet.gap}"
         per_member = planes * n * -(-inputs // 32)
@@ -417,7 +311,7 @@ class _Source:
             if len(layer.scale) == 1
             else self._add(f"kappa_{i}", layer.scale) + ", 1"
         )
-        c_m, c_s, c_r, threshold = map(_float, layer.constants)
+        c_m, c_s, c_r, threshold = map(float_literal, layer.constants)
         return (
             f"srm_fire({P}, {Q}, {R}, {n}, {kappa}, {c_r}, {threshold}, {spikes});",
             f"srm_integrate({P}, {Q}, {inward}, {c_m}, {c_s});",
@@ -425,7 +319,7 @@ class _Source:
 
     def _dense(self, i: int, layer: PackedLayer) -> list[str]:
         if len(layer.inputs) == 1:
-            w = layer.bits()[..., _order(layer.input_shape)]
+            w = layer.bits()[..., bit_order(layer.input_shape)]
             calls = self._neurons(i, layer, w, _source(layer.inputs[0]), f"state->s{i}[k]")
             return ["size_t k;", *self._members([*calls])]
         words, fill = _side_by_side(layer)
@@ -441,7 +335,9 @@ class _Source:
             return np.concatenate([*_columns(layer, w), w[..., layer.fan_in - layer.neurons :]], -1)
 
         mask = (
-            "NULL" if layer.mask is None else self._add(f"mask_{i}", _blocks(columns(layer.mask)))
+            "NULL"
+            if layer.mask is None
+            else self._add(f"mask_{i}", weight_blocks(columns(layer.mask)))
         )
         fire, integrate = self._neurons(
             i, layer, columns(layer.bits()), "window", "fired", mask=mask
@@ -482,14 +378,14 @@ class _Source:
             f"memset(state->s{i}, 0, sizeof state->s{i});",
             f"for (y = 0; y < {rows}; y++)",
             f"    for (z = 0; z < {columns}; z++) {{",
-            *_indented(_indented(pixel)),
+            *indented(indented(pixel)),
             "    }",
         ]
 
     def _interface(self) -> list[str]:
         name, network, outputs = self.name, self.network, self.network.outputs
-        result = "counts" if _is_whole(network) else "logits"
-        head = f"void {name}_step({name}_state *state, const uint32_t *x, {_output(network)} *{result})"
+        result = result_name(network)
+        head = f"void {name}_step({name}_state *state, const uint32_t *x, {output_type(network)} *{result})"
         steps = [
             f"layer_{i}(state{', x' if INPUT in layer.inputs else ''});"
             for i, layer in enumerate(network.layers)
@@ -498,7 +394,7 @@ class _Source:
             steps.append(f"(void){result};")
         else:
             shape, last = network.layers[-1].output_shape, len(network.layers) - 1
-            V = self._add("V", _blocks(network.readout.V[:, _order(shape)]))
+            V = self._add("V", weight_blocks(network.readout.V[:, bit_order(shape)]))
             of = f"state->s{last}[k], {math.prod(shape)}, {V}"
             call = f"readout({result} + k * {outputs}, {outputs}, {of});"
             steps = [
@@ -509,23 +405,11 @@ class _Source:
                 *self._members([call]),
             ]
         return [
-            _function(
+            function_text(
                 f"void {name}_reset({name}_state *state)", ["memset(state, 0, sizeof *state);"]
             ),
-            _function(head, steps),
+            function_text(head, steps),
         ]
-
-
-_TRACES = {"srm": "float", "fixed": "int32_t"}  # types of the traces of a kind of neuron
-
-
-def _is_whole(network: PackedNetwork) -> bool:
-    """Whether all of it computes in integers, so that its outputs are counts."""
-    return all(layer.neuron.kind == "fixed" for layer in network.layers)
-
-
-def _output(network: PackedNetwork) -> str:
-    return "int32_t" if _is_whole(network) else "float"
 
 
 def _whole_constants(layer: PackedLayer) -> np.ndarray:
@@ -539,7 +423,7 @@ def _own_constants(i: int, layer: PackedLayer) -> list[str]:
     if len(layer.scale) > 1:
         return []
     if layer.neuron.kind == "srm":
-        return [f"const float kappa_{i} = {_float(layer.scale[0])};"]
+        return [f"const float kappa_{i} = {float_literal(layer.scale[0])};"]
     *_, feedback, theta = _whole_constants(layer)[:, 0]
     return [f"const int32_t feedback_{i} = {feedback}, theta_{i} = {theta};"]
 
@@ -556,7 +440,7 @@ def _columns(layer: PackedLayer, w: np.ndarray) -> list[np.ndarray]:
     found = []
     for part, shape in zip(layer.columns(), layer.parts, strict=True):
         gap = np.zeros((*w.shape[:-1], -math.prod(shape) % 32), bool)
-        found.append(np.concatenate([w[..., part][..., _order(shape)], gap], -1))
+        found.append(np.concatenate([w[..., part][..., bit_order(shape)], gap], -1))
     return found
 
 
@@ -564,7 +448,7 @@ def _side_by_side(layer: PackedLayer) -> tuple[int, list[str]]:
     """Words of a window that holds a layer's inputs, each from a word on, and what copies them."""
     at, lines = 0, []
     for number, shape in zip(layer.inputs, layer.parts, strict=True):
-        n, words = math.prod(shape), _n_words(shape)
+        n, words = math.prod(shape), word_count(shape)
         lines.append(f"memcpy(window{f' + {at}' if at else ''}, {_source(number)}, {4 * words});")
         at += words
         if number == INPUT and n % 32:
@@ -598,7 +482,7 @@ def _kernels(layer: PackedLayer) -> tuple[np.ndarray, list[str], int]:
 
 def _width(names: tuple[str, ...]) -> int:
     """Bytes of the longest name and its end."""
-    return max(len(_utf8(name)) for name in names) + 1
+    return max(len(utf8(name)) for name in names) + 1
 
 
 def _feature_order(network: PackedNetwork) -> str:
@@ -616,137 +500,3 @@ def _described(layer: PackedLayer) -> str:
     if layer.kind == "conv":
         text += f", kernel {layer.kernel}, stride {layer.stride}, padding {layer.padding}, pool {layer.pool}"
     return text + f", {layer.synapses} synapses"
-
-
-# The test
-
-
-def _edges(layer: PackedLayer, most: int = 8) -> np.ndarray:
-    """States of the first neuron that leaves the layer at which a fused product would decide
-    otherwise: rows of P, R, spike.
-
-    With Q = 0 the potential is kappa P - R: R puts the rounded product at the threshold, and what
-    rounding took off decides. There are none where kappa is a power of two: no product is rounded
-    then.
-    """
-    if layer.neuron.kind != "srm":
-        return np.empty((0, 3), np.float32)  # integers are not rounded
-    kappa = layer.scale[_first(layer) if len(layer.scale) > 1 else 0]
-    theta = layer.constants[3]
-    P = (theta / kappa * np.linspace(16, 64, 1000)).astype(np.float32)
-    R = kappa * P - theta
-    fires = kappa * P - R > theta
-    fused = (kappa.astype(np.float64) * P.astype(np.float64) - R).astype(
-        np.float32
-    ) > theta  # the product is exact
-    return np.stack([P, R, fires], 1)[fires != fused][:most].astype(np.float32)
-
-
-def _first(layer: PackedLayer) -> int:
-    """The neuron whose spikes leave the layer as bit 0."""
-    return layer.outputs[0] if layer.outputs else 0
-
-
-def _golden(network: PackedNetwork, name: str, x: np.ndarray) -> str:
-    """Inputs [T][words], spikes of each layer [T][member][words], logits [T][member][outputs],
-    edges [n][P, R, spike].
-    """
-    spikes, logits = golden(network, x)
-    tables = [_table("golden_x", words_of(x.reshape(len(x), -1)[:, _order(x.shape[1:])]))]
-    for i, s in enumerate(spikes):  # (K, T, ...)
-        bits = s.reshape(*s.shape[:2], -1)[..., _order(s.shape[2:])]
-        tables.append(_table(f"golden_s{i}", words_of(bits).swapaxes(0, 1)))
-    if logits is not None:
-        y = logits.swapaxes(0, 1)
-        if _is_whole(network) and network.readout is not None:
-            y = np.rint(y / network.readout.scale).astype(np.int32)
-        tables.append(_table("golden_result", y))
-    edges = enumerate(map(_edges, network.layers))
-    tables += [_table(f"golden_edges{i}", values) for i, values in edges if len(values)]
-    if network.encoding:
-        points, steps, bits = _encoded(network.encoding)
-        tables += [
-            _table("golden_points", points),
-            _table("golden_steps", steps),
-            _table("golden_encoded", words_of(bits)),
-        ]
-    return f"/* What {name} is to give. */\n#include <stdint.h>\n" + "\n".join(tables)
-
-
-def _encoded(code: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Points (N, d), time steps (t,) and the spikes in these, uint8 (N, t, inputs), of draw i for
-    point i.
-    """
-    low, high = np.array(code["low"], float), np.array(code["high"], float)
-    span, d = high - low, len(low)
-    places = (
-        philox.uniform([1], 12 * d, code["seed"], Purpose.EXPORT).reshape(12, d).astype(np.float64)
-        * 1.5
-        - 0.25
-    )
-    corners = [
-        low,
-        high,
-        np.where(low == 0, -0.0, low),
-        low - 1e9 * span,
-    ]  # and what rounds to -0, and what is far out
-    points = np.concatenate([corners, low + span * places]).clip(
-        -np.finfo(float).max, np.finfo(float).max
-    )
-    bits = np.stack(
-        [encoding.spikes(code, point[None], draw)[:, 0] for draw, point in enumerate(points)]
-    )
-    steps = np.unique(
-        np.linspace(0, len(bits[0]) - 1, -(-GOLDEN_BITS // bits.shape[-1]) + 1).astype(np.uint32)
-    )
-    return points, steps, bits[:, steps]
-
-
-def _test(network: PackedNetwork, name: str, steps: int) -> str:
-    upper = name.upper()
-    compared = [
-        (f"state.s{i}", f"golden_s{i}", f"WORDS_{i}", f"spikes of layer {i}")
-        for i in range(len(network.layers))
-    ]
-    if network.outputs:
-        compared.append(("result", "golden_result", "OUTPUTS", "outputs"))
-    checks = []
-    for got, wanted, per_member, what in compared:
-        size = f"{upper}_MEMBERS * {upper}_{per_member}"
-        checks.append(
-            f'            bad = bad || differ({got}, {wanted} + t * {size}, {size}, t, run, "{what}");'
-        )
-    unused = f"~UINT32_C(0) << {upper}_INPUTS % 32" if math.prod(network.input_shape) % 32 else "0"
-    edges = [
-        _edge_test(i, layer, name) for i, layer in enumerate(network.layers) if len(_edges(layer))
-    ]
-    parts = {
-        "checks": "\n".join(checks),
-        "edges": "\n".join(edges),
-        "unused": unused,
-        "encoder": "",
-    }
-    if network.encoding:
-        points, times, _ = _encoded(network.encoding)
-        parts["encoder"] = _filled(
-            "encoder_test.c.in", name=name, NAME=upper, points=len(points), times=len(times)
-        )
-    output = _output(network)
-    return _filled("model_test.c.in", name=name, NAME=upper, steps=steps, output=output, **parts)
-
-
-def _edge_test(i: int, layer: PackedLayer, name: str) -> str:
-    edges, at = f"golden_edges{i}", f"[0][{_first(layer)}]"
-    lines = [
-        f"for (t = 0; t < {len(_edges(layer))} && !bad; t++) {{",
-        f"    {name}_reset(&state);",
-        f"    state.P{i}{at} = {edges}[3 * t];",
-        f"    state.R{i}{at} = {edges}[3 * t + 1];",
-        f"    {name}_step(&state, golden_x, NULL);",
-        f"    if ((state.s{i}[0][0] & 1) != (uint32_t){edges}[3 * t + 2]) {{",
-        f'        printf("different: layer {i} at its threshold, state %lu: a product was not rounded\\n", (unsigned long)t);',
-        "        bad = 1;",
-        "    }",
-        "}",
-    ]
-    return "\n".join(_indented(lines))

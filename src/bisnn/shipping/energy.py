@@ -5,13 +5,14 @@ All counts are for one recording of T time steps, mean over the batch. The rules
 
 - A *synaptic operation* is a spike times a synapse that it reaches: one accumulate and no
   multiplication, for binary and for real weights alike, since a spike is 0 or 1. What a
-  convolution's padding would reach is none. Spikes of the last time step count like all others.
+  convolution's padding would reach is none. A weight of several bit planes takes one operation for
+  each, also where it is 0. Spikes of the last time step count like all others.
   The last readout is part of the inference; those that serve learning alone are left out.
 - A *neuron update* is one neuron at one time step, whether it fires or not: u = kappa (P - Q) - R,
   u > theta, P' = a_m (P + I), Q' = a_s (Q + I), R' = a_r (R + s). That is 4 multiplications and 6
   additions (the comparison is one), in 32-bit floats. FixedSRM does the same in 32-bit integers,
   with 3 multiplications, as it has no kappa.
-- *Memory traffic*: every synaptic operation reads its weight, 1 or 32 bits, from an access that is
+- *Memory traffic*: every synaptic operation reads its weight, a bit or 32, from an access that is
   filled; every update reads and writes P, Q and R, 32 bits each; spikes are maps of one bit,
   written once by a layer and read once by the next, at every time step, and by the layer itself
   where it is recurrent. Sums of currents stay in registers.

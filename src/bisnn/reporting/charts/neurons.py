@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from bisnn.alphabet import BINARY, alphabet_of
 from bisnn.reporting.charts.canvas import BACK, SERIES, Part, Run, chart, plain_numbers, plot
 from bisnn.reporting.charts.learning import rates_over_epochs
 
@@ -47,7 +48,8 @@ def _posterior(run: Run) -> Part:
         ax.set_ylim(min(shares[shares > 0].min() / 2, 0.01), 1)
         ax.yaxis.set_major_locator(LogLocator(numticks=4))
         plain_numbers(ax)
-    axes[-1].set_xlabel("p, probability that the weight is +1")
+    alphabet = alphabet_of(run.config.network.weights) or BINARY
+    axes[-1].set_xlabel(f"p, probability that the weight is {alphabet.levels[-1]:+d}")
     decided = counts[:, (edges[:-1] < 0.1 - 1e-6) | (edges[1:] > 0.9 + 1e-6)].sum() / counts.sum()
     settled = f"{100 * decided:.0f} % are below 0.1 or above 0.9"
     return chart(

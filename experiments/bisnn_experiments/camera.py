@@ -1,10 +1,10 @@
-"""The simulated event camera beside real recordings: 100 zeros of MNIST-DVS at scale 4, the same
-images simulated.
+"""The simulated event camera beside real recordings: 100 zeros of MNIST-DVS at scale 4, and the
+same images simulated.
 
-    python benchmarks/camera.py --data FOLDER          writes docs/results/camera.json and
-    docs/camera.png
+    python -m bisnn_experiments.camera --data FOLDER
 
-FOLDER holds `mnist/`, the idx files, and `scale04/`, the recordings `mnist_0_scale04_NNNN.aedat`.
+writes docs/results/camera.json and docs/camera.png. FOLDER holds `mnist/`, the idx files, and
+`scale04/`, the recordings `mnist_0_scale04_NNNN.aedat`.
 Number NNNN shows the NNNN-th 0 of MNIST's training images, as matching shows: each recording is
 compared with a simulation of its own image, cut to its length. The yardstick beside each distance
 is the same distance between the recordings at odd and at even places of the list.
@@ -22,25 +22,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from scipy.stats import ks_2samp
 
 from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, binned, record
 from bisnn.data.events import read_aedat
+from bisnn_experiments import results
 
 BIN_US = 5000
-LAGS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
-    125,
-    250,
-)  # bins: up to three refreshes of the display, then half a round and a round of the path
-# Pixels: the size at which maps are compared, as the mismatch of one sensor is not that of another
+# In bins: up to three refreshes of the display, then half a round and a whole round of the path
+LAGS = (*range(1, 9), 125, 250)
+# In pixels: the size at which maps are compared, as every sensor has a mismatch of its own
 BLOCK = 4
 CROP = (48, 48, 26, 26)
 
@@ -57,6 +49,7 @@ def zeros(folder: Path) -> np.ndarray:
 
 
 def real_and_simulated(folder: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The recordings of the folder, and for each a simulation of its image, cut to its length."""
     files = sorted((folder / "scale04").glob("mnist_0_scale04_*.aedat"))
     if not files:
         raise SystemExit(
@@ -82,14 +75,14 @@ def real_and_simulated(folder: Path) -> tuple[list[np.ndarray], list[np.ndarray]
 
 
 def intervals(events: np.ndarray, same: bool) -> np.ndarray:
-    """Times between successive events of a pixel, in us, of the same polarity or of opposite ones."""
+    """Times between successive events of a pixel, in us; of the same polarity, or of opposite."""
     e = events[np.lexsort((events["t"], events["x"], events["y"]))]
     pairs = (np.diff(e["x"]) == 0) & (np.diff(e["y"]) == 0) & ((e["p"][1:] == e["p"][:-1]) == same)
     return np.diff(e["t"])[pairs]
 
 
 def statistics(recordings: list[np.ndarray], lengths_us: list[int]) -> dict[str, np.ndarray]:
-    """What is compared; p = 0 is ON in these files."""
+    """The statistics that are compared; p = 0 is ON in these files."""
     counts = [
         np.bincount(e["t"] // BIN_US, minlength=n // BIN_US)[: n // BIN_US]
         for e, n in zip(recordings, lengths_us, strict=True)
@@ -104,7 +97,7 @@ def statistics(recordings: list[np.ndarray], lengths_us: list[int]) -> dict[str,
             [len(e) / n * 1e6 for e, n in zip(recordings, lengths_us, strict=True)]
         ),
         "on_share": np.array([1 - e["p"].mean() for e in recordings]),
-        "in_crop": np.array([_inside(e).mean() for e in recordings]),
+        "in_crop": np.array([_in_crop(e).mean() for e in recordings]),
         "counts": np.concatenate(counts),
         "autocorrelation": np.mean(
             [[np.corrcoef(c[:-lag], c[lag:])[0, 1] for lag in LAGS] for c in counts], axis=0
@@ -122,13 +115,13 @@ def statistics(recordings: list[np.ndarray], lengths_us: list[int]) -> dict[str,
     }
 
 
-def _inside(e: np.ndarray) -> np.ndarray:
+def _in_crop(e: np.ndarray) -> np.ndarray:
     left, top, width, height = CROP
     return (e["x"] >= left) & (e["x"] < left + width) & (e["y"] >= top) & (e["y"] < top + height)
 
 
 def total_variation(a: np.ndarray, b: np.ndarray, block: int) -> float:
-    """Of two maps (2, H, W) as distributions over polarity and blocks of pixels."""
+    """The distance of two maps (2, H, W) as distributions over polarity and blocks of pixels."""
     a, b = (
         m.reshape(2, 128 // block, block, 128 // block, block).sum((2, 4)) / m.sum() for m in (a, b)
     )
@@ -136,8 +129,8 @@ def total_variation(a: np.ndarray, b: np.ndarray, block: int) -> float:
 
 
 def distances(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> dict[str, float]:
-    """0: alike. Kolmogorov-Smirnov for distributions, total variation for maps, the largest
-    difference for the rest.
+    """How far two sets of statistics lie apart, 0 if they are alike: Kolmogorov-Smirnov for
+    distributions, total variation for maps, the largest difference for the rest.
     """
     ks = {
         f"{name} (KS)": float(ks_2samp(a[name], b[name]).statistic)
@@ -158,6 +151,8 @@ def distances(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> dict[str, f
 
 
 def summary(s: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The statistics in a few numbers each."""
+
     def spread(x: np.ndarray) -> list[float]:
         return [round(float(q), 4) for q in np.percentile(x, [10, 50, 90])]
 
@@ -174,7 +169,7 @@ def summary(s: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def speed(image: torch.Tensor, device: str, pixels: int) -> dict[str, float]:
-    """Recordings a second, of 2 s, with so many pixels in a batch."""
+    """How many recordings of 2 s are made per second, in batches with so many pixels."""
     motion, found = dataclasses.replace(MNIST_DVS_MOTION, duration_us=2_000_000), {}
     windows: dict[str, tuple[int, int, int, int]] = {"128x128": (0, 0, 128, 128), "26x26": CROP}
     for name, window in windows.items():
@@ -185,9 +180,8 @@ def speed(image: torch.Tensor, device: str, pixels: int) -> dict[str, float]:
         record(batch, MNIST_DVS, motion, seed=0, window=window)
         found[f"record, {name}"] = round(B / (time.perf_counter() - start), 2)
         start = time.perf_counter()
-        float(
-            binned(batch, MNIST_DVS, motion, bin_us=20_000, seed=0, window=window).sum()
-        )  # waits for the device
+        bins = binned(batch, MNIST_DVS, motion, bin_us=20_000, seed=0, window=window)
+        float(bins.sum())  # waits for the device
         found[f"binned, {name}"] = round(B / (time.perf_counter() - start), 2)
     return found
 
@@ -199,85 +193,72 @@ def draw(
     b: dict[str, np.ndarray],
     path: Path,
 ) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(3, 4, figsize=(15, 10.5), layout="constrained")
+    """Draw real and simulated recordings with their statistics, a and b, side by side."""
+    figure = Figure(figsize=(15, 10.5), layout="constrained")
+    axes = figure.subplots(3, 4)
     for column, i in enumerate((0, len(real) // 2)):
         for row, (name, events) in enumerate((("real", real[i]), ("simulated", simulated[i]))):
-            image, shown = np.zeros((128, 128)), events[events["t"] < 100_000]
-            np.add.at(image, (shown["y"], shown["x"]), np.where(shown["p"], -1, 1))
-            axes[row, column].imshow(image, cmap="RdBu_r", vmin=-5, vmax=5)
-            axes[row, column].set(
-                title=f"{name}, 0 to 100 ms: ON red, OFF blue",
-                xlim=(40, 92),
-                ylim=(90, 38),
-                xlabel="x / pixel",
-                ylabel="y / pixel",
-            )
+            _draw_events(axes[row, column], name, events)
+    darkest = np.percentile(a["maps"].sum(0), 99.9)
     for row, (name, s) in enumerate((("real", a), ("simulated", b))):
-        shade = axes[row, 2].imshow(
-            s["maps"].sum(0), cmap="Greys", vmax=np.percentile(a["maps"].sum(0), 99.9)
+        shade = axes[row, 2].imshow(s["maps"].sum(0), cmap="Greys", vmax=darkest)
+        axes[row, 2].set(title=f"{name}, mean of {len(real)}", **WINDOW)
+        figure.colorbar(shade, ax=axes[row, 2], label="events per pixel", shrink=0.8)
+    _draw_statistics(axes, "real", "#1b1b1b", real[0], a)
+    _draw_statistics(axes, "simulated", "#d1495b", simulated[0], b)
+    axes[2, 3].axline((7000, 7000), slope=1, color="#999")
+    axes[2, 3].scatter(a["rate_hz"], b["rate_hz"], s=8, color="#d1495b")
+    _label(axes)
+    figure.savefig(path, dpi=80)
+
+
+WINDOW: dict[str, Any] = {
+    "xlim": (40, 92),
+    "ylim": (90, 38),
+    "xlabel": "x / pixel",
+    "ylabel": "y / pixel",
+}
+
+
+def _draw_events(axis: Any, name: str, events: np.ndarray) -> None:
+    image, shown = np.zeros((128, 128)), events[events["t"] < 100_000]
+    np.add.at(image, (shown["y"], shown["x"]), np.where(shown["p"], -1, 1))
+    axis.imshow(image, cmap="RdBu_r", vmin=-5, vmax=5)
+    axis.set(title=f"{name}, 0 to 100 ms: ON red, OFF blue", **WINDOW)
+
+
+def _draw_statistics(
+    axes: np.ndarray, name: str, colour: str, events: np.ndarray, s: dict[str, np.ndarray]
+) -> None:
+    """The rate of one recording, and the distributions of all."""
+    style: dict[str, Any] = {"color": colour, "label": name}
+    rate = np.bincount(events["t"] // BIN_US) / (BIN_US * 1e-3)
+    axes[2, 0].plot(np.arange(len(rate)) * BIN_US * 1e-3, rate, lw=0.7, **style)
+    axes[2, 1].hist(s["counts"], bins=np.arange(0, 110, 2), density=True, histtype="step", **style)
+    for axis, kind in ((axes[0, 3], "same_us"), (axes[1, 3], "opposite_us")):
+        axis.hist(
+            s[kind] * 1e-3,
+            bins=np.geomspace(0.5, 2500, 70),
+            weights=np.full(len(s[kind]), 1 / len(s[kind])),
+            histtype="step",
+            **style,
         )
-        axes[row, 2].set(
-            title=f"{name}, mean of {len(real)}",
-            xlim=(40, 92),
-            ylim=(90, 38),
-            xlabel="x / pixel",
-            ylabel="y / pixel",
-        )
-        figure.colorbar(shade, ax=axes[row, 2], label="events a pixel", shrink=0.8)
-    colours = {"real": "#1b1b1b", "simulated": "#d1495b"}
-    for (name, s), events in zip(
-        (("real", a), ("simulated", b)), (real[0], simulated[0]), strict=True
-    ):
-        style: dict[str, Any] = {"color": colours[name], "label": name}
-        rate = np.bincount(events["t"] // BIN_US) / (BIN_US * 1e-3)
-        axes[2, 0].plot(np.arange(len(rate)) * BIN_US * 1e-3, rate, lw=0.7, **style)
-        axes[2, 1].hist(
-            s["counts"], bins=np.arange(0, 110, 2), density=True, histtype="step", **style
-        )
-        for axis, kind in ((axes[0, 3], "same_us"), (axes[1, 3], "opposite_us")):
-            axis.hist(
-                s[kind] * 1e-3,
-                bins=np.geomspace(0.5, 2500, 70),
-                weights=np.full(len(s[kind]), 1 / len(s[kind])),
-                histtype="step",
-                **style,
-            )
-        axes[2, 2].plot(LAGS[:8], s["autocorrelation"][:8], "o-", **style)
-        axes[2, 3].scatter(
-            a["rate_hz"], s["rate_hz"], s=8, **style
-        ) if name == "simulated" else axes[2, 3].axline((7000, 7000), slope=1, color="#999")
-    axes[0, 3].set(
-        title="a pixel's intervals, same polarity",
-        xscale="log",
-        xlabel="interval / ms",
-        ylabel="share",
-    )
-    axes[1, 3].set(
-        title="a pixel's intervals, opposite polarity",
-        xscale="log",
-        xlabel="interval / ms",
-        ylabel="share",
-    )
+    axes[2, 2].plot(LAGS[:8], s["autocorrelation"][:8], "o-", **style)
+
+
+def _label(axes: np.ndarray) -> None:
+    for axis, polarity in ((axes[0, 3], "same"), (axes[1, 3], "opposite")):
+        axis.set(title=f"a pixel's intervals, {polarity} polarity", xscale="log")
+        axis.set(xlabel="interval / ms", ylabel="share")
+    milliseconds = f"{BIN_US // 1000} ms"
     axes[2, 0].set(title="event rate of one recording", xlabel="time / ms", ylabel="events / ms")
-    axes[2, 1].set(title=f"events in {BIN_US // 1000} ms", xlabel="events", ylabel="density")
-    axes[2, 2].set(
-        title="autocorrelation of the counts",
-        xlabel=f"lag / {BIN_US // 1000} ms",
-        ylabel="correlation",
-    )
-    axes[2, 3].set(
-        title="event rate, each recording",
-        xlabel="real / (events/s)",
-        ylabel="simulated / (events/s)",
-    )
+    axes[2, 1].set(title=f"events in {milliseconds}", xlabel="events", ylabel="density")
+    axes[2, 2].set(title="autocorrelation of the counts", ylabel="correlation")
+    axes[2, 2].set(xlabel=f"lag / {milliseconds}")
+    axes[2, 3].set(title="event rate, each recording")
+    axes[2, 3].set(xlabel="real / (events/s)", ylabel="simulated / (events/s)")
     for axis in (axes[0, 3], axes[1, 3], axes[2, 0], axes[2, 1], axes[2, 2]):
         axis.legend(frameon=False)
-    figure.savefig(path, dpi=80)
 
 
 def main() -> None:
@@ -288,8 +269,8 @@ def main() -> None:
     parser.add_argument(
         "--docs",
         type=Path,
-        default=Path(__file__).parents[1] / "docs",
-        help="where results/ and the figure go",
+        default=Path("docs"),
+        help="the folder of results/ and of the figure (default: docs)",
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -319,7 +300,7 @@ def main() -> None:
     }
     if torch.cuda.is_available():
         result[f"recordings a second, {torch.cuda.get_device_name()}"] = speed(image, "cuda", 2**24)
-    (arguments.docs / "results" / "camera.json").write_text(json.dumps(result, indent=1) + "\n")
+    results.write(arguments.docs / "results" / "camera.json", result)
     draw(real, simulated, a, b, arguments.docs / "camera.png")
     print(json.dumps(result, indent=1))
 

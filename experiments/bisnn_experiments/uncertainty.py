@@ -1,37 +1,33 @@
 """How well a run's uncertainty tells recordings like those it learned from others.
 
-    python benchmarks/uncertainty.py RUN... --digits N-MNIST --images ood --known mnist --out
-    results.json
+    python -m bisnn_experiments.uncertainty RUN... --digits N-MNIST --images ood --known mnist \\
+        --out results.json
 
 RUN... are trained on N-MNIST, or on digits in front of the simulated MNIST-DVS camera: several
 seeds and rules, on the same data. Their own test recordings are set beside others:
 
-    other digits            --digits: N-MNIST recordings, Train and Test, of the digits that the
-    runs' classes leave out fashion-mnist, ...      --images: other pictures in front of a simulated
-    camera like that of the runs' recordings own digits, simulated   --known: a control for runs on
-    N-MNIST, MNIST's digits of their own classes in front of that camera.
-                            What tells these from the test recordings is the simulation; read the
-                            sets above beside it
+    other digits             --digits: N-MNIST recordings, Train and Test, of the digits that the
+                             runs' classes leave out
+    fashion-mnist, ...       --images: other pictures in front of a simulated camera like that of
+                             the runs' recordings
+    own digits, simulated    --known: a control for runs on N-MNIST, MNIST's digits of their own
+                             classes in front of that camera. What tells these from the test
+                             recordings is the simulation; read the sets above beside it
 
-Scores: the entropy of the mean prediction, the mutual information of an ensemble's members, and 1 -
-    the largest probability. AUROC
-is the probability that a recording of the other set scores higher than a test recording; 0.5 is
-chance. "own mistakes" is the same for test recordings alone, those predicted wrong against those
-predicted right. Deviations are over seeds.
+Scores: the entropy of the mean prediction, the mutual information of an ensemble's members, and
+1 - the largest probability. AUROC is the probability that a recording of the other set scores
+higher than a test recording; 0.5 is chance. "own mistakes" is the same for test recordings alone,
+those predicted wrong against those predicted right. Deviations are over seeds.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import json
-import shlex
-import statistics
-import sys
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,8 +35,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from report import machine, note, table
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from bisnn import kernels
@@ -50,38 +44,29 @@ from bisnn.data.archives import MNISTDVS, NMNIST, Recordings
 from bisnn.data.camera import MNIST_DVS, N_MNIST_MOTION
 from bisnn.data.loading import Clips, Split
 from bisnn.display import bars
-from bisnn.files import write_atomic
-from bisnn.prediction import Classification
 from bisnn.runs import config, data_sections
 from bisnn.runs import model as models
 from bisnn.runs.evaluation import predictors
 from bisnn.runs.inputs import load_dataset
 from bisnn.runs.model import Model
+from bisnn_experiments import results
+from bisnn_experiments.measurement import machine, note
+from bisnn_experiments.scores import MISTAKES, OWN, auroc, score, summary, tables
 
 Data = (
     data_sections.NMNISTData | data_sections.MNISTDVSData | data_sections.SimulatedData
 )  # what a run may be on
 IDX, KMNIST = "-images-idx3-ubyte.gz", "kmnist-test-imgs.npz"
+# What reading a damaged npz file may raise
 BROKEN = (
-    ValueError,
-    OSError,
-    EOFError,
-    KeyError,
-    TypeError,
-    RuntimeError,
-    MemoryError,
-    zipfile.BadZipFile,
-    zlib.error,
-)  # npz
+    *(ValueError, OSError, EOFError, KeyError, TypeError, RuntimeError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 SIDE = 28  # pixels, of every picture
 SEED = 0  # of the camera's noise, as of `simulation.Digits`
-OWN, OTHER, KNOWN, MISTAKES = "test", "other digits", "own digits, simulated", "own mistakes"
-FREE = (
-    "seed",
-    "data.root",
-    "train.device",
-    "train.checkpoint_seconds",
-)  # settings in which runs of a rule may differ
+OTHER, KNOWN = "other digits", "own digits, simulated"
+# Settings in which runs of one rule may differ
+FREE = ("seed", "data.root", "train.device", "train.checkpoint_seconds")
 
 
 @dataclass(frozen=True)
@@ -113,9 +98,9 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
     for path in paths:
         model = models.load(path)
         if not isinstance(model.config.data, Data):
-            name = model.config.data.name
             raise ValueError(
-                f"RUN: must be trained on nmnist, mnist_dvs or digits; got {name} of {path}; leave it out"
+                "RUN: must be trained on nmnist, mnist_dvs or digits; "
+                f"got {model.config.data.name} of {path}; leave it out"
             )
         runs.append(Run(path, model))
         _check_same_data(runs[0], runs[-1])
@@ -129,8 +114,8 @@ def _check_same_data(first: Run, run: Run) -> None:
     for key in {**a, **b}:
         if a.get(key) != b.get(key):
             raise ValueError(
-                f"RUN: all must have the same data, but for root; got data.{key} = {b.get(key)!r} of {run.path} and "
-                f"{a.get(key)!r} of {first.path}; compare them in two commands"
+                f"RUN: all must have the same data, but for root; got data.{key} = {b.get(key)!r} "
+                f"of {run.path} and {a.get(key)!r} of {first.path}; compare them in two commands"
             )
 
 
@@ -179,7 +164,8 @@ def other_digits(folder: Path, data: Data) -> list[Clips]:
     digits = [digit for digit in range(10) if digit not in data.classes]
     if not digits:
         raise ValueError(
-            f"--digits: needs digits that the runs' classes leave out; got all of {data.classes}; leave it out"
+            "--digits: needs digits that the runs' classes leave out; "
+            f"got all of {data.classes}; leave it out"
         )
     try:
         parts = [
@@ -194,9 +180,7 @@ def other_digits(folder: Path, data: Data) -> list[Clips]:
 def pictures(
     images: Path | None, known: Path | None, classes: Sequence[int], most: int
 ) -> dict[str, Pictures]:
-    """What the camera is to see: the first `most` pictures of every file, and of MNIST's digits of
-    these classes.
-    """
+    """The first `most` pictures of every file, and of MNIST's digits of these classes."""
     found = {}
     if images:
         for file in sorted([*images.glob(f"*{IDX}"), *images.glob(KMNIST)]):
@@ -205,7 +189,8 @@ def pictures(
             found[name] = Pictures(torch.from_numpy(some), list(range(len(some))))
         if not found:
             raise ValueError(
-                f"--images: must be a folder that holds *{IDX} or {KMNIST}; got {images}; give that of the pictures"
+                f"--images: must be a folder that holds *{IDX} or {KMNIST}; "
+                f"got {images}; give that of the pictures"
             )
     if known:
         try:
@@ -215,7 +200,8 @@ def pictures(
         numbers = np.flatnonzero(np.isin(labels, classes))[:most]
         if not len(numbers):
             raise ValueError(
-                f"--known: must hold digits of {list(classes)}; got none in {known}; give the folder of MNIST's files"
+                f"--known: must hold digits of {list(classes)}; "
+                f"got none in {known}; give the folder of MNIST's files"
             )
         found[KNOWN] = Pictures(digits[numbers], numbers.tolist())
     return found
@@ -254,7 +240,7 @@ def read_pictures(file: Path) -> np.ndarray:
 
 
 def scene_of(data: Data) -> simulation.Scene:
-    """A simulated camera like the one of the runs' recordings, and the pixels of it that they keep."""
+    """A simulated camera like that of the runs' recordings, and the pixels that they keep."""
     duration_us = data.steps * data.bin_us
     if isinstance(data, data_sections.NMNISTData):
         width, height = NMNIST.SIZE
@@ -269,10 +255,8 @@ def scene_of(data: Data) -> simulation.Scene:
     )
 
 
-def simulated(name: str, what: Pictures, data: Data, device: str) -> list[Clips]:
-    """Pictures in front of the camera, binned as the runs' recordings are; made once, and then read
-    from the cache.
-    """
+def simulate(name: str, what: Pictures, data: Data, device: str) -> list[Clips]:
+    """Recordings of pictures, binned as those of the runs; made once, then read from the cache."""
     source = hashlib.blake2b(what.images.numpy().tobytes()).hexdigest()
     how: dict[str, Any] = {
         "bin_us": data.bin_us,
@@ -289,49 +273,10 @@ def _all(recordings: Recordings) -> Clips:
     return Clips(recordings, torch.arange(len(recordings)))
 
 
-# Scores, and what they tell
+# What the scores tell
 
 
-def scored(
-    model: Model,
-    sets: Iterable[Clips],
-    members: int | None,
-    advance: Callable[[int], Any] = lambda n: None,
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Each score (N,) of the recordings of some sets, and the classes (N,) that they are taken for.
-
-    Args:
-        model: with its network on the device to work on.
-        sets: predicted one after the other.
-        members: of the ensemble; None for the one set of weights, which has no mutual information.
-        advance: called with the number of recordings done, now and then.
-    """
-    parts: list[dict[str, Tensor]] = []
-    for clips in sets:
-        result = model.predict_points(clips, members, advance=advance)
-        assert isinstance(result, Classification)
-        largest, label = result.mean.max(-1)
-        own = {"entropy": result.entropy, "1 - max": 1 - largest, "class": label}
-        if members is not None and members > 1:
-            own["mutual information"] = result.mutual_information
-        parts.append(own)
-    joined = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
-    taken_for = joined.pop("class")
-    return {name: values.astype(np.float64) for name, values in joined.items()}, taken_for
-
-
-def auroc(low: np.ndarray, high: np.ndarray) -> float | None:
-    """The probability that one of `high` (N,) is above one of `low` (M,), ties by half; None where
-    either is empty.
-    """
-    if not len(low) or not len(high):
-        return None
-    return float(
-        roc_auc_score(np.repeat([0, 1], [len(low), len(high)]), np.concatenate([low, high]))
-    )
-
-
-def judged(
+def judge(
     run: Run, test: Split, others: dict[str, list[Clips]], advance: Callable[[int], Any]
 ) -> list[dict[str, Any]]:
     """A row for each predictor of a run."""
@@ -339,105 +284,33 @@ def judged(
     assert isinstance(test.x, Clips)
     for name, members in predictors(run.model).items():
         more = lambda n, members=members: advance(n * (members or 1))  # noqa: E731
-        own, taken_for = scored(run.model, [test.x], members, more)
+        own, taken_for = score(run.model, [test.x], members, more)
         right = taken_for == test.y.numpy()
         row: dict[str, Any] = {
             "run": str(run.path),
             "method": run.model.config.rule.name,
             "seed": run.model.config.seed,
-        }
-        row |= {
             "predictor": name,
             "accuracy": float(right.mean()),
             "entropy": {OWN: float(own["entropy"].mean())},
             "auroc": {},
         }
         for other, sets in others.items():
-            scores, _ = scored(run.model, sets, members, more)
-            row["entropy"][other] = float(scores["entropy"].mean())
-            row["auroc"][other] = {score: auroc(own[score], scores[score]) for score in own}
-        rows.append(
-            {
-                **row,
-                MISTAKES: {
-                    score: auroc(values[right], values[~right]) for score, values in own.items()
-                },
-            }
-        )
+            theirs, _ = score(run.model, sets, members, more)
+            row["entropy"][other] = float(theirs["entropy"].mean())
+            row["auroc"][other] = {name: auroc(own[name], theirs[name]) for name in own}
+        row[MISTAKES] = {name: auroc(x[right], x[~right]) for name, x in own.items()}
+        rows.append(row)
     return rows
-
-
-def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every number's mean and deviation over the seeds, an entry for each method and predictor."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["method"], row["predictor"]), []).append(row)
-    numbers = ("accuracy", "entropy", "auroc", MISTAKES)
-    return [
-        {
-            "method": method,
-            "predictor": predictor,
-            **{name: over_seeds([row[name] for row in group]) for name in numbers},
-        }
-        for (method, predictor), group in groups.items()
-    ]
-
-
-def over_seeds(values: Sequence[Any]) -> Any:
-    """Of numbers, or of each entry of dicts. None is left out; the deviation of one number is None."""
-    if isinstance(values[0], dict):
-        return {key: over_seeds([value[key] for value in values]) for key in values[0]}
-    known = [value for value in values if value is not None]
-    spread = statistics.stdev(known) if len(known) > 1 else None
-    return {"mean": statistics.fmean(known) if known else None, "std": spread, "seeds": len(known)}
-
-
-def tables(entries: Sequence[dict[str, Any]]) -> str:
-    """The summary to read: AUROC of each score, then accuracy and mean entropies."""
-    sets = list(entries[0]["auroc"])
-    chances, means = [], []
-    for entry in entries:
-        name = f"{entry['method']}, {entry['predictor']}"
-        for score, mistakes in entry[MISTAKES].items():
-            cells = [*(entry["auroc"][other][score] for other in sets), mistakes]
-            chances.append((f"{name}: {score}", [_cell(cell) for cell in cells]))
-        means.append(
-            (
-                name,
-                [_cell(entry["accuracy"]), *(_cell(entry["entropy"][one]) for one in (OWN, *sets))],
-            )
-        )
-    return "\n\n".join(
-        [
-            table("AUROC", [*sets, MISTAKES], chances),
-            table("mean entropy / nat", ["accuracy", OWN, *sets], means),
-        ],
-    )
-
-
-def _cell(of_seeds: dict[str, Any]) -> str | None:
-    if of_seeds["mean"] is None:
-        return None
-    return f"{of_seeds['mean']:.3f}" + (
-        f" ± {of_seeds['std']:.3f}" if of_seeds["std"] is not None else ""
-    )
 
 
 # The command
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """All that the JSON holds. What is wrong with the arguments is said before anything takes long."""
+    """All that the JSON holds. Errors in the arguments are raised before anything takes long."""
     began = time.monotonic()
-    positive_int("--most", args.most)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            "--device: must be one that PyTorch finds; got cuda, which is not here; use cpu"
-        )
-    if args.out.is_dir() or not args.out.parent.is_dir():
-        raise ValueError(
-            f"--out: must be a file in a folder that is there; got {args.out}; give another name"
-        )
+    _check(args)
     runs = load_runs(args.runs)
     data, digits, known = runs[0].data, args.digits, args.known
     if not isinstance(data, data_sections.NMNISTData):
@@ -447,18 +320,20 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         digits = known = None
     if not (digits or known or args.images):
         raise ValueError(
-            f"--images: must be given where there is no other set; got none for runs on {data.name}; give a folder"
+            "--images: must be given where there is no other set; "
+            f"got none for runs on {data.name}; give a folder"
         )
     if args.images and isinstance(data, data_sections.MNISTDVSData) and data.scale != 4:
         raise ValueError(
-            f"--images: is for recordings at scale 4; got runs with data.scale = {data.scale}; leave it out"
+            "--images: is for recordings at scale 4; "
+            f"got runs with data.scale = {data.scale}; leave it out"
         )
     seen = pictures(args.images, known, data.classes, args.most)
     others = {OTHER: other_digits(digits, data)} if digits else {}
     tests = own_recordings(runs, args.device)
-    others |= {name: simulated(name, what, data, args.device) for name, what in seen.items()}
+    others |= {name: simulate(name, what, data, args.device) for name, what in seen.items()}
     return {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": results.command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
@@ -466,12 +341,24 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "seeds": sorted({run.model.config.seed for run in runs}),
         "recordings": {OWN: len(tests[0].x)}
         | {name: sum(map(len, sets)) for name, sets in others.items()},
-        **_results(runs, tests, others, args.device),
+        **_measure_runs(runs, tests, others, args.device),
         "wall_seconds": round(time.monotonic() - began, 1),
     }
 
 
-def _results(
+def _check(args: argparse.Namespace) -> None:
+    positive_int("--most", args.most)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "--device: must be one that PyTorch finds; got cuda, which is not here; use cpu"
+        )
+    if args.out.is_dir() or not args.out.parent.is_dir():
+        raise ValueError(
+            f"--out: must be a file in a folder that is there; got {args.out}; give another name"
+        )
+
+
+def _measure_runs(
     runs: Sequence[Run], tests: Sequence[Split], others: dict[str, list[Clips]], device: str
 ) -> dict[str, Any]:
     away = sum(len(clips) for sets in others.values() for clips in sets)
@@ -486,7 +373,7 @@ def _results(
         for run, test in zip(runs, tests, strict=True):
             progress.update(bar, description=run.path.name)
             run.model.net.to(device)
-            rows += judged(run, test, others, lambda n: progress.advance(bar, n))
+            rows += judge(run, test, others, lambda n: progress.advance(bar, n))
     return {"summary": summary(rows), "rows": rows}
 
 
@@ -527,7 +414,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     try:
         result = measure(args)
-        write_atomic(args.out, (json.dumps(result, indent=1) + "\n").encode())
+        results.write(args.out, result)
     except (ValueError, OSError) as error:
         raise SystemExit(f"uncertainty: {error}") from None
     except KeyboardInterrupt:
@@ -535,9 +422,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "uncertainty: stopped; the same command goes on with the pictures where it was"
         ) from None
     print(tables(result["summary"]))
-    print(
-        f"\nrecordings: {', '.join(f'{n} {name}' for name, n in result['recordings'].items())}; written: {args.out}"
-    )
+    counts = ", ".join(f"{n} {name}" for name, n in result["recordings"].items())
+    print(f"\nrecordings: {counts}; written: {args.out}")
 
 
 if __name__ == "__main__":

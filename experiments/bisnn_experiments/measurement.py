@@ -1,4 +1,7 @@
-"""What all benchmarks print and write: progress, tables, the machine."""
+"""What every measurement says: progress, tables, the machine it ran on.
+
+It needs nothing but PyTorch: the benchmarks use it in environments without `bisnn` too.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,12 @@ FEATURES = (
 
 
 def note(text: str) -> None:
+    """Write a line about the progress, with the time of day, to stderr."""
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
 def fact(path: str, key: str) -> str | None:
-    """The first "key: value" of a file under /proc; None where there is none, as on other systems
+    """The first value of a key in a file under /proc; None where there is none, as on systems other
     than Linux.
     """
     lines = Path(path).read_text().splitlines() if Path(path).exists() else []
@@ -38,21 +42,27 @@ def fact(path: str, key: str) -> str | None:
 
 
 def mib(path: str, key: str) -> float | None:
+    """The same for a key whose value is a size in kB."""
     size = fact(path, key)
     return None if size is None else int(size.split()[0]) / 1024
 
 
+def processor() -> str:
+    """The name of the CPU."""
+    return fact("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
+
+
 def machine() -> dict[str, Any]:
+    """What the JSON says about this machine."""
     flags = (fact("/proc/cpuinfo", "flags") or fact("/proc/cpuinfo", "Features") or "").split()
     memory = mib("/proc/meminfo", "MemTotal")
     return {
-        "cpu": fact("/proc/cpuinfo", "model name") or platform.processor(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "features": [name for name in FEATURES if name in flags],
         "memory_gib": None if memory is None else round(memory / 1024, 1),
-        "load_before": os.getloadavg()[0]
-        if hasattr(os, "getloadavg")
-        else None,  # processes that wanted to run, last minute
+        # Processes that wanted to run, over the last minute
+        "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "system": platform.system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -60,6 +70,7 @@ def machine() -> dict[str, Any]:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[Any]]]) -> str:
+    """Rows of a name and its values, as aligned text."""
     cells = [(name, [show(value) for value in values]) for name, values in rows]
     first = max([len(title), *(len(name) for name, _ in cells)])
     widths = [
@@ -76,16 +87,14 @@ def table(title: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence
 
 
 def show(value: Any) -> str:
+    """A cell of a table: numbers with two digits or more."""
     if value is None:
         return "-"
-    if isinstance(value, float):
-        if 0 < abs(value) < 0.05:
-            return f"{value:.2g}"
-        return (
-            f"{value:.2f}"
-            if abs(value) < 10
-            else f"{value:.1f}"
-            if abs(value) < 100
-            else f"{value:,.0f}"
-        )
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, float):
+        return str(value)
+    size = abs(value)
+    if 0 < size < 0.05:
+        return f"{value:.2g}"
+    return f"{value:.2f}" if size < 10 else f"{value:.1f}" if size < 100 else f"{value:,.0f}"

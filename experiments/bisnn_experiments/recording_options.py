@@ -1,43 +1,40 @@
-"""What augmentation, dropout, the schedule, time constants, gradients through time and more change
-on scikit-learn's digits.
+"""What options of the training change on scikit-learn's digits: the table of docs/RESULTS.md.
 
-    python benchmarks/recording_options.py
+    python -m bisnn_experiments.recording_options
 
-Each seed holds out another fifth of the training recordings, most of which other people wrote than
-the rest, and is judged on it: the test recordings stay unread. A row is one of the configs
-`digits_*` with one thing changed; the first of a method has nothing changed but for `START`: the
-configs as they were when most rows were measured, at half the epochs they have now.
+Augmentation, dropout, the schedule, time constants, gradients through time and more. Each seed
+holds out another fifth of the training recordings, most of which other people wrote than the rest,
+and is judged on it: the test recordings stay unread. A row is one of the configs `digits_*` with
+one thing changed; the first of a method has nothing changed but for `START`: the configs as they
+were when most rows were measured, at half the epochs they have now.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import multiprocessing
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from bisnn import metrics
 from bisnn.data.loading import LoadedData, Split
 from bisnn.display import bars
-from bisnn.files import write_atomic
 from bisnn.runs import config, evaluation, loop, training
 from bisnn.runs.config import Config
 from bisnn.runs.inputs import load_dataset
-from bisnn_experiments import reproduction
+from bisnn_experiments.options import publish
 
 PLAIN = {"augment.rotate": 0.0, "augment.zoom": 0.0, "augment.shift": 0}
 TURNED = {"augment.rotate": 5.0, "augment.zoom": 0.05}
 USUAL = {"rule.betas": [0.9, 0.999]}
 BPTT = {"network.gradient": "bptt"}
 LONGER = {"train.epochs": 40}
-START: dict[str, dict[str, Any]] = {  # what all rows of a method have, unless they say otherwise
+# What all rows of a method have, unless they say otherwise
+START: dict[str, dict[str, Any]] = {
     "full": {"train.epochs": 20},
     "st": {"train.epochs": 20, "augment.rotate": 0.0, "augment.zoom": 0.0},
     "bayes": {
@@ -50,8 +47,10 @@ START: dict[str, dict[str, Any]] = {  # what all rows of a method have, unless t
     },
 }
 RELAXED = {"rule.straight_through": False, "rule.tau": 0.5}
+SLOWER = LONGER | RELAXED | {"rule.lr": 0.2}
 UNCHANGED: dict[str, Any] = {}
-OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of each method, by name
+# Of each method, by name
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "full": {
         "as it is": UNCHANGED,
         "40 epochs": LONGER,
@@ -82,11 +81,8 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of each method, by name
         "no augmentation": PLAIN,
         "relaxed samples, tau 0.5": RELAXED,
         "40 epochs, relaxed samples": LONGER | RELAXED,
-        "40 epochs, relaxed samples, lr 0.2": LONGER | RELAXED | {"rule.lr": 0.2},
-        "40 epochs, relaxed samples, lr 0.2, turned and resized": LONGER
-        | RELAXED
-        | {"rule.lr": 0.2}
-        | TURNED,
+        "40 epochs, relaxed samples, lr 0.2": SLOWER,
+        "40 epochs, relaxed samples, lr 0.2, turned and resized": SLOWER | TURNED,
         "Adam's usual betas": USUAL,
         "gradients through layers and time": BPTT,
     },
@@ -94,8 +90,8 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of each method, by name
 FOLDS = 5
 
 
-def held_out(settings: Config, show: bool = False) -> LoadedData:
-    """The config's data, with a fifth of the training recordings held out: which, its seed says."""
+def held_out(settings: Config, show: bool = False, given: None = None) -> LoadedData:
+    """The config's data with a fifth of the training recordings held out; its seed says which."""
     data = load_dataset(settings, show)
     n, fold = len(data.train.y), settings.seed % FOLDS
     out = torch.zeros(n, dtype=torch.bool)
@@ -106,19 +102,17 @@ def held_out(settings: Config, show: bool = False) -> LoadedData:
     return dataclasses.replace(data, train=train, validation=validation)
 
 
-def judged(method: str, option: str, seed: int) -> list[dict[str, Any]]:
-    """A row for each predictor of one run, which is kept in memory alone."""
+def judge(method: str, option: str, seed: int) -> list[dict[str, Any]]:
+    """Train one run, which is kept in memory alone; returns a row for each of its predictors."""
     torch.set_num_threads(1)
     settings = config.load(f"digits_{method}").updated(
         seed=seed, **START[method] | OPTIONS[method][option]
     )
     loop.load_dataset = held_out  # type: ignore[assignment]
     run = training.Training(settings, training.Processes(0, 1, torch.device("cpu")))
-    validation, run.data = (
-        run.data.validation,
-        dataclasses.replace(run.data, validation=None),
-    )  # judged once, at the end
+    validation = run.data.validation
     assert validation is not None
+    run.data = dataclasses.replace(run.data, validation=None)  # judged once, at the end
     while not run.finished:
         run.update()
     model = run.trained_model()
@@ -138,36 +132,24 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=FOLDS)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument(
-        "--only", metavar="TEXT", default="", help="options whose name has this in it"
+        "--only", metavar="TEXT", default="", help="only options with this text in their name"
     )
     parser.add_argument("--out", type=Path, default=Path("out/recording_options.json"))
-    options = parser.parse_args()
+    args = parser.parse_args()
     load_dataset(config.load("digits_st"))  # the cache, before several processes want it
-    chosen = [
-        (method, name) for method in OPTIONS for name in OPTIONS[method] if options.only in name
-    ]
+    chosen = [(method, name) for method in OPTIONS for name in OPTIONS[method] if args.only in name]
     if not chosen:
         parser.error(
-            f"--only: no option has {options.only!r} in its name; the names are the keys of OPTIONS"
+            f"--only: no option has {args.only!r} in its name; the names are the keys of OPTIONS"
         )
-    tasks = [(method, name, seed) for method, name in chosen for seed in range(options.seeds)]
-    pool = ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn"))
+    tasks = [(method, name, seed) for method, name in chosen for seed in range(args.seeds)]
+    pool = ProcessPoolExecutor(args.jobs, mp_context=multiprocessing.get_context("spawn"))
     rows: list[dict[str, Any]] = []
     with pool, bars(show=True) as progress:
-        for result in progress.track(
-            pool.map(judged, *zip(*tasks, strict=True)), len(tasks), description="runs"
-        ):
+        judged = pool.map(judge, *zip(*tasks, strict=True))
+        for result in progress.track(judged, len(tasks), description="runs"):
             rows += result
-    results = {
-        "command": " ".join(["python", *sys.argv]),
-        "summary": reproduction.summary(rows),
-        "rows": rows,
-    }
-    Console(width=120).print(
-        reproduction.table({"recipe": "options", "seeds": range(options.seeds), **results})
-    )
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(options.out, (json.dumps(results, indent=1) + "\n").encode())
+    publish(rows, args.seeds, args.out, width=120)
 
 
 if __name__ == "__main__":

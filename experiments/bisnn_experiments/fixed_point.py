@@ -1,24 +1,22 @@
-"""What `FixedSRM`, the neuron in integers, changes: networks are trained with the float SRM, and judged
-on their test points with either neuron on the same weights.
+"""What `FixedSRM`, the neuron in integers, changes in the predictions of trained networks.
 
-    python benchmarks/fixed_point.py [--seeds 5] [--out out/fixed_point] [--jobs 2]
+    python -m bisnn_experiments.fixed_point [--seeds 5] [--out out/fixed_point] [--jobs 2]
 
-Differences are paired, point by point, with intervals over seeds and points. Runs that are there
-are not trained again. It writes OUT/results.json; docs/results/fixed_point.json is a copy.
+Networks are trained with the float SRM, and judged on their test points with either neuron on the
+same weights. Differences are paired, point by point, with intervals over seeds and points. Runs
+that are there are not trained again. It writes OUT/results.json; docs/results/fixed_point.json is a
+copy.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from report import machine, table
 
 from bisnn import intervals
 from bisnn.packed import Engine
@@ -26,14 +24,15 @@ from bisnn.runs import config, model
 from bisnn.runs.exporting import describe_model
 from bisnn.runs.inputs import load_dataset, spikes
 from bisnn.shipping import conversion
-from bisnn_experiments import reproduction
+from bisnn_experiments import reproduction, results
+from bisnn_experiments.measurement import machine, table
 
 CONFIGS = ("two_moons_st", "two_moons_bayes", "digits_st", "digits_bayes")
 FRACTION = 12
 
 
-def judged(folder: Path) -> dict[str, Any]:
-    """The predictions of a run with either neuron: which test points are right, and what differs."""
+def compare_neurons(folder: Path) -> dict[str, Any]:
+    """Predict with either neuron: which test points are right, and what differs."""
     trained = model.load(folder)
     points, labels = load_dataset(trained.config, show=False).test
     batches = [
@@ -56,6 +55,9 @@ def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     lost = right[:, 0] - right[:, 1]
     low, high = intervals.of_crossed_mean(lost)
     totals = {key: sum(run["changes"][key] for run in runs) for key in runs[0]["changes"]}
+    decisions = (totals["changed_decisions"], totals["recordings"])
+    changed = dict(zip(("low", "high"), intervals.of_share(*decisions), strict=True))
+    changed["value"] = decisions[0] / decisions[1]
     data, rule = name.rsplit("_", 1)
     return {
         "data": data.replace("_", " "),
@@ -63,10 +65,18 @@ def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "accuracy": {"srm": float(right[:, 0].mean()), "fixed": float(right[:, 1].mean())},
         "lost": {"value": float(lost.mean()), "low": float(low), "high": float(high)},
         "changed_spikes": totals["changed_spikes"] / totals["spikes"],
-        "changed_decisions": totals["changed_decisions"] / totals["recordings"],
+        "changed_decisions": changed,
         "lost_by_seed": lost.mean(1).tolist(),
-        **totals,
+        "totals": totals,
     }
+
+
+def cells(row: dict[str, Any]) -> list[float]:
+    """The numbers of a row in per cent, as the table shows them."""
+    shares = [*row["accuracy"].values(), *row["lost"].values()]
+    return [
+        100 * share for share in (*shares, row["changed_spikes"], row["changed_decisions"]["value"])
+    ]
 
 
 def main() -> None:
@@ -85,33 +95,11 @@ def main() -> None:
         for seed, folder in enumerate(folders)
     ]
     reproduction.run_all(tasks, options.jobs, True)
-    rows = [summary(name, [judged(folder) for folder in plan[name]]) for name in CONFIGS]
-    results = {
-        "command": " ".join(["python", *sys.argv]),
-        "machine": machine(),
-        "seeds": options.seeds,
-        "fraction": FRACTION,
-        "summary": rows,
-    }
-    shown = ("accuracy, SRM", "FixedSRM", "points lost", "low", "high", "spikes", "decisions")
-    print(
-        table(
-            "",
-            shown,
-            (
-                (
-                    f"{row['data']}, {row['method']}",
-                    [
-                        *(100 * v for v in (*row["accuracy"].values(), *row["lost"].values())),
-                        100 * row["changed_spikes"],
-                        100 * row["changed_decisions"],
-                    ],
-                )
-                for row in rows
-            ),
-        )
-    )
-    (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    rows = [summary(name, [compare_neurons(folder) for folder in plan[name]]) for name in CONFIGS]
+    columns = ("accuracy, SRM", "FixedSRM", "points lost", "low", "high", "spikes", "decisions")
+    print(table("in %", columns, [(f"{row['data']}, {row['method']}", cells(row)) for row in rows]))
+    about = {"command": results.command(), "machine": machine(), "seeds": options.seeds}
+    results.write(options.out / "results.json", about | {"fraction": FRACTION, "summary": rows})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,173 @@
+"""The program that tries exported code: golden vectors from the engine, and states next to a
+threshold, where rounding decides.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from bisnn.bits import philox
+from bisnn.bits.philox import Purpose
+from bisnn.packed import encoding
+from bisnn.packed.network import PackedLayer, PackedNetwork
+from bisnn.packed.network import words as words_of
+from bisnn.shipping.c_text import (
+    bit_order,
+    filled,
+    indented,
+    is_whole,
+    output_type,
+    result_name,
+    table_text,
+)
+
+GOLDEN_BITS = 600  # of each point that the encoder is tried on, or more
+
+
+def golden(
+    network: PackedNetwork, x: np.ndarray
+) -> tuple[tuple[np.ndarray, ...], np.ndarray | None]:
+    """Spikes of every layer, uint8 (K, T, *output_shape), and logits, float32 (K, T, outputs), for
+    one recording.
+    """
+    from bisnn.packed.engine import Engine
+
+    result = Engine(network).run(x[:, None].astype(np.uint8), spikes=True)
+    return tuple(
+        s[:, :, 0] for s in result.spikes
+    ), None if result.logits is None else result.logits[:, :, 0]
+
+
+def _edges(layer: PackedLayer, most: int = 8) -> np.ndarray:
+    """States of the first neuron that leaves the layer at which a fused product would decide
+    otherwise: rows of P, R, spike.
+
+    With Q = 0 the potential is kappa P - R: R puts the rounded product at the threshold, and what
+    rounding took off decides. There are none where kappa is a power of two: no product is rounded
+    then.
+    """
+    if layer.neuron.kind != "srm":
+        return np.empty((0, 3), np.float32)  # integers are not rounded
+    kappa = layer.scale[_first(layer) if len(layer.scale) > 1 else 0]
+    theta = layer.constants[3]
+    P = (theta / kappa * np.linspace(16, 64, 1000)).astype(np.float32)
+    R = kappa * P - theta
+    fires = kappa * P - R > theta
+    fused = (kappa.astype(np.float64) * P.astype(np.float64) - R).astype(
+        np.float32
+    ) > theta  # the product is exact
+    return np.stack([P, R, fires], 1)[fires != fused][:most].astype(np.float32)
+
+
+def _first(layer: PackedLayer) -> int:
+    """The neuron whose spikes leave the layer as bit 0."""
+    return layer.outputs[0] if layer.outputs else 0
+
+
+def golden_header(network: PackedNetwork, name: str, x: np.ndarray) -> str:
+    """Inputs [T][words], spikes of each layer [T][member][words], logits [T][member][outputs],
+    edges [n][P, R, spike].
+    """
+    spikes, logits = golden(network, x)
+    tables = [table_text("golden_x", words_of(x.reshape(len(x), -1)[:, bit_order(x.shape[1:])]))]
+    for i, s in enumerate(spikes):  # (K, T, ...)
+        bits = s.reshape(*s.shape[:2], -1)[..., bit_order(s.shape[2:])]
+        tables.append(table_text(f"golden_s{i}", words_of(bits).swapaxes(0, 1)))
+    if logits is not None:
+        y = logits.swapaxes(0, 1)
+        if is_whole(network) and network.readout is not None:
+            y = np.rint(y / network.readout.scale).astype(np.int32)
+        tables.append(table_text(f"golden_{result_name(network)}", y))
+    edges = enumerate(map(_edges, network.layers))
+    tables += [table_text(f"golden_edges{i}", values) for i, values in edges if len(values)]
+    if network.encoding:
+        points, steps, bits = _encoded(network.encoding)
+        tables += [
+            table_text("golden_points", points),
+            table_text("golden_steps", steps),
+            table_text("golden_encoded", words_of(bits)),
+        ]
+    return f"/* What {name} is to give. */\n#include <stdint.h>\n" + "\n".join(tables)
+
+
+def _encoded(code: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Points (N, d), time steps (t,) and the spikes in these, uint8 (N, t, inputs), of draw i for
+    point i.
+    """
+    low, high = np.array(code["low"], float), np.array(code["high"], float)
+    span, d = high - low, len(low)
+    places = (
+        philox.uniform([1], 12 * d, code["seed"], Purpose.EXPORT).reshape(12, d).astype(np.float64)
+        * 1.5
+        - 0.25
+    )
+    corners = [
+        low,
+        high,
+        np.where(low == 0, -0.0, low),
+        low - 1e9 * span,
+    ]  # and what rounds to -0, and what is far out
+    points = np.concatenate([corners, low + span * places]).clip(
+        -np.finfo(float).max, np.finfo(float).max
+    )
+    bits = np.stack(
+        [encoding.spikes(code, point[None], draw)[:, 0] for draw, point in enumerate(points)]
+    )
+    steps = np.unique(
+        np.linspace(0, len(bits[0]) - 1, -(-GOLDEN_BITS // bits.shape[-1]) + 1).astype(np.uint32)
+    )
+    return points, steps, bits[:, steps]
+
+
+def test_program(network: PackedNetwork, name: str, steps: int) -> str:
+    upper = name.upper()
+    compared = [
+        (f"state.s{i}", f"golden_s{i}", f"WORDS_{i}", f"spikes of layer {i}")
+        for i in range(len(network.layers))
+    ]
+    if network.outputs:
+        result = result_name(network)
+        compared.append(("result", f"golden_{result}", "OUTPUTS", result))
+    checks = []
+    for got, wanted, per_member, what in compared:
+        size = f"{upper}_MEMBERS * {upper}_{per_member}"
+        checks.append(
+            f'            bad = bad || differ({got}, {wanted} + t * {size}, {size}, t, run, "{what}");'
+        )
+    unused = f"~UINT32_C(0) << {upper}_INPUTS % 32" if math.prod(network.input_shape) % 32 else "0"
+    edges = [
+        _edge_test(i, layer, name) for i, layer in enumerate(network.layers) if len(_edges(layer))
+    ]
+    parts = {
+        "checks": "\n".join(checks),
+        "edges": "\n".join(edges),
+        "unused": unused,
+        "encoder": "",
+    }
+    if network.encoding:
+        points, times, _ = _encoded(network.encoding)
+        parts["encoder"] = filled(
+            "encoder_test.c.in", name=name, NAME=upper, points=len(points), times=len(times)
+        )
+    output = output_type(network)
+    return filled("model_test.c.in", name=name, NAME=upper, steps=steps, output=output, **parts)
+
+
+def _edge_test(i: int, layer: PackedLayer, name: str) -> str:
+    edges, at = f"golden_edges{i}", f"[0][{_first(layer)}]"
+    lines = [
+        f"for (t = 0; t < {len(_edges(layer))} && !bad; t++) {{",
+        f"    {name}_reset(&state);",
+        f"    state.P{i}{at} = {edges}[3 * t];",
+        f"    state.R{i}{at} = {edges}[3 * t + 1];",
+        f"    {name}_step(&state, golden_x, NULL);",
+        f"    if ((state.s{i}[0][0] & 1) != (uint32_t){edges}[3 * t + 2]) {{",
+        f'        printf("different: layer {i} at its threshold, state %lu: a product was not rounded\\n", (unsigned long)t);',
+        "        bad = 1;",
+        "    }",
+        "}",
+    ]
+    return "\n".join(indented(lines))

@@ -1,0 +1,108 @@
+"""From arrays and numbers to C99: literals, tables, the order of bits, the types of a network."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from importlib import resources
+from string import Template
+
+import numpy as np
+
+from bisnn.packed.network import PackedNetwork
+from bisnn.packed.network import words as words_of
+
+TRACES = {"srm": "float", "fixed": "int32_t"}  # types of the traces of a kind of neuron
+
+
+def is_whole(network: PackedNetwork) -> bool:
+    """Whether all of it computes in integers, so that its outputs are counts."""
+    return all(layer.neuron.kind == "fixed" for layer in network.layers)
+
+
+def result_name(network: PackedNetwork) -> str:
+    """What a time step gives: logits, or the counts that they are multiples of."""
+    return "counts" if is_whole(network) else "logits"
+
+
+def output_type(network: PackedNetwork) -> str:
+    return "int32_t" if is_whole(network) else "float"
+
+
+def bit_order(shape: tuple[int, ...]) -> np.ndarray:
+    """Indices of a flattened (N,) or (C, H, W) in the order of the bits: channels last."""
+    index = np.arange(math.prod(shape)).reshape(shape)
+    return index if len(shape) == 1 else index.transpose(1, 2, 0).ravel()
+
+
+def weight_blocks(w: np.ndarray) -> np.ndarray:
+    """Words of bits w (..., n, inputs) in the order [...][block][word][neuron of the block]."""
+    words = words_of(w.reshape(-1, *w.shape[-2:]))
+    return np.concatenate(
+        [
+            some.swapaxes(-1, -2).ravel()
+            for one in words
+            for some in np.split(one, range(32, len(one), 32))
+        ]
+    )
+
+
+def double_literal(value: float | np.floating) -> str:
+    """A float64 as an exact literal."""
+    return re.sub(r"\.?0*p", "p", float(value).hex())
+
+
+def float_literal(value: float | np.floating) -> str:
+    """A float32 as an exact literal."""
+    return double_literal(np.float32(value)) + "f"
+
+
+_KINDS: dict[str, tuple[str, Callable[..., str]]] = {
+    "uint32": ("uint32_t", hex),
+    "int32": ("int32_t", str),
+    "float32": ("float", float_literal),
+    "float64": ("double", double_literal),
+}
+
+
+def table_text(name: str, values: np.ndarray) -> str:
+    """A constant array, with as many items per line as fit."""
+    kind, text = _KINDS[values.dtype.name]
+    texts = [text(v) for v in values.ravel().tolist()]
+    per_line = 128 // (max(map(len, texts)) + 1)
+    lines = ",\n".join(",".join(texts[i : i + per_line]) for i in range(0, len(texts), per_line))
+    return f"static const {kind} {name}[{values.size}] = {{\n{lines}}};\n"
+
+
+def string_literal(text: str) -> str:
+    """A literal of its UTF-8, with octal numbers for what C might read otherwise: quotes,
+    backslashes, trigraphs.
+    """
+    return (
+        '"'
+        + "".join(chr(b) if re.match(rb"[\w ]", bytes([b])) else f"\\{b:03o}" for b in utf8(text))
+        + '"'
+    )
+
+
+def utf8(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
+
+
+def indented(lines: list[str]) -> list[str]:
+    return ["    " + line for line in lines]
+
+
+def function_text(head: str, lines: list[str]) -> str:
+    return "\n".join([head, "{", *indented(lines), "}", ""])
+
+
+def filled(template: str, **values: str | int) -> str:
+    return Template(
+        resources.files("bisnn.shipping").joinpath("templates", template).read_text("ascii")
+    ).substitute(values)
+
+
+def word_count(shape: tuple[int, ...]) -> int:
+    return -(-math.prod(shape) // 32)
