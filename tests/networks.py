@@ -18,6 +18,7 @@ POSTERIORS = {  # alphabets with a posterior, on the layers of another kind
     "ternary masked": ("masked", "ternary"),
     "levels": ("skip mixed", Levels(-3, -1, 1, 3)),
     "levels conv": ("pooled", Levels(0, 2, 12)),
+    "levels fixed": ("fixed", Levels(-3, -1, 1, 3)),
 }
 EVERY = (*KINDS, *POSTERIORS)
 FLOAT = tuple(kind for kind in KINDS if kind != "fixed")  # for laws of real numbers

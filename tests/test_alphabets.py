@@ -549,3 +549,11 @@ def test_the_study_changes_the_weights_and_the_scale_of_steps():
     assert binary == load_config("two_moons_st")
     assert four.rule.lr == pytest.approx(5 * binary.rule.lr)
     assert chosen["bayes"]["4 levels"].rule == chosen["bayes"]["binary"].rule
+
+
+def test_integers_of_the_neuron_hold_the_largest_level():
+    """FixedSRM refuses, for wide levels, what it takes for binary weights."""
+    neuron = bisnn.FixedSRM(fraction=16)
+    Network(Linear(500, 3), readout=2, neuron=neuron)
+    with pytest.raises(ValueError, match="fraction: traces of currents up to 63500 must stay"):
+        Network(Linear(500, 3), readout=2, neuron=neuron, weights=[-127, 127])

@@ -758,7 +758,7 @@ def test_half_precision_where_tf32_is_allowed(
     """Gradients of weights, and through layers and time of inputs, on a GPU: close to float64, at
     any size of the error.
     """
-    x, c = spikes(6, 5, *n_in, density=0.2), SRM(threshold=0.05).constants
+    x, neuron = spikes(6, 5, *n_in, density=0.2), SRM(threshold=0.05)
     w = torch.randn(40, n_in[-1], *kernel, generator=seeded(1))
     w = (
         sign(w) if hard else torch.tanh(w).half().float()
@@ -770,7 +770,7 @@ def test_half_precision_where_tf32_is_allowed(
             weight, x_d = (t.to(device, dtype, copy=True) for t in (w, x))
             weight.requires_grad_()
             x_d.requires_grad_(needs_x)
-            constants = c(dtype).to(device)
+            constants = constants_of(neuron, dtype).to(device)
             zero = torch.zeros(shape, device=device, dtype=dtype)
             kappa = torch.tensor(w[0].numel() ** -0.5, device=device, dtype=dtype)
             settings = (stride, padding, pool, LEVELS[hard], True, "sigmoid", 2.0, refractory)
