@@ -27,11 +27,11 @@ import torch
 from bisnn import kernels
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
-from bisnn.data.dataset import training_spikes
-from bisnn.data.recordings import Clips
+from bisnn.data.loading import Clips
 from bisnn.display import bars
 from bisnn.runs import config
 from bisnn.runs.config import Augment
+from bisnn.runs.inputs import training_spikes
 from bisnn.runs.training import Processes, Training
 from bisnn_experiments import recognition, results
 from bisnn_experiments.measurement import machine, table
@@ -137,7 +137,7 @@ def measure(
             with mock.patch.object(training, "_graphs", None):
                 step("the same, kernel by kernel")
         x = training_spikes(settings, data.x[batch], 0, batch, device)
-        with mock.patch("bisnn.runs.training.training_spikes", return_value=x):
+        with mock.patch("bisnn.runs.loop.training_spikes", return_value=x):
             step("the same, nothing to load")
     about = {"precision": settings.train.precision, "threads": torch.get_num_threads()}
     return {

@@ -515,8 +515,8 @@ def test_a_run_by_a_config(rule, levels, tmp_path):
     run = training.train(config, tmp_path / "run", show=False)
     training.resume(run, ["train.epochs=3"], show=False)
     verdict = evaluation.evaluate(run, show=False)
-    assert verdict["memory"]["bits"] == 2
-    assert set(verdict["metrics"]) == (
+    assert verdict.memory.bits == 2
+    assert set(verdict.metrics) == (
         {"MAP", "ensemble of 3"} if rule == "bayes" else {"nearest level"}
     )
     assert "2 bits each" in Path(bisnn.report([run])).read_text()
@@ -524,7 +524,7 @@ def test_a_run_by_a_config(rule, levels, tmp_path):
     points = np.random.default_rng(0).random((5, 2))
     for predictor in ("map", "members", "posterior") if rule == "bayes" else ("map",):
         done = bisnn.export(run, out=tmp_path / f"{predictor}.safetensors", predictor=predictor)
-        ours = bisnn.packed.load(done["path"]).predict_features(points).mean
+        ours = bisnn.packed.load(done.path).predict_features(points).mean
         theirs = model.predict(points, None if predictor == "map" else "usual").mean.numpy()
         np.testing.assert_allclose(ours, theirs, atol=0.1 if predictor == "posterior" else 2e-3)
 

@@ -18,7 +18,6 @@ from sklearn import dummy
 from sklearn import metrics as independent
 
 import bisnn
-from bisnn.data.dataset import load_dataset
 from bisnn.reporting import charts
 from bisnn.reporting import page as reporting
 from bisnn.reporting.charts import canvas
@@ -26,6 +25,8 @@ from bisnn.reporting.page import report
 from bisnn.runs import evaluation, training
 from bisnn.runs.evaluation import evaluate, load_evaluation
 from bisnn.runs.folder import RunFolder, save_tree
+from bisnn.runs.inputs import load_dataset
+from bisnn.runs.results import Evaluation
 from bisnn_experiments import reproduction
 from runs import ONE_D, small
 
@@ -67,7 +68,9 @@ def read(*folders: Path) -> list[charts.Run]:
 def changed(folder: Path, **parts) -> charts.Run:
     """A run, with parts of its evaluation replaced."""
     (run,) = read(folder)
-    return charts.Run(run.label, run.config, run.rows, run.judged | parts)
+    return charts.Run(
+        run.label, run.config, run.rows, Evaluation(**{**run.judged.model_dump(), **parts})
+    )
 
 
 def saved(folder: Path, copy: Path, **parts) -> Path:
@@ -75,7 +78,11 @@ def saved(folder: Path, copy: Path, **parts) -> Path:
     for file in folder.iterdir():
         if file.is_file():
             (copy / file.name).write_bytes(file.read_bytes())
-    save_tree(RunFolder(copy).evaluation_file, load_evaluation(folder) | parts, "evaluation")
+    save_tree(
+        RunFolder(copy).evaluation_file,
+        {**load_evaluation(folder).model_dump(), **parts},
+        "evaluation",
+    )
     return copy
 
 
@@ -254,13 +261,13 @@ def test_baseline_is_that_of_scikit_learn(runs, tmp_path):
 
 def test_plane_is_what_the_model_says_there(drawn, runs):
     trained = bisnn.load(runs["moons"])
-    plane = load_evaluation(runs["moons"])["plane"]
+    plane = load_evaluation(runs["moons"]).plane
     side = evaluation.PLANE
     for name, members in {"MAP": None, "ensemble of 3": 3}.items():
         axis = torch.linspace(0, 1, side).tolist()  # to the last bit: spikes are keyed by it
         corners = torch.tensor([[x, y] for y in axis for x in axis])
         probs = trained.predict_points(corners, members).mean
-        torch.testing.assert_close(plane["probs"][name].reshape(-1, 2), probs, atol=1e-5, rtol=0)
+        torch.testing.assert_close(plane.probs[name].reshape(-1, 2), probs, atol=1e-5, rtol=0)
         _, figures = drawn(charts.PARTS["Predictions"], read(runs["moons"])[0])
         (ax,) = figures[f"The plane, {name}"].axes
         image = np.asarray(ax.images[0].get_array())
@@ -271,7 +278,7 @@ def test_plane_is_what_the_model_says_there(drawn, runs):
         order = image[..., 3].ravel()[confidence.argsort()].astype(int)
         assert (np.diff(order) >= 0).all(), "the surer, the stronger"
         judged = load_evaluation(runs["moons"])
-        wrong = judged["x"][judged["predictors"][name]["mean"].argmax(1) != judged["y"]]
+        wrong = judged.x[judged.predictors[name].mean.argmax(1) != judged.y]
         crosses = ax.lines[-1].get_xydata()
         np.testing.assert_allclose(crosses, wrong.numpy(), atol=1e-6)
         dots = sum(len(line.get_xydata()) for line in ax.lines[:-1])
@@ -281,8 +288,8 @@ def test_plane_is_what_the_model_says_there(drawn, runs):
 
 
 def test_only_two_features_have_a_plane(runs):
-    assert load_evaluation(runs["rare"])["plane"] is None
-    assert load_evaluation(runs["line"])["plane"] is None
+    assert load_evaluation(runs["rare"]).plane is None
+    assert load_evaluation(runs["line"]).plane is None
 
 
 def test_wrong_examples_come_first():
@@ -318,13 +325,11 @@ def test_worst_predictions_come_first():
 def test_confusion_is_that_of_scikit_learn(runs, tmp_path):
     judged = load_evaluation(runs["rare"])
     found = tables(tmp_path, runs["rare"])
-    for name, result in judged["predictors"].items():
+    for name, result in judged.predictors.items():
         head, *rows = found[f"Confusion, {name}"]
         assert head == ["", "high", "low", "rare"]
         assert [row[0] for row in rows] == head[1:]
-        expected = independent.confusion_matrix(
-            judged["y"], result["mean"].argmax(1), labels=[0, 1, 2]
-        )
+        expected = independent.confusion_matrix(judged.y, result.mean.argmax(1), labels=[0, 1, 2])
         assert [[int(cell) for cell in row[1:]] for row in rows] == expected.tolist()
 
 
@@ -352,11 +357,11 @@ def test_many_classes_are_a_list_of_what_is_confused_most(drawn, runs):
 
 def test_surest_mistakes_are_listed(runs, tmp_path):
     judged = load_evaluation(runs["rare"])
-    name, result = list(judged["predictors"].items())[-1]
+    name, result = list(judged.predictors.items())[-1]
     head, *rows = tables(tmp_path, runs["rare"])[f"Surest mistakes, {name}"]
     assert head == ["point", "class", "taken for", "confidence"]
     names, expected = ("high", "low", "rare"), []
-    for i, (p, y) in enumerate(zip(result["mean"].tolist(), judged["y"].tolist(), strict=True)):
+    for i, (p, y) in enumerate(zip(result.mean.tolist(), judged.y.tolist(), strict=True)):
         if p.index(max(p)) != y:
             expected.append(
                 (-max(p), [str(i + 1), names[y], names[p.index(max(p))], f"{100 * max(p):.1f} %"])
@@ -369,7 +374,7 @@ def test_largest_errors_are_listed(runs, tmp_path):
     judged = load_evaluation(runs["line"])
     head, *rows = tables(tmp_path, runs["line"])["Largest errors, ensemble of 3"]
     assert head == ["point", "target", "prediction", "error"]
-    error = (judged["predictors"]["ensemble of 3"]["mean"] - judged["y"]).abs()[:, 0]
+    error = (judged.predictors["ensemble of 3"].mean - judged.y).abs()[:, 0]
     assert [int(row[0]) - 1 for row in rows] == error.argsort(descending=True, stable=True)[
         :8
     ].tolist()
@@ -495,10 +500,13 @@ def test_an_ensemble_that_agrees_is_no_single_network(drawn, runs):
     judged = load_evaluation(runs["line"])
 
     def flat(parts):
-        return {name: part | {"std": torch.zeros_like(part["std"])} for name, part in parts.items()}
+        return {
+            name: part.model_copy(update={"std": torch.zeros_like(part.std)})
+            for name, part in parts.items()
+        }
 
     run = changed(
-        runs["line"], predictors=flat(judged["predictors"]), over_time=flat(judged["over_time"])
+        runs["line"], predictors=flat(judged.predictors), over_time=flat(judged.over_time)
     )
     said: dict[str, list[str]] = {"MAP": [], "ensemble of 3": []}
     with charts.styled():

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,8 @@ import pytest
 import bisnn
 from bisnn import cli, display
 from bisnn.data import events, simulation
-from bisnn.runs import evaluation, training
+from bisnn.runs import config, data_sections, evaluation, loop, training
+from bisnn.runs import model as models
 from bisnn_experiments import reproduction
 from runs import made_up, run_on_recordings, small
 
@@ -59,6 +61,49 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
     training.train(small("st"), folder / "st", show=False)
     return training.train(small(), folder / "run", show=False)
+
+
+LOADS = {  # of the model, of the data
+    "train CONFIG --out OUT -q": (0, 1),
+    "resume RUN -q": (0, 1),
+    "evaluate RUN -q": (1, 1),
+    "predict RUN POINTS": (1, 0),
+    "export RUN --to packed --as members": (1, 0),
+    "export RUN --to c --as map": (1, 0),
+    "report RUN -q": (0, 0),
+}
+
+
+def test_a_command_loads_model_and_data_once(bisnn_, trained, tmp_path, monkeypatch):
+    """And reads every config file, and the config of a model, at most once."""
+    counts = Counter()
+
+    def counted(owner, name, what):
+        whole = getattr(owner, name)
+
+        def call(*arguments, **options):
+            counts[what if what != "config" else ("config", str(arguments[0]))] += 1
+            return whole(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    run = shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "small.toml").write_text(small().to_toml())
+    (tmp_path / "points.csv").write_text("0.5,0.5\n")
+    assert bisnn_("evaluate", run, "-q")[0] == 0
+    counted(models, "load_tree", "model")
+    counted(data_sections.TwoMoonsData, "load", "data")
+    counted(config, "load", "config")
+    words = {"CONFIG": "small.toml", "RUN": "run", "OUT": "new", "POINTS": "points.csv"}
+    for command, (model_loads, data_loads) in LOADS.items():
+        counts.clear()
+        arguments = [tmp_path / words[w] if w in words else w for w in command.split()]
+        code, _, error = bisnn_(*arguments)
+        assert code == 0, error
+        assert (counts["model"], counts["data"]) == (model_loads, data_loads), command
+        files = {key: n for key, n in counts.items() if isinstance(key, tuple)}
+        most = 2 if command.startswith("resume") else 1  # its report draws from the files alone
+        assert all(n <= most for n in files.values()), (command, files)
 
 
 def test_from_a_config_to_a_verdict(bisnn_, tmp_path):
@@ -507,7 +552,7 @@ def test_too_little_memory_is_one_line(bisnn_, tmp_path, monkeypatch, error):
     def fail(*arguments):
         raise error
 
-    monkeypatch.setattr(training, "build_network", fail)
+    monkeypatch.setattr(loop, "build_network", fail)
     code, _, text = bisnn_("train", "two_moons_bayes", "--out", tmp_path / "run")
     assert (code, text.count("\n")) == (1, 1)
     assert "not enough memory: lower train.batch_size" in text
@@ -518,7 +563,7 @@ def test_bugs_are_not_hidden(bisnn_, tmp_path, monkeypatch):
     def fail(*arguments):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(training, "build_network", fail)
+    monkeypatch.setattr(loop, "build_network", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         bisnn_("train", "two_moons_bayes", "--out", tmp_path / "run")
 

@@ -16,12 +16,11 @@ from sklearn.preprocessing import OneHotEncoder
 
 import bisnn.packed
 from bisnn.data import table
-from bisnn.data.dataset import load_dataset
 from bisnn.packed import BadFile
 from bisnn.packed.columns import BadSchema, Column, Schema
 from bisnn.runs import evaluation, exporting, model, training
-from bisnn.runs.config import Table
 from bisnn.runs.folder import Damaged, load_tree, save_tree
+from bisnn.runs.inputs import load_dataset
 from runs import small
 from test_cli import run as run_command
 
@@ -85,9 +84,7 @@ def test_features_are_those_of_scikit_learn(tmp_path):
     read = table.read(path)
     training_rows = np.arange(0, 80, 2)
     schema = table.learned_schema(
-        read,
-        Table(name="table", train=str(path), drop=["id"], categorical=["floor"]),
-        training_rows,
+        read, read.names[-1], drop=["id"], categorical=["floor"], training=training_rows
     )
     x, _ = schema.encode(table.matched(read, schema)[0])
     ages = np.array([[np.nan if row["age"] == "NA" else float(row["age"])] for row in rows])
@@ -469,8 +466,8 @@ def test_no_better_than_the_commonest_class(tmp_path, capsys):
     data = {"name": "table", "train": str(tmp_path / "a.npz"), "test_share": 0.5}
     folder = training.train(small("st", {"data": data}), tmp_path / "run", show=False)
     verdict = evaluation.evaluate(folder, show=False)
-    assert verdict["baseline"]["majority class"]["accuracy"]["value"] == pytest.approx(35 / 60)
-    assert verdict["beaten_by"] == []
+    assert verdict.baseline["majority class"]["accuracy"].value == pytest.approx(35 / 60)
+    assert verdict.beaten_by == []
     said = capsys.readouterr().err
     assert (
         "is no better, beyond chance, than always answering with the majority class (0.5833): train longer"

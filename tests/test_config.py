@@ -45,7 +45,7 @@ MISTAKES = {
     "rule.temprature=1": "rule.temprature: unknown key; the nearest valid key is rule.temperature",
     "epochs=3": "epochs: unknown key; the nearest valid key is train.epochs",
     "train.batchsize=3": "train.batchsize: unknown key; the nearest valid key is train.batch_size",
-    "rule.clip=1": "rule.clip: unknown key; it belongs to another rule; bayes has rule.lr, rule.precondition",
+    "rule.clip=1": "rule.clip: unknown key; it belongs to another rule; bayes has rule.name, rule.lr, rule.precondition",
     "zzz=1": "zzz: unknown key; valid keys here: version, seed, data",
     "rule.name=bays": "rule.name: must be one of st, bayes, bop, full; got 'bays'; did you mean 'bayes'?",
     "data.name=moons": "table, nmnist, mnist_dvs, digits, tonic; got 'moons'; did you mean 'two_moons'?",
@@ -293,7 +293,8 @@ MINIMAL = {"version": 1, "data": {"name": "table", "train": "/points.csv"}}
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_configs_state_what_has_a_default_by_rule_and_data(name):
     settings = tomllib.loads(SHIPPED[name].read_text())
-    assert defaults.completed(settings) == settings
+    resolved = config.load(name)
+    assert defaults.completed(settings, type(resolved.data), type(resolved.rule)) == settings
     assert settings["train"]["epochs"] > 0
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
-from bisnn.data.dataset import load_dataset
 from bisnn.runs import defaults, evaluation, training
 from bisnn.runs.config import parse
+from bisnn.runs.inputs import load_dataset
 from runs import small
 
 
@@ -28,14 +28,14 @@ def judged(folder, x, y, rule, task="classification"):
 
 def score(verdict, metric):
     """Of the rule's usual predictor, which comes last."""
-    return list(verdict["metrics"].values())[-1][metric]["value"]
+    return list(verdict.metrics.values())[-1][metric].value
 
 
 def test_minimal_config_trains_and_writes_down_what_it_took(tmp_path):
     x, y = datasets.make_blobs(60, 4, centers=3, cluster_std=2.0, random_state=3)
     run, verdict = judged(tmp_path, 50 + 10 * x, y, "bayes")
     assert score(verdict, "accuracy") >= 0.9
-    assert list(verdict["metrics"]) == verdict["beaten_by"]
+    assert list(verdict.metrics) == verdict.beaten_by
     written = tomllib.loads((run / "config.toml").read_text())
     points = len(load_dataset(parse(written, "written")).train.x)
     assert (

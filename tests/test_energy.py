@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from bisnn import Conv2d, Linear, Network, Recurrent, weights
-from bisnn.shipping.energy import ANN, HYPOTHETICAL, Costs, ledger, reach, si, work
+from bisnn.shipping.energy import ANN, HYPOTHETICAL, Costs, Ledger, ledger, reach, si, work
 from conftest import seeded
 from networks import KINDS, build
 
@@ -78,24 +79,24 @@ def counted(net: Network, x: torch.Tensor, realised: list[torch.Tensor]) -> list
 def test_every_synapse_of_every_kind(kind):
     net = build(kind)
     x, realised = spikes(net), [weights.sign(p.detach()) for p in net.parameters()]
-    rows, expected = ledger(net, x, {"MAP": None})["rows"], counted(net, x, realised)
+    rows, expected = ledger(net, x, {"MAP": None}).rows, counted(net, x, realised)
     assert all(count > 0 for count in expected)
     for row in (rows["MAP"], rows[HYPOTHETICAL]):
-        assert [layer["synaptic_operations"] for layer in row["layers"]] == [
+        assert [layer.synaptic_operations for layer in row.layers] == [
             count / B for count in expected
         ]
-    passes = [layer["synaptic_operations"] for layer in rows[ANN]["layers"]]
+    passes = [layer.synaptic_operations for layer in rows[ANN].layers]
     assert passes == [*(len(synapses(layer)) for layer in net.layers), net.readouts[-1].V.numel()]
     for layer, line, real in zip(
-        net.layers, rows["MAP"]["layers"], rows[HYPOTHETICAL]["layers"], strict=False
+        net.layers, rows["MAP"].layers, rows[HYPOTHETICAL].layers, strict=False
     ):
         neurons = 1 + max(i for _, i in synapses(layer))
-        assert line["weight_bits"] == layer.weight.numel()
-        assert real["weight_bits"] == 32 * layer.weight.numel()
-        assert line["neuron_updates"] == T * neurons
-        assert line["state_bytes"] == T * neurons * 3 * 2 * 4
-        assert (line["weight_bytes"], real["weight_bytes"]) == tuple(
-            line["synaptic_operations"] * size for size in (1 / 8, 4)
+        assert line.weight_bits == layer.weight.numel()
+        assert real.weight_bits == 32 * layer.weight.numel()
+        assert line.neuron_updates == T * neurons
+        assert line.state_bytes == T * neurons * 3 * 2 * 4
+        assert (line.weight_bytes, real.weight_bytes) == tuple(
+            line.synaptic_operations * size for size in (1 / 8, 4)
         )
 
 
@@ -120,41 +121,39 @@ def test_reach_of_a_pixel(data):
 @pytest.mark.parametrize("kind", KINDS)
 def test_silence_takes_no_synaptic_operations(kind):
     net = build(kind)
-    row = ledger(net, spikes(net, rate=0), {"MAP": None})["rows"]["MAP"]
-    assert (row["synaptic_operations"], row["weight_bytes"], row["synapse_joules"]) == (0, 0, 0)
-    assert row["neuron_joules"] > 0  # neurons are updated all the same
+    row = ledger(net, spikes(net, rate=0), {"MAP": None}).rows["MAP"]
+    assert (row.synaptic_operations, row.weight_bytes, row.synapse_joules) == (0, 0, 0)
+    assert row.neuron_joules > 0  # neurons are updated all the same
 
 
 def test_closed_form_of_a_dense_network():
     """20 inputs that fire at all 10 time steps, 64 neurons, a readout of 2."""
     net = Network(Linear(20, 64), readout=2, weights="real")
     x, costs = torch.ones(10, 3, 20), Costs()
-    rows = ledger(net, x, {"real weights": None})["rows"]
+    rows = ledger(net, x, {"real weights": None}).rows
     assert list(rows) == ["real weights", ANN]
     fired = float(net(x).spikes[0].detach().sum()) / 3
-    hidden, readout = rows["real weights"]["layers"]
-    assert (hidden["synaptic_operations"], readout["synaptic_operations"]) == (
+    hidden, readout = rows["real weights"].layers
+    assert (hidden.synaptic_operations, readout.synaptic_operations) == (
         10 * 20 * 64,
         2 * fired,
     )
-    assert (hidden["spike_bytes"], readout["spike_bytes"]) == (10 * (20 + 64) / 8, 10 * 64 / 8)
-    assert (hidden["weight_bits"], readout["weight_bits"]) == (
+    assert (hidden.spike_bytes, readout.spike_bytes) == (10 * (20 + 64) / 8, 10 * 64 / 8)
+    assert (hidden.weight_bits, readout.weight_bits) == (
         32 * 20 * 64,
         2 * 64,
     )  # the readout is +-1
     bytes_ = 12800 * 4 + 640 * 24 + 105 + 2 * fired / 8 + 80
     adding = 12800 * 0.9 + 2 * fired * 0.1 + 640 * (4 * 3.7 + 6 * 0.9)
-    assert (
-        rows["real weights"]["memory"] == rows[ANN]["memory"] == "sram_8k"
-    )  # 5,120 bytes and a little
-    assert rows["real weights"]["joules"] == pytest.approx(
+    assert rows["real weights"].memory == rows[ANN].memory == "sram_8k"  # 5,120 bytes and a little
+    assert rows["real weights"].joules == pytest.approx(
         1e-12 * (adding + bytes_ / 8 * costs.sram_8k), rel=1e-12
     )
     macs, values = 20 * 64 + 64 * 2, 20 + 64 + 64
     energy = macs * (3.7 + 0.9) + 64 * 0.9 + (macs + values) * 4 / 8 * costs.sram_8k
-    assert rows[ANN]["joules"] == pytest.approx(1e-12 * energy, rel=1e-12)
-    assert rows["real weights"]["ratio"] == pytest.approx(
-        rows["real weights"]["joules"] / rows[ANN]["joules"]
+    assert rows[ANN].joules == pytest.approx(1e-12 * energy, rel=1e-12)
+    assert rows["real weights"].ratio == pytest.approx(
+        rows["real weights"].joules / rows[ANN].joules
     )
 
 
@@ -162,28 +161,28 @@ def test_an_ensemble_has_its_members_spikes_and_reads_its_input_once():
     net = build("deep", init=0.3)
     x, drawn = spikes(net), weights.draw_members([p.detach() for p in net.parameters()], 3, seed=7)
     members = [[w.to(net.dtype) for w in member] for member in drawn]
-    row = ledger(net, x, {"three": 3}, seed=7)["rows"]["three"]
+    row = ledger(net, x, {"three": 3}, seed=7).rows["three"]
     expected = [
         sum(counts) / B
         for counts in zip(*(counted(net, x, member) for member in members), strict=True)
     ]
-    assert [layer["synaptic_operations"] for layer in row["layers"]] == expected
+    assert [layer.synaptic_operations for layer in row.layers] == expected
     assert len({tuple(counted(net, x, member)) for member in members}) == 3  # they differ
-    assert row["layers"][0]["spike_bytes"] == T * (6 + 3 * 9) / 8
-    assert row["layers"][1]["spike_bytes"] == T * 3 * (9 + 8) / 8
+    assert row.layers[0].spike_bytes == T * (6 + 3 * 9) / 8
+    assert row.layers[1].spike_bytes == T * 3 * (9 + 8) / 8
 
 
 def test_certain_members_are_the_map_network_again():
     net = build("pooled", init=30.0)
-    rows = ledger(net, spikes(net), {"MAP": None, "four": 4})["rows"]
+    rows = ledger(net, spikes(net), {"MAP": None, "four": 4}).rows
     shared = 3 * T * 2 * 5 * 6 / 8  # bytes of the input that three members need not read
     for name in COUNTS[:-1]:
-        assert rows["four"][name] == pytest.approx(
-            4 * rows["MAP"][name] - shared * (name == "spike_bytes")
+        assert getattr(rows["four"], name) == pytest.approx(
+            4 * getattr(rows["MAP"], name) - shared * (name == "spike_bytes")
         ), name
-    assert rows["four"]["weight_bits"] == 4 * rows["MAP"]["weight_bits"]
-    assert rows["four"]["joules"] == pytest.approx(
-        4 * rows["MAP"]["joules"] - 1e-12 * shared / 8 * Costs().sram_8k
+    assert rows["four"].weight_bits == 4 * rows["MAP"].weight_bits
+    assert rows["four"].joules == pytest.approx(
+        4 * rows["MAP"].joules - 1e-12 * shared / 8 * Costs().sram_8k
     )
 
 
@@ -191,18 +190,17 @@ def test_certain_members_are_the_map_network_again():
 def test_sums_and_json(kind):
     net = build(kind)
     result = ledger(net, spikes(net), {"MAP": None, "two": 2})
-    assert json.loads(json.dumps(result)) == result
-    assert result["costs"] == asdict(Costs())
-    for row in result["rows"].values():
+    again = TypeAdapter(Ledger).validate_json(json.dumps(asdict(result)))
+    assert again == result
+    assert result.costs == Costs()
+    for row in result.rows.values():
         assert all(
-            row[name] == pytest.approx(sum(layer[name] for layer in row["layers"]))
+            getattr(row, name) == pytest.approx(sum(getattr(layer, name) for layer in row.layers))
             for name in (*COUNTS, "weight_bits")
         )
-        assert row["bytes"] == pytest.approx(
-            row["weight_bytes"] + row["state_bytes"] + row["spike_bytes"]
-        )
-        assert row["joules"] == pytest.approx(
-            row["synapse_joules"] + row["neuron_joules"] + row["memory_joules"]
+        assert row.bytes == pytest.approx(row.weight_bytes + row.state_bytes + row.spike_bytes)
+        assert row.joules == pytest.approx(
+            row.synapse_joules + row.neuron_joules + row.memory_joules
         )
 
 
@@ -220,8 +218,8 @@ def test_sums_and_json(kind):
 )
 def test_the_smallest_memory_that_holds_it(inputs, neurons, memories):
     net = Network(Linear(inputs, neurons), readout=2)
-    rows = ledger(net, torch.zeros(1, 1, inputs), {"MAP": None})["rows"]
-    assert tuple(row["memory"] for row in rows.values()) == memories
+    rows = ledger(net, torch.zeros(1, 1, inputs), {"MAP": None}).rows
+    assert tuple(row.memory for row in rows.values()) == memories
 
 
 def test_costs_act_linearly_and_where_they_should():
@@ -229,12 +227,9 @@ def test_costs_act_linearly_and_where_they_should():
     x, usual = spikes(net), Costs()
 
     def energy(costs):
-        return {
-            name: row["joules"]
-            for name, row in ledger(net, x, {"MAP": None}, costs)["rows"].items()
-        }
+        return {name: row.joules for name, row in ledger(net, x, {"MAP": None}, costs).rows.items()}
 
-    before, rows = energy(usual), ledger(net, x, {"MAP": None})["rows"]
+    before, rows = energy(usual), ledger(net, x, {"MAP": None}).rows
     gains = {name: {} for name in rows}
     for cost, value in asdict(usual).items():
         once, twice = (
@@ -246,10 +241,10 @@ def test_costs_act_linearly_and_where_they_should():
             assert twice[name] - before[name] == pytest.approx(2 * gains[name][cost], abs=1e-20)
     for name, row in rows.items():
         assert sum(gains[name].values()) == pytest.approx(before[name])
-        assert gains[name]["sram_8k"] == pytest.approx(row["memory_joules"])
-    assert gains["MAP"]["int_add"] == pytest.approx(1e-13 * rows["MAP"]["synaptic_operations"])
+        assert gains[name]["sram_8k"] == pytest.approx(row.memory_joules)
+    assert gains["MAP"]["int_add"] == pytest.approx(1e-13 * rows["MAP"].synaptic_operations)
     assert gains[ANN]["int_add"] == 0
-    assert gains[ANN]["float_multiply"] == pytest.approx(3.7e-12 * rows[ANN]["synaptic_operations"])
+    assert gains[ANN]["float_multiply"] == pytest.approx(3.7e-12 * rows[ANN].synaptic_operations)
 
 
 def test_costs_from_text():
@@ -292,7 +287,7 @@ def test_bad_input():
 def test_a_network_without_readout():
     net = build("recurrent", readout=None)
     assert [
-        layer["layer"] for layer in ledger(net, spikes(net), {"MAP": None})["rows"]["MAP"]["layers"]
+        layer.layer for layer in ledger(net, spikes(net), {"MAP": None}).rows["MAP"].layers
     ] == ["1 Recurrent"]
 
 

@@ -192,7 +192,7 @@ def test_a_run_predicts_in_c_as_it_does_in_python(tmp_path):
     """With the documented program, from raw features to the probabilities of the classes."""
     run = training.train(small(), tmp_path / "run", show=False)
     done = bisnn.export(run, "c", tmp_path / "c", prefix="moons")
-    assert done["prefix"] == "moons"
+    assert done.prefix == "moons"
     program = documented_program().replace("model", "moons").replace("MODEL", "MOONS")
     (tmp_path / "c" / "main.c").write_text(program)
     build(tmp_path / "c", *STRICT, "-O2", sources="moons.c main.c", last=("-lm",))

@@ -333,13 +333,13 @@ def test_runs_train_with_it_and_float_runs_export_with_it(rule, tmp_path):
     fixed = runs.small(rule, **settings, **{"neuron.kind": "fixed", "neuron.fraction": 10})
     training.train(fixed, tmp_path / "fixed", show=False)
     done = export(tmp_path / "fixed", predictor="map")
-    assert Engine(read(done["path"])).network.layers[0].neuron.fraction == 10
+    assert Engine(read(done.path)).network.layers[0].neuron.fraction == 10
     training.train(runs.small(rule), tmp_path / "float", show=False)
     done = export(tmp_path / "float", neuron="fixed", predictor="map")
-    assert done["changes"]["recordings"] == 60
-    assert done["changes"]["spikes"] > 100 > done["changes"]["changed_spikes"]
-    assert done["changes"]["changed_decisions"] < 5
-    assert "changes" not in export(tmp_path / "float", neuron="srm", predictor="map")
+    assert done.changes.recordings == 60
+    assert done.changes.spikes > 100 > done.changes.changed_spikes
+    assert done.changes.changed_decisions < 5
+    assert export(tmp_path / "float", neuron="srm", predictor="map").changes is None
     said = CliRunner().invoke(
         app, ["export", str(tmp_path / "float"), "--neuron", "fixed", "--as", "map"]
     )
@@ -404,8 +404,8 @@ def test_the_ledger_knows_integers():
     layers = {}
     for neuron in (networks.NEURON, NEURON):
         net = Network(Linear(6, 4), readout=2, neuron=neuron)
-        layers[neuron.kind] = energy.ledger(net, x, {"MAP": None})["rows"]["MAP"]["layers"][0]
-    per_update = {kind: row["neuron_joules"] / (10 * 4) for kind, row in layers.items()}
+        layers[neuron.kind] = energy.ledger(net, x, {"MAP": None}).rows["MAP"].layers[0]
+    per_update = {kind: row.neuron_joules / (10 * 4) for kind, row in layers.items()}
     assert per_update["fixed"] == pytest.approx((3 * 3.1 + 6 * 0.1) * 1e-12)
     assert per_update["srm"] == pytest.approx((4 * 3.7 + 6 * 0.9) * 1e-12)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bisnn.kernels.graphs import Graphs
-from bisnn.runs import training
+from bisnn.runs import loop, training
 from bisnn.runs.config import parse
 from runs import RECORDED, RULES, files, made_up_nmnist, small
 
@@ -40,11 +40,11 @@ class Unrecorded(Graphs):
 
 def both(config, folder, monkeypatch) -> list[dict[str, bytes]]:
     """The files of a run with graphs, of mini-batches of two sizes, and of one without."""
-    monkeypatch.setattr(training, "Graphs", Counted)
+    monkeypatch.setattr(loop, "Graphs", Counted)
     monkeypatch.setattr(Counted, "recorded", 0)
     with_graphs = files(training.train(config, folder / "with", show=False))
     assert Counted.recorded == 2
-    monkeypatch.setattr(training, "Graphs", Unrecorded)
+    monkeypatch.setattr(loop, "Graphs", Unrecorded)
     return [with_graphs, files(training.train(config, folder / "without", show=False))]
 
 

@@ -13,12 +13,13 @@ import torch
 import bisnn
 import bisnn.packed
 from bisnn import metrics
-from bisnn.data.dataset import load_dataset, spikes
 from bisnn.network import Network
 from bisnn.packed import encoding
 from bisnn.runs import evaluation, exporting, model, training
 from bisnn.runs.config import load as load_config
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
+from bisnn.runs.inputs import load_dataset, spikes
+from bisnn.runs.results import Verdict
 from runs import ONE_D, small
 
 
@@ -167,7 +168,7 @@ def test_own_data_with_names_and_units(tmp_path):
         0,
         1,
     ]
-    assert evaluation.evaluate(folder, show=False)["metrics"]["sign"]["accuracy"]["value"] > 0.9
+    assert evaluation.evaluate(folder, show=False).metrics["sign"]["accuracy"].value > 0.9
     split = load_dataset(config)
     assert (len(split.train.x), len(split.test.x)) == (44, 16)
     assert split.train.x.min() == 0
@@ -186,8 +187,8 @@ def test_own_regression_with_a_test_file(tmp_path):
     }
     folder = training.train(small("bayes", {"data": data}), tmp_path / "run", show=False)
     verdict = evaluation.evaluate(folder, show=False)
-    assert verdict["points"] == 7
-    assert verdict["metrics"].keys() == {"MAP", "ensemble of 3"}
+    assert verdict.points == 7
+    assert verdict.metrics.keys() == {"MAP", "ensemble of 3"}
     wrong = {**data, "test": str(tmp_path / "wrong.csv")}
     (tmp_path / "wrong.csv").write_text("1,2,3\n")
     with pytest.raises(
@@ -269,22 +270,24 @@ def test_damaged_model(runs, tmp_path):
 )
 def test_verdict_is_that_of_the_metrics(runs, name, predictors):
     verdict = evaluation.evaluate(runs[name], show=False)
-    assert verdict == json.loads((runs[name] / "evaluation.json").read_text())
+    written = (runs[name] / "evaluation.json").read_text()
+    assert verdict == Verdict.model_validate_json(written)
+    assert json.loads(written) == verdict.model_dump()
     trained = model.load(runs[name])
     test = load_dataset(trained.config).test
-    assert verdict["points"] == len(test.x) == 60
+    assert verdict.points == len(test.x) == 60
     for predictor, samples in predictors.items():
         probs = trained.predict_points(test.x, samples).mean
         for metric in ("accuracy", "balanced_accuracy", "nll", "brier"):
-            got = verdict["metrics"][predictor][metric]
-            assert got["value"] == pytest.approx(metrics.METRICS[metric](probs, test.y))
-        for got in verdict["metrics"][predictor].values():
-            assert got["low"] <= got["value"] <= got["high"]
+            got = verdict.metrics[predictor][metric]
+            assert got.value == pytest.approx(metrics.METRICS[metric](probs, test.y))
+        for got in verdict.metrics[predictor].values():
+            assert got.low <= got.value <= got.high
         found = metrics.calibration(probs, test.y, seed=trained.config.seed)
-        assert verdict["metrics"][predictor]["calibration_error"] == found.error._asdict()
-        assert verdict["calibration"][predictor]["ece"] == pytest.approx(metrics.ece(probs, test.y))
-        assert verdict["calibration"][predictor]["calibrated_mean"] == found.calibrated_mean
-    assert verdict["memory"] == {
+        assert verdict.metrics[predictor]["calibration_error"] == found.error
+        assert verdict.calibration[predictor].ece == pytest.approx(metrics.ece(probs, test.y))
+        assert verdict.calibration[predictor].calibrated_mean == found.calibrated_mean
+    assert verdict.memory.model_dump() == {
         "weights": 20 * 16 + 16 * 16,
         "bits": 1,
         "bytes": 72,
@@ -297,7 +300,7 @@ def test_verdict_on_regression(runs):
     trained = model.load(runs["one_d"])
     test = load_dataset(trained.config).test
     result = trained.predict_points(test.x, 3)
-    values = {name: v["value"] for name, v in verdict["metrics"]["ensemble of 3"].items()}
+    values = {name: v.value for name, v in verdict.metrics["ensemble of 3"].items()}
     error = (result.mean - test.y).double()
     expected = {
         "rmse": error.square().mean().sqrt(),
@@ -316,26 +319,26 @@ def test_what_a_report_shows(runs):
         s = spikes(trained.config, test.x)
         output = trained.net(s)
     for layer in range(2):
-        points = tree["raster"]["points"]
-        right = tree["predictors"]["ensemble of 3"]["mean"].argmax(1)[points] == test.y[points]
+        points = tree.raster.points
+        right = tree.predictors["ensemble of 3"].mean.argmax(1)[points] == test.y[points]
         assert len(points) == 6
         assert right.tolist() == sorted(right.tolist()), "wrong ones first"
-        assert torch.equal(tree["raster"]["layers"][layer].float(), output.spikes[layer][:, points])
-        torch.testing.assert_close(tree["rates"][layer], output.spikes[layer].mean((0, 1)))
-    counts = tree["posterior"]["counts"]
+        assert torch.equal(tree.raster.layers[layer].float(), output.spikes[layer][:, points])
+        torch.testing.assert_close(tree.rates[layer], output.spikes[layer].mean((0, 1)))
+    counts = tree.posterior.counts
     assert counts.sum(1).tolist() == [20 * 16, 16 * 16]
     p = bisnn.weights.probability(trained.net.layers[0].weight.detach())
-    assert counts[0].tolist() == torch.histogram(p, tree["posterior"]["edges"])[0].int().tolist()
+    assert counts[0].tolist() == torch.histogram(p, tree.posterior.edges)[0].int().tolist()
     running = trained.predict_points(test.x, 3, "running")
-    curves = tree["over_time"]["ensemble of 3"]
-    torch.testing.assert_close(curves["entropy"], running.entropy.mean(1))
+    curves = tree.over_time["ensemble of 3"]
+    torch.testing.assert_close(curves.entropy, running.entropy.mean(1))
     torch.testing.assert_close(
-        curves["mutual_information"],
-        curves["entropy"] - curves["expected_entropy"],
+        curves.mutual_information,
+        curves.entropy - curves.expected_entropy,
         atol=1e-5,
         rtol=0,
     )
-    assert curves["accuracy"][-1] == pytest.approx(
+    assert curves.accuracy[-1] == pytest.approx(
         metrics.accuracy(trained.predict_points(test.x, 3).mean, test.y)
     )
 
@@ -390,7 +393,7 @@ def test_a_config_may_wire_layers_and_have_cycles(tmp_path):
     assert model.net.layers[2].weight.shape == (9, 20 + 12 + 10)
     points = np.random.default_rng(0).random((5, 2))
     packed = bisnn.packed.load(
-        bisnn.export(run, out=tmp_path / "p.safetensors", predictor="members")["path"]
+        bisnn.export(run, out=tmp_path / "p.safetensors", predictor="members").path
     )
     ours, theirs = packed.predict_features(points), model.predict(points)
     np.testing.assert_allclose(ours.mean, theirs.mean.numpy(), atol=1e-6)

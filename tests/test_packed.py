@@ -25,7 +25,6 @@ from bisnn.packed import load as load_packed
 from bisnn.packed.network import draw, most_probable, words
 from bisnn.realisation import map_weight
 from bisnn.runs import training
-from bisnn.runs.config import Events
 from bisnn.runs.config import load as load_config
 from conftest import spikes
 from networks import EVERY, NEURON, build, mask
@@ -214,7 +213,7 @@ def _short_training(name: str, folder: Path) -> Path:
     """A run of a shipped config, made small; of recordings, on made-up ones."""
     config = load_config(name)
     few = {"train.epochs": 2, "train.burn_in": 5, "network.layers": [40, 33]}
-    if not isinstance(config.data, Events):
+    if not config.recorded:
         return training.train(
             config.updated(**few, **{"encode.steps": 40}), folder / "run", show=False
         )
@@ -248,7 +247,7 @@ def test_every_trained_config(name, tmp_path, monkeypatch):
     predictors = ("map", "members") if model.members else ("map",)
     for predictor in predictors:
         done = bisnn.export(run, out=tmp_path / f"{predictor}.safetensors", predictor=predictor)
-        engine = load_packed(done["path"])
+        engine = load_packed(done.path)
         if model.features:
             points = np.random.default_rng(0).random((7, model.features))
             ours = engine.predict_features(points)
@@ -291,7 +290,7 @@ def test_predictions_are_those_of_predict():
 
 def test_many_points_are_predicted_in_parts(tmp_path, monkeypatch):
     run = training.train(small(), tmp_path / "run", show=False)
-    engine = load_packed(bisnn.export(run)["path"])
+    engine = load_packed(bisnn.export(run).path)
     x = np.random.default_rng(0).random((11, 2))
     whole = engine.predict_features(x)
     monkeypatch.setattr("bisnn.packed.engine.POINTS", 4)
@@ -403,7 +402,7 @@ print(engine.predict_features(np.full((2, 2), 0.5)).mean.shape, "torch" in sys.m
 
 def test_it_runs_without_pytorch(tmp_path):
     run = training.train(small(), tmp_path / "run", show=False)
-    path = bisnn.export(run, predictor="posterior")["path"]
+    path = bisnn.export(run, predictor="posterior").path
     x = spikes(30, 4, 20).numpy()
     np.save(tmp_path / "x.npy", x)
     command = [sys.executable, "-c", ALONE, path, tmp_path / "x.npy", tmp_path / "y.npy"]
@@ -512,6 +511,6 @@ def test_exports_refuse_what_has_no_meaning(tmp_path):
     ):
         bisnn.export(run, "pack")
     assert sorted(p.name for p in run.iterdir() if "packed" in p.name) == []
-    assert bisnn.export(run)["members"] == 3
-    assert bisnn.export(run)["members"] == 3, "a packed file may be replaced"
+    assert bisnn.export(run).members == 3
+    assert bisnn.export(run).members == 3, "a packed file may be replaced"
     assert load_packed(run / "packed.safetensors").network.count == 3

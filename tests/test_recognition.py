@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from bisnn import metrics
 from bisnn.data import events
 from bisnn.runs import evaluation
 from bisnn.runs.config import parse
+from bisnn.runs.results import Verdict
 from bisnn_experiments import recognition, reproduction
 from runs import RECORDED, made_up, made_up_nmnist
 from test_simulation import idx
@@ -107,8 +109,8 @@ def test_the_table(tmp_path, monkeypatch):
 
     judged = evaluation.load_evaluation(tmp_path / "out" / "runs" / "nmnist_st_tuned_seed1")
     row = next(row for row in table["rows"] if (row["predictor"], row["seed"]) == ("sign", 1))
-    assert row["accuracy"] == judged["metrics"]["sign"]["accuracy"]["value"]
-    bits = judged["memory"]["weights"]
+    assert row["accuracy"] == judged.metrics["sign"]["accuracy"].value
+    bits = judged.memory.weights
     memory = {row["predictor"]: row["memory_bytes"] for row in table["rows"]}
     assert memory == {
         "real weights": 4 * bits,
@@ -116,7 +118,7 @@ def test_the_table(tmp_path, monkeypatch):
         "MAP": bits // 8,
         "ensemble of 10": 10 * bits // 8,
     }
-    assert 0 < row["synaptic_operations"] == judged["energy"]["rows"]["sign"]["synaptic_operations"]
+    assert 0 < row["synaptic_operations"] == judged.energy.rows["sign"].synaptic_operations
 
     difference = next(d for d in table["differences"] if (d["a"], d["b"]) == ("ensemble", "sign"))
     assert difference["seeds"] == 2
@@ -126,15 +128,13 @@ def test_the_table(tmp_path, monkeypatch):
     assert [(d["a"], d["b"]) for d in table["differences"]] == list(recognition.PAIRS)
     assert "synaptic\nops" in [str(column.header) for column in reproduction.table(table).columns]
     assert set(recognition.COMPARED) <= set(metrics.JUDGED)
-    assert row["ece"] == pytest.approx(
-        metrics.ece(judged["predictors"]["sign"]["mean"], judged["y"])
-    )
+    assert row["ece"] == pytest.approx(metrics.ece(judged.predictors["sign"].mean, judged.y))
 
 
 def test_runs_on_other_recordings_are_not_compared(tmp_path, monkeypatch):
     first = {"y": torch.tensor([0, 1]), "recordings": "a", "predictors": {}}
     for other in ({"y": torch.tensor([1, 1])}, {"recordings": "b"}):
-        found = iter([first, {**first, **other}])
+        found = iter([SimpleNamespace(**first), SimpleNamespace(**first | other)])
         monkeypatch.setattr(evaluation, "load_evaluation", lambda folder, found=found: next(found))
         with pytest.raises(ValueError, match="was judged on other recordings"):
             recognition.differences([tmp_path / "a", tmp_path / "b"])
@@ -142,12 +142,10 @@ def test_runs_on_other_recordings_are_not_compared(tmp_path, monkeypatch):
 
 def test_runs_are_measured_also_without_their_checkpoint_and_elsewhere(tmp_path):
     """Seconds are then unknown; a run of a GPU is measured on a CPU, but not trained on."""
-    judged = {"seconds": None, "epoch": 3}
-    assert evaluation.row_of(judged, "sign")["training_seconds"] is None
-    rows = [
-        {"method": "a", "seed": seed, "accuracy": 0.5, **evaluation.row_of(judged, "sign")}
-        for seed in range(2)
-    ]
+    judged = SimpleNamespace(seconds=None, epoch=3)
+    begun = Verdict.row(judged, "sign")
+    assert begun["training_seconds"] is None
+    rows = [{"method": "a", "seed": seed, "accuracy": 0.5, **begun} for seed in range(2)]
     assert "training_seconds" not in reproduction.summary(rows)[0]
     config = parse({**RECORDED, "data": {**RECORDED["data"], "root": str(tmp_path)}}, "run")
     run = reproduction.RunFolder(tmp_path / "run")

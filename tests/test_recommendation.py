@@ -88,7 +88,7 @@ def test_the_recommended_predictor_is_shipped(capsys, evaluated, tmp_path, name,
         done = bisnn.export(
             folder, to, tmp_path / case / ("p.safetensors" if to == "packed" else "c")
         )
-        assert done["members"] == members
+        assert done.members == members
         error = capsys.readouterr().err
         assert (
             f"its evaluation recommends {'MAP' if members == 1 else 'the ensemble of 3'}" in error
@@ -100,7 +100,7 @@ def test_the_recommended_predictor_is_shipped(capsys, evaluated, tmp_path, name,
                 to,
                 tmp_path / case / ("q.safetensors" if to == "packed" else "d"),
                 members=2,
-            )["members"]
+            ).members
             == 2
         )
         assert capsys.readouterr().err == "", "a number of members asks for members"
@@ -116,7 +116,7 @@ def test_without_an_evaluation_the_usual_predictor_is_shipped(capsys, evaluated,
     else:
         other = {"damaged": file.read_text()[:99], "of another shape": "[1]"}
         file.write_text(other.get(spoil, json.dumps({**found, "model": "x"})))
-    assert bisnn.export(folder)["members"] == 3
+    assert bisnn.export(folder).members == 3
     assert (
         "has no evaluation of this model, so its usual ensemble of 3 is taken; bisnn evaluate"
         in capsys.readouterr().err

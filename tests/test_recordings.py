@@ -22,13 +22,16 @@ from hypothesis import strategies as st
 import bisnn
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
-from bisnn.data import cache, camera, dataset, events, recordings, simulation, tonic_sets
-from bisnn.data.recordings import MNISTDVS, NMNIST, Clips, Window, augmented
+from bisnn.data import archives, cache, camera, events, simulation, tonic_sets
+from bisnn.data.archives import MNISTDVS, NMNIST
+from bisnn.data.augmentation import Augmentation, augmented
+from bisnn.data.loading import Clips
 from bisnn.data.tonic_sets import FromTonic, tonic_dataset
+from bisnn.data.windows import Window
 from bisnn.errors import Stopped
 from bisnn.packed import load as load_packed
-from bisnn.runs import training
-from bisnn.runs.config import Augment, parse
+from bisnn.runs import inputs, training
+from bisnn.runs.config import parse
 from bisnn.runs.model import Model, build_network
 from runs import RECORDED, RULES, made_up, made_up_nmnist, run_on_recordings
 
@@ -226,22 +229,22 @@ def test_recordings_are_the_same_wherever_they_lie(tmp_path):
 
 def test_augmentation_is_keyed_by_the_sample():
     x = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (12, 5, 2, 9, 9), dtype=np.uint8))
-    how = Augment(rotate=30, zoom=0.2, shift=2, drop=0.3, jitter=1)
+    how = Augmentation(rotate=30, zoom=0.2, shift=2, drop=0.3, jitter=1)
     whole = augmented(x, how, 3, 7, torch.arange(5))
     part = augmented(x[:, [4, 1]], how, 3, 7, torch.tensor([4, 1]))
     assert torch.equal(part, whole[:, [4, 1]])
     assert not torch.equal(whole, augmented(x, how, 3, 8, torch.arange(5)))
-    assert augmented(x, Augment(), 3, 7, torch.arange(5)) is x
+    assert augmented(x, Augmentation(), 3, 7, torch.arange(5)) is x
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_augmentation_and_unpacking_on_a_gpu_give_the_same_bits(tmp_path):
     x = np.random.default_rng(0).integers(0, 2, (7, 5, 2, 9, 9), dtype=np.uint8)
     bits = cache.build(tmp_path / "x.bits", (5, 2, 9, 9), 7, lambda i: x[i])
-    seen_by, index = recordings.Recordings(bits, [0] * 7, ["0"]), torch.tensor([6, 0, 3])
+    seen_by, index = archives.Recordings(bits, [0] * 7, ["0"]), torch.tensor([6, 0, 3])
     seen = seen_by.batch(index, "cuda")
     assert torch.equal(seen.cpu(), seen_by.batch(index))
-    how = Augment(rotate=30, zoom=0.2, shift=2, drop=0.3, jitter=1)
+    how = Augmentation(rotate=30, zoom=0.2, shift=2, drop=0.3, jitter=1)
     assert torch.equal(
         augmented(seen, how, 3, 7, index).cpu(), augmented(seen_by.batch(index), how, 3, 7, index)
     )
@@ -253,13 +256,17 @@ def test_augmentation_moves_and_thins():
     """
     x = torch.zeros(11, 400, 2, 9, 9, dtype=torch.uint8)
     x[5, :, 1, 4, 4] = 1
-    moved = augmented(x, Augment(shift=2, jitter=3), 0, 0, torch.arange(400)).nonzero()
+    moved = augmented(x, Augmentation(shift=2, jitter=3), 0, 0, torch.arange(400)).nonzero()
     assert len(moved) == 400
     t, _, channel, row, column = (moved - torch.tensor([5, 0, 1, 4, 4])).T
     assert set(t.tolist()) == set(range(-3, 4))
     assert set(row.tolist()) == set(column.tolist()) == set(range(-2, 3))
     assert set(channel.tolist()) == {0}
-    kept = augmented(torch.ones_like(x), Augment(drop=0.3), 0, 0, torch.arange(400)).float().mean()
+    kept = (
+        augmented(torch.ones_like(x), Augmentation(drop=0.3), 0, 0, torch.arange(400))
+        .float()
+        .mean()
+    )
     assert abs(float(kept) - 0.7) < 0.005
 
 
@@ -269,7 +276,7 @@ def test_augmentation_turns_and_grows_about_the_middle():
     """
     x = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (2, 40, 1, 9, 7), dtype=np.uint8))
     samples = torch.arange(40) + 10
-    turned = augmented(x, Augment(rotate=50, zoom=0.4), 3, 7, samples)
+    turned = augmented(x, Augmentation(rotate=50, zoom=0.4), 3, 7, samples)
     draws = philox.uniform(samples.numpy(), 5, 3, Purpose.AUGMENTATION, 7)[:, 3:].astype(np.float64)
     for b, (u, v) in enumerate(draws):
         back = np.exp(-1j * math.radians(50 * (2 * u - 1))) / (1 + 0.4 * (2 * v - 1))
@@ -286,7 +293,7 @@ def test_augmentation_turns_and_grows_about_the_middle():
 def test_one_row_of_sensors_is_not_moved_off_itself():
     x = torch.zeros(5, 50, 1, 1, 30, dtype=torch.uint8)
     x[2, :, 0, 0, 15] = 1
-    moved = augmented(x, Augment(rotate=90, shift=3), 0, 0, torch.arange(50)).nonzero()
+    moved = augmented(x, Augmentation(rotate=90, shift=3), 0, 0, torch.arange(50)).nonzero()
     assert len(moved) == 50
     assert set((moved[:, 4] - 15).tolist()) == set(range(-3, 4))
 
@@ -356,7 +363,7 @@ def test_a_run_on_recordings(nmnist, tmp_path, monkeypatch):
     monkeypatch.setenv("BISNN_DATA", str(nmnist))
     run = training.train(parse(RECORDED, "run"), tmp_path / "run", show=False)
     verdict = bisnn.evaluate(run, show=False)
-    assert verdict["points"] == 4
+    assert verdict.points == 4
     page = bisnn.report([run], show=False).read_text()
     assert "conv 4 → 12" in page
     model = bisnn.load(run)
@@ -365,7 +372,7 @@ def test_a_run_on_recordings(nmnist, tmp_path, monkeypatch):
         match="was trained on nmnist recordings and takes no features; use predict_recordings",
     ):
         model.predict(np.zeros((1, 2)))
-    engine = load_packed(bisnn.export(run, predictor="map")["path"])
+    engine = load_packed(bisnn.export(run, predictor="map").path)
     test = NMNIST(nmnist, train=False, classes=[3, 7], steps=12, bin_us=25_000, show=False)
     x = test.batch(range(4))
     clips = Clips(test, torch.arange(4))
@@ -423,7 +430,7 @@ def test_all_classes_must_be_there(nmnist):
         ValueError,
         match=r"data\.classes: .* has no training recording of 1, 5; give a folder that has, or fewer",
     ):
-        dataset.load_dataset(config)
+        inputs.load_dataset(config)
 
 
 @pytest.mark.parametrize(
@@ -461,11 +468,11 @@ def test_clear_errors(nmnist):
 
 def test_a_damaged_cache_is_named_as_it_is(nmnist, tmp_path):
     config = parse({**RECORDED, "data": {**RECORDED["data"], "root": str(nmnist)}}, "run")
-    made = dataset.load_dataset(config)
+    made = inputs.load_dataset(config)
     path = made.test.x.recordings.bits.path
     path.write_bytes(b"nonsense")
     with pytest.raises(cache.BadCache, match=rf"^{path}: is no file of recordings"):
-        dataset.load_dataset(config)
+        inputs.load_dataset(config)
 
 
 def test_a_silent_layer_on_recordings_is_no_matter_of_the_encoding(nmnist, tmp_path):
@@ -559,7 +566,7 @@ def test_a_model_of_simulated_digits_says_that_files_are_others(capsys):
         {**RECORDED, "data": {"name": "digits", "steps": 12, "bin_us": 25_000}, "network": network},
         "run",
     )
-    net = build_network(config, dataset.input_shape(config, 0), 10)
+    net = build_network(config, inputs.input_shape(config, 0), 10)
     none = torch.zeros(0, dtype=torch.float64)
     model = Model(net, config, tuple("0123456789"), none, none, 1, "")
     model.predict_recordings([made_up(500, 128, 0)])
@@ -572,7 +579,7 @@ def test_a_model_of_simulated_digits_says_that_files_are_others(capsys):
 def test_the_window_of_each_kind_of_data(tmp_path):
     """What a run's data section shows of a file is what the run was trained on."""
     looks = {"steps": 10, "bin_us": 20_000}
-    window = lambda data: dataset.window(parse({**RECORDED, "data": {**looks, **data}}, "x").data)  # noqa: E731
+    window = lambda data: parse({**RECORDED, "data": {**looks, **data}}, "x").data.window()  # noqa: E731
     recording = made_up(3000, 128, 1)
     recording["t"] += 777
     folder = tmp_path / "scale04"
@@ -870,7 +877,7 @@ def test_a_run_on_tonics_recordings(tmp_path, monkeypatch):
         lambda name, root, train: FakeSHD(count=10 if train else 6, train=train),
     )
     run = training.train(parse(TONIC, "run"), tmp_path / "run", show=False)
-    assert bisnn.evaluate(run, show=False)["points"] == 6
+    assert bisnn.evaluate(run, show=False).points == 6
     model = bisnn.load(run)
     assert model.classes == ("null", "eins", "zwei", "drei")
     assert model.net.input_shape == (1, 1, 100)
@@ -888,7 +895,7 @@ def test_a_run_on_tonics_recordings(tmp_path, monkeypatch):
 def test_shapes_of_tonics_datasets_are_known_without_it(name):
     config = parse({**TONIC, "data": {**TONIC["data"], "dataset": name, "pool": 3}}, "run")
     shapes = {"NMNIST": (2, 12, 12), "DVSGesture": (2, 43, 43), "SHD": (1, 1, 234)}
-    assert dataset.input_shape(config, 0) == shapes[name]
+    assert inputs.input_shape(config, 0) == shapes[name]
     datasets = pytest.importorskip("tonic").datasets
     assert getattr(datasets, name).sensor_size == tonic_sets.TONIC[name][0]
 
@@ -951,7 +958,7 @@ def test_tonics_own_nmnist(nmnist, tmp_path, no_network):
         "steps": 6,
         "bin_us": 50_000,
     }
-    made = dataset.load_dataset(parse({**RECORDED, "data": data}, "run"))
+    made = inputs.load_dataset(parse({**RECORDED, "data": data}, "run"))
     assert torch.equal(made.train.x.spikes(), ours.batch(range(6)))
     assert made.train.y.tolist() == [3, 3, 3, 7, 7, 7]
     assert (made.classes[7], len(made.test.x)) == ("7 - seven", 4)

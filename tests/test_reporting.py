@@ -138,8 +138,8 @@ def figures(runs: dict[str, Path], page: str) -> int:
     curves side by side.
     """
     some = TOGETHER.get(page, (page,))
-    usual = [list(load_evaluation(runs[run])["metrics"].values())[-1] for run in some]
-    mistakes = sum(metrics.get("accuracy", {}).get("value") != 1 for metrics in usual)
+    usual = [list(load_evaluation(runs[run]).metrics.values())[-1] for run in some]
+    mistakes = sum("accuracy" not in found or found["accuracy"].value != 1 for found in usual)
     return sum(FIGURES[run] for run in some) + mistakes + (3 - 4 if page == "shared" else 0)
 
 
@@ -385,16 +385,16 @@ def test_verdict_has_the_numbers_of_the_evaluation(pages, runs, name):
         assert cells[-1][1] == f"{verdict['seconds']:.1f} s<small>model of epoch 3 of 3</small>"
 
 
-def judged_as(probs: dict[str, torch.Tensor], y: torch.Tensor) -> dict:
+def judged_as(probs: dict[str, torch.Tensor], y: torch.Tensor) -> SimpleNamespace:
     """Predictors by name, with their metrics, as an evaluation has them."""
-    return {
-        "y": y,
-        "predictors": {name: {"mean": p} for name, p in probs.items()},
-        "metrics": {
-            name: {m: metrics.interval(m, p, y)._asdict() for m in metrics.JUDGED}
+    return SimpleNamespace(
+        y=y,
+        predictors={name: SimpleNamespace(mean=p) for name, p in probs.items()},
+        metrics={
+            name: {m: metrics.interval(m, p, y) for m in metrics.JUDGED}
             for name, p in probs.items()
         },
-    }
+    )
 
 
 def test_best_is_best_beyond_chance():
@@ -435,8 +435,8 @@ def images(page: str) -> list[np.ndarray]:
 
 def test_reliability_shows_the_count_of_each_bin(pages, runs):
     judged = load_evaluation(runs["validated"])
-    for name, result in judged["predictors"].items():
-        confidence = [max(row) for row in result["mean"].tolist()]
+    for name, result in judged.predictors.items():
+        confidence = [max(row) for row in result.mean.tolist()]
         counts = [sum(int(min(c * 15, 14.999)) == k for c in confidence) for k in range(15)]
         (svg,) = drawings(pages["validated"], f"Reliability, {name}")
         whole = [text for text in texts(svg) if text.isdigit()]  # ticks of the axes have decimals
@@ -444,12 +444,12 @@ def test_reliability_shows_the_count_of_each_bin(pages, runs):
 
 
 def test_raster_has_every_spike(pages, runs):
-    raster = load_evaluation(runs["st"])["raster"]
+    raster = load_evaluation(runs["st"]).raster
     svgs = re.findall(
         r"<h4>Test point \d+, class \d(?:, taken for \d)?</h4>.*?(<svg.*?</svg>)", pages["st"], re.S
     )
     for point, svg in zip((0, 1, 5), svgs, strict=True):  # of the six that are kept
-        for image, spikes in zip(images(svg), [raster["input"], *raster["layers"]], strict=True):
+        for image, spikes in zip(images(svg), [raster.input, *raster.layers], strict=True):
             drawn = in_blocks(image, spikes.shape[2], 20)
             expected = spikes[:, point].bool().T.numpy()
             assert expected.any() or spikes.sum() == 0
@@ -468,34 +468,40 @@ def in_blocks(image: np.ndarray, rows: int, columns: int) -> np.ndarray:
 def changed(run: Path, folder: Path, **parts) -> Path:
     """A copy of a run with parts of its evaluation replaced."""
     shutil.copytree(run, folder)
-    save_tree(RunFolder(folder).evaluation_file, load_evaluation(run) | parts, "evaluation")
+    save_tree(
+        RunFolder(folder).evaluation_file,
+        {**load_evaluation(run).model_dump(), **parts},
+        "evaluation",
+    )
     return folder
 
 
 @pytest.mark.parametrize("name", ["validated", "st", "hostile"])
 def test_energy_has_the_numbers_of_the_ledger(pages, runs, name):
-    rows = load_evaluation(runs[name])["energy"]["rows"]
+    rows = load_evaluation(runs[name]).energy.rows
     section = pages[name].split("<h4>What one inference takes</h4>")[1].split("</figure>")[0]
     energy, rest = section.split("<li>Memory of the ")
     shown = {
         predictor.strip(): float(value)
         for predictor, value in re.findall(r'<span>([^<]*)<data value="([^"]*)">', energy)
     }
-    assert shown == {predictor: row["joules"] for predictor, row in rows.items()}
+    assert shown == {predictor: row.joules for predictor, row in rows.items()}
     assert ("hypothetical" in section) == (name != "hostile")  # which has real weights
     cells = [
         [text for _, text in CELL.findall(row)]
         for row in re.findall(r"<tr.*?</tr>", rest, re.S)[1:]
     ]
-    lines = [line for row in rows.values() for line in (row, *row["layers"])]
+    lines = [line for row in rows.values() for line in (row, *row.layers)]
     counts = ("synaptic_operations", "neuron_updates")
     assert [row[1:3] for row in cells] == [
-        [f"{line[count]:,.0f}" for count in counts] for line in lines
+        [f"{getattr(line, count):,.0f}" for count in counts] for line in lines
     ]
     widths = [float(width) for width in re.findall(r'style="width: ([\d.]+)%"', energy)]
-    most = max(row["joules"] for row in rows.values())
+    most = max(row.joules for row in rows.values())
     parts = [
-        row[f"{part}_joules"] for row in rows.values() for part in ("synapse", "neuron", "memory")
+        getattr(row, f"{part}_joules")
+        for row in rows.values()
+        for part in ("synapse", "neuron", "memory")
     ]
     assert widths == pytest.approx([100 * part / most for part in parts], abs=0.006)
 
@@ -605,8 +611,8 @@ def test_every_predictor_says_what_it_sees(pages, runs):
             ((truth, figure),) = figures
             expected = []
             for run in some:
-                for predictor, result in load_evaluation(runs[run])["predictors"].items():
-                    probs = result["mean"][number - 1].tolist()
+                for predictor, result in load_evaluation(runs[run]).predictors.items():
+                    probs = result.mean[number - 1].tolist()
                     name = "37"[probs.index(max(probs))]
                     called = run if len(some) > 1 else ""
                     expected.append(
@@ -636,7 +642,7 @@ def test_an_evaluation_of_another_version_is_refused(runs, tmp_path):
 
 def test_recordings_of_one_row_are_rasters(runs, tmp_path):
     """Sensors that are no camera, as a cochlea's."""
-    raster = load_evaluation(runs["dense"])["raster"]
+    raster = load_evaluation(runs["dense"]).raster.model_dump()
     raster |= {"input": torch.zeros(13, 4, 300, dtype=torch.uint8)}
     page = report([changed(runs["dense"], tmp_path / "row", raster=raster)], show=False).read_text(
         encoding="utf-8"
@@ -652,7 +658,7 @@ def test_the_evaluation_keeps_counts_not_spikes(runs):
 
 
 def test_best_is_over_all_runs_of_the_same_data(runs, tmp_path):
-    judged = load_evaluation(runs["st"])["metrics"]["sign"]
+    judged = load_evaluation(runs["st"]).metrics["sign"]
     better = {
         name: dict.fromkeys(("value", "low", "high"), 1.0 if name in HIGHER else -1.0)
         for name in judged

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from bisnn.data import events, simulation
+from bisnn.data.archives import MNISTDVS
 from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, record
-from bisnn.data.recordings import MNISTDVS
 
 
 @pytest.fixture(autouse=True)

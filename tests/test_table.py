@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisnn.data import table
-from bisnn.runs.config import Table
 
 
 def features(path, count):
@@ -183,12 +182,11 @@ def test_any_bytes_give_numbers_or_a_message(tmp_path_factory, content):
         assert np.isfinite(x).all()
 
 
-def labelled(path, **settings):
+def labelled(path, target=None, drop=(), categorical=()):
     """The features and the class or target of each row, as text, by a schema learned from all rows."""
     rows = table.read(path)
-    schema = table.learned_schema(
-        rows, Table(name="table", train=str(path), **settings), np.arange(len(rows))
-    )
+    target = target or rows.names[-1]
+    schema = table.learned_schema(rows, target, drop, categorical, np.arange(len(rows)))
     values, texts = table.matched(rows, schema)
     return schema.encode(values)[0], texts
 

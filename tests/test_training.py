@@ -24,12 +24,12 @@ import bisnn
 from bisnn import display, encode
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
-from bisnn.data.dataset import load_dataset, spikes, training_spikes
 from bisnn.errors import Interrupted, Stopped
 from bisnn.losses import local_loss
-from bisnn.runs import evaluation, training
+from bisnn.runs import evaluation, loop, monitoring, training
 from bisnn.runs import folder as checkpoint
 from bisnn.runs.folder import RunFolder
+from bisnn.runs.inputs import load_dataset, spikes, training_spikes
 from bisnn.runs.model import build_network, load
 from runs import ONE_D, RULES, files, small
 
@@ -322,7 +322,7 @@ SELDOM = {"data.validation": 0.25, "train.checkpoint_seconds": 1e6}
 def test_sums_that_are_read_late_are_the_same(tmp_path, monkeypatch, signal_at):
     """As on a GPU: each step begins before the sums of the one before it are read."""
     expected = files(training.train(small(**SELDOM), tmp_path / "whole", show=False))
-    monkeypatch.setitem(training.AHEAD, "cpu", 1)
+    monkeypatch.setitem(loop.AHEAD, "cpu", 1)
     update, folder = training.Training.update, tmp_path / "run"
 
     def interrupted(self):
@@ -344,7 +344,7 @@ def test_sums_that_are_read_late_are_the_same(tmp_path, monkeypatch, signal_at):
 
 @pytest.mark.parametrize("step", [4, 5])
 def test_a_nan_that_is_read_late_stops_the_run_too(tmp_path, monkeypatch, step):
-    monkeypatch.setitem(training.AHEAD, "cpu", 1)
+    monkeypatch.setitem(loop.AHEAD, "cpu", 1)
     update = training.Training.update
     spoilt = lambda self: update(self) * (math.nan if self.step == step + 1 else 1)  # noqa: E731
     monkeypatch.setattr(training.Training, "update", spoilt)
@@ -445,7 +445,7 @@ def test_hopeless_runs_stop_with_advice(tmp_path, change, message):
 
 def test_saturated_runs_stop_with_advice(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        training, "SATURATED", 0.05
+        monitoring, "SATURATED", 0.05
     )  # the refractory feedback keeps small networks well below the real bound
     with pytest.raises(Stopped, match=r"is saturated .* raise neuron\.threshold"):
         training.train(small(), tmp_path / "run", show=False)
@@ -567,7 +567,7 @@ def test_tensorboard_events(tmp_path):
 
 
 def test_without_tensorboard(tmp_path, monkeypatch):
-    monkeypatch.setattr(training.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(monitoring.importlib.util, "find_spec", lambda name: None)
     folder = training.train(small(), tmp_path / "run", show=False)
     assert not (folder / "tensorboard").exists()
 
@@ -635,7 +635,7 @@ def test_training_on_a_gpu(tmp_path, monkeypatch, rule):
         np.testing.assert_allclose(
             [row["loss"] for row in rows], [row["loss"] for row in on_cpu], rtol=0.05
         )
-    assert evaluation.evaluate(tmp_path / "run", show=False)["points"] == 60
+    assert evaluation.evaluate(tmp_path / "run", show=False).points == 60
 
 
 @pytest.mark.cuda
@@ -860,7 +860,7 @@ def log_lines(tmp_path, monkeypatch, capsys, seconds, **changes):
     `seconds` on.
     """
     clock = itertools.count(0, seconds)
-    monkeypatch.setattr(training.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(loop.time, "monotonic", lambda: float(next(clock)))
     training.train(small(**changes), tmp_path / "run")
     lines = capsys.readouterr().err.splitlines()
     if not lines[-1].startswith("epoch"):

@@ -16,8 +16,8 @@ import torch
 
 import bisnn
 from bisnn.data import events, simulation
+from bisnn.data.archives import NMNIST
 from bisnn.data.camera import N_MNIST_MOTION, record
-from bisnn.data.recordings import NMNIST
 from bisnn.runs import training
 from bisnn.runs.config import Config, parse
 from bisnn.runs.model import Model, build_network

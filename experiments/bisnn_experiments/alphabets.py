@@ -25,6 +25,7 @@ from bisnn.runs import config as configs
 from bisnn.runs import evaluation, training
 from bisnn.runs.config import Config
 from bisnn.runs.folder import RunFolder
+from bisnn.runs.rule_sections import STRule
 from bisnn_experiments import recognition, reproduction, results
 
 LEVELS: dict[str, Any] = {"binary": "binary", "ternary": "ternary", "4 levels": [-3, -1, 1, 3]}
@@ -39,7 +40,7 @@ def scaled(config: Config, weights: Any) -> Config:
     its learning rate is multiplied by r^2, behind Adam by r, and its clip by the largest level.
     """
     alphabet, changes = alphabet_of(weights), {"network.weights": weights}
-    if config.rule.name == "st" and alphabet is not None:
+    if isinstance(config.rule, STRule) and alphabet is not None:
         power = 1 if config.rule.precondition == "adam" else 2
         changes["rule.lr"] = config.rule.lr * alphabet.rms**power
         if config.rule.clip is not None:

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from bisnn import intervals
-from bisnn.data.dataset import load_dataset, spikes
 from bisnn.packed import Engine
 from bisnn.runs import config, model
 from bisnn.runs.exporting import describe_model
+from bisnn.runs.inputs import load_dataset, spikes
 from bisnn.shipping import conversion
 from bisnn_experiments import reproduction, results
 from bisnn_experiments.measurement import machine, table

@@ -100,12 +100,12 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     """
     judged = evaluation.load_evaluation(folder)
     result = []
-    for name in judged["metrics"]:
-        row = evaluation.row_of(judged, name) | evaluation.numbers_of(judged, name)
-        ledger = judged["energy"]["rows"][name]
-        layers = [layer for layer in ledger["layers"] if layer["neuron_updates"]]  # no readouts
-        row["memory_bytes"] = sum(layer["weight_bits"] for layer in layers) // 8
-        row["synaptic_operations"] = ledger["synaptic_operations"]
+    for name in judged.metrics:
+        row = judged.row(name) | judged.numbers(name)
+        ledger = judged.energy.rows[name]
+        layers = [layer for layer in ledger.layers if layer.neuron_updates]  # no readouts
+        row["memory_bytes"] = sum(layer.weight_bits for layer in layers) // 8
+        row["synaptic_operations"] = ledger.synaptic_operations
         result.append(row)
     return result
 
@@ -118,16 +118,14 @@ def differences(folders: Iterable[Path], show: bool = False) -> list[dict[str, A
     labels, seen = None, None
     for folder in folders:
         judged = evaluation.load_evaluation(folder)
-        if labels is not None and not (
-            labels.equal(judged["y"]) and seen == judged.get("recordings", "")
-        ):
+        if labels is not None and not (labels.equal(judged.y) and seen == judged.recordings):
             raise ValueError(
                 f"{folder}: was judged on other recordings than the runs beside it; "
                 f"judge it anew: bisnn evaluate {folder}"
             )
-        labels, seen = judged["y"], judged.get("recordings", "")
-        for name, result in judged["predictors"].items():
-            probs.setdefault(name.partition(" of ")[0], []).append(result["mean"])
+        labels, seen = judged.y, judged.recordings
+        for name, result in judged.predictors.items():
+            probs.setdefault(name.partition(" of ")[0], []).append(result.mean)
     assert labels is not None
     pairs = [(a, b) for a, b in PAIRS if a in probs and b in probs]
     with bars(show=show) as progress:

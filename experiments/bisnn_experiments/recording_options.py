@@ -21,10 +21,11 @@ from typing import Any
 import torch
 
 from bisnn import metrics
-from bisnn.data.dataset import Dataset, Split, load_dataset
+from bisnn.data.loading import LoadedData, Split
 from bisnn.display import bars
-from bisnn.runs import config, evaluation, training
+from bisnn.runs import config, evaluation, loop, training
 from bisnn.runs.config import Config
+from bisnn.runs.inputs import load_dataset
 from bisnn_experiments.options import publish
 
 PLAIN = {"augment.rotate": 0.0, "augment.zoom": 0.0, "augment.shift": 0}
@@ -89,7 +90,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
 FOLDS = 5
 
 
-def held_out(settings: Config, show: bool = False) -> Dataset:
+def held_out(settings: Config, show: bool = False, given: None = None) -> LoadedData:
     """The config's data with a fifth of the training recordings held out; its seed says which."""
     data = load_dataset(settings, show)
     n, fold = len(data.train.y), settings.seed % FOLDS
@@ -107,7 +108,7 @@ def judge(method: str, option: str, seed: int) -> list[dict[str, Any]]:
     settings = config.load(f"digits_{method}").updated(
         seed=seed, **START[method] | OPTIONS[method][option]
     )
-    training.load_dataset = held_out  # type: ignore[assignment]
+    loop.load_dataset = held_out  # type: ignore[assignment]
     run = training.Training(settings, training.Processes(0, 1, torch.device("cpu")))
     validation = run.data.validation
     assert validation is not None

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from bisnn.checks import choice
-from bisnn.data.dataset import load_dataset
 from bisnn.data.toy import CLUSTERS, X_RANGE
 from bisnn.errors import Interrupted
 from bisnn.files import read_bytes
@@ -32,8 +31,9 @@ from bisnn.metrics import CALIBRATION
 from bisnn.prediction import Classification
 from bisnn.runs import config as configs
 from bisnn.runs import evaluation, model, training
-from bisnn.runs.config import Config, Events
+from bisnn.runs.config import Config
 from bisnn.runs.folder import RunFolder
+from bisnn.runs.inputs import load_dataset
 from bisnn.shipping import energy
 from bisnn_experiments import drawing, recognition, workers
 from bisnn_experiments.measurement import processor
@@ -323,7 +323,7 @@ def measure(config: Config, folder: Path, picture: bool, train: bool) -> dict[st
         evaluation.load_evaluation(folder)
     except ValueError:  # none yet, or of another model
         evaluation.evaluate(folder, show=False)
-    if isinstance(config.data, Events):
+    if config.recorded:
         return {"rows": recognition.rows(folder), "panels": [], "points": None}
     return (_fig1 if config.task == "regression" else _fig2)(config, folder, picture)
 
@@ -358,22 +358,20 @@ def _fig1(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
     clusters and in the gaps between them.
     """
     judged = evaluation.load_evaluation(folder)
-    x, y = judged["x"], judged["y"]
+    x, y = judged.x, judged.y
     inside = in_clusters(x[:, 0])
     rows, panels = [], []
-    for name, result in judged["predictors"].items():
-        error = (result["mean"] - y).square()[:, 0]
-        std = result["std"][:, 0]
-        row = evaluation.row_of(judged, name)
+    for name, result in judged.predictors.items():
+        error = (result.mean - y).square()[:, 0]
+        std = result.std[:, 0]
+        row = judged.row(name)
         for where, part in (("inside", inside), ("gaps", ~inside)):
             row[f"rmse_{where}"] = float(error[part].mean().sqrt())
             row[f"deviation_{where}"] = float(std[part].mean())
         row["deviation_ratio"] = _ratio(row)
         rows.append(row)
         if picture:
-            panels.append(
-                {"predictor": name, "mean": _list(result["mean"]), "std": _list(result["std"])}
-            )
+            panels.append({"predictor": name, "mean": _list(result.mean), "std": _list(result.std)})
     points = load_dataset(config).train
     assert isinstance(points.x, Tensor)
     about = (
@@ -411,8 +409,8 @@ def _fig2(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
         result = trained.predict_points(points if picture else points[far], members)
         assert isinstance(result, Classification)
         confidence = result.mean.max(-1).values
-        row = evaluation.row_of(judged, name) | evaluation.numbers_of(judged, name)
-        row["confidence"] = float(judged["predictors"][name]["mean"].max(-1).values.mean())
+        row = judged.row(name) | judged.numbers(name)
+        row["confidence"] = float(judged.predictors[name].mean.max(-1).values.mean())
         row["far_confidence"] = float((confidence[far] if picture else confidence).mean())
         rows.append(row)
         if picture:

@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from bisnn.data.recordings import Clips
+from bisnn.data.loading import Clips
 from bisnn.prediction import Classification
 from bisnn.runs.model import Model
 from bisnn_experiments.measurement import table

@@ -40,19 +40,22 @@ from torch import Tensor
 from bisnn import kernels
 from bisnn.checks import positive_int
 from bisnn.data import simulation
+from bisnn.data.archives import MNISTDVS, NMNIST, Recordings
 from bisnn.data.camera import MNIST_DVS, N_MNIST_MOTION
-from bisnn.data.dataset import Split, load_dataset
-from bisnn.data.recordings import MNISTDVS, NMNIST, Clips, Recordings
+from bisnn.data.loading import Clips, Split
 from bisnn.display import bars
-from bisnn.runs import config
+from bisnn.runs import config, data_sections
 from bisnn.runs import model as models
 from bisnn.runs.evaluation import predictors
+from bisnn.runs.inputs import load_dataset
 from bisnn.runs.model import Model
 from bisnn_experiments import results
 from bisnn_experiments.measurement import machine, note
 from bisnn_experiments.scores import MISTAKES, OWN, auroc, score, summary, tables
 
-Data = config.NMNIST | config.MNISTDVS | config.Digits  # what a run may be on
+Data = (
+    data_sections.NMNISTData | data_sections.MNISTDVSData | data_sections.SimulatedData
+)  # what a run may be on
 IDX, KMNIST = "-images-idx3-ubyte.gz", "kmnist-test-imgs.npz"
 # What reading a damaged npz file may raise
 BROKEN = (
@@ -121,7 +124,7 @@ def _data(run: Run) -> dict[str, Any]:
     data = run.data.model_dump(exclude={"root"})
     return (
         {**data, "root": "MNIST's" if run.data.root else "scikit-learn's"}
-        if isinstance(run.data, config.Digits)
+        if isinstance(run.data, data_sections.SimulatedData)
         else data
     )
 
@@ -239,14 +242,14 @@ def read_pictures(file: Path) -> np.ndarray:
 def scene_of(data: Data) -> simulation.Scene:
     """A simulated camera like that of the runs' recordings, and the pixels that they keep."""
     duration_us = data.steps * data.bin_us
-    if isinstance(data, config.NMNIST):
+    if isinstance(data, data_sections.NMNISTData):
         width, height = NMNIST.SIZE
         camera = replace(MNIST_DVS, width=width, height=height, on=True)  # N-MNIST writes ON as 1
         return simulation.Scene(
             camera, replace(N_MNIST_MOTION, duration_us=duration_us), (0, 0, width, height)
         )
     low = MNISTDVS.corner(data.crop)
-    own = isinstance(data, config.Digits) and not data.root  # scikit-learn's digits
+    own = isinstance(data, data_sections.SimulatedData) and not data.root  # scikit-learn's digits
     return simulation.Scene(
         MNIST_DVS, simulation.motion_of(own, duration_us), (low, low, data.crop, data.crop)
     )
@@ -310,7 +313,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     _check(args)
     runs = load_runs(args.runs)
     data, digits, known = runs[0].data, args.digits, args.known
-    if not isinstance(data, config.NMNIST):
+    if not isinstance(data, data_sections.NMNISTData):
         for option, folder in (("--digits", digits), ("--known", known)):
             if folder:
                 note(f"{option}: is for runs on nmnist; these are on {data.name}: left out")
@@ -320,7 +323,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "--images: must be given where there is no other set; "
             f"got none for runs on {data.name}; give a folder"
         )
-    if args.images and isinstance(data, config.MNISTDVS) and data.scale != 4:
+    if args.images and isinstance(data, data_sections.MNISTDVSData) and data.scale != 4:
         raise ValueError(
             "--images: is for recordings at scale 4; "
             f"got runs with data.scale = {data.scale}; leave it out"

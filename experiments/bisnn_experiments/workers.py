@@ -13,7 +13,7 @@ from typing import Any
 
 from bisnn.display import bars
 from bisnn.errors import Interrupted, Stopped
-from bisnn.runs import training
+from bisnn.runs.monitoring import signals
 
 
 def run_all(
@@ -43,7 +43,7 @@ def run_all(
     with _workers_ignore_ctrl_c():
         started: dict[int, Future] = {i: pool.submit(function, *tasks[i]) for i in longest_first}
     futures = [started[i] for i in range(len(tasks))]
-    with pool, bars(show=show, transient=False) as shown, training.signals() as caught:
+    with pool, bars(show=show, transient=False) as shown, signals() as caught:
         bar = shown.add_task("", total=len(tasks))
         waiting = set(futures)
         try:

@@ -5,9 +5,7 @@ command runs.
 from __future__ import annotations
 
 import os
-import shlex
 import sys
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +16,7 @@ from bisnn.errors import Interrupted, Lost, Stopped, sentence
 
 if TYPE_CHECKING:
     from bisnn.runs.model import Model
+    from bisnn.runs.training import TrainedRun
 
 
 def _epilog(*examples: str) -> str:
@@ -123,8 +122,7 @@ def train(
 
     settings = configs.load(config, set_ or ())
     out = out or Path("runs") / f"{Path(config).stem}_seed{settings.seed}"
-    folder = training.train(settings, out, show=not quiet)
-    _finish(folder, no_report, quiet)
+    _finish(training.train_run(settings, out, show=not quiet), no_report, quiet)
 
 
 @app.command(
@@ -153,16 +151,22 @@ def resume(
     """
     from bisnn.runs import training
 
-    _finish(training.resume(run, set_ or (), show=not quiet), no_report, quiet)
+    _finish(training.resume_run(run, set_ or (), show=not quiet), no_report, quiet)
 
 
-def _finish(folder: Path, no_report: bool, quiet: bool) -> None:
+def _finish(run: TrainedRun, no_report: bool, quiet: bool) -> None:
+    from bisnn import printing
+    from bisnn.runs import evaluation
+
+    folder = run.folder
     if os.environ.get("RANK", "0") != "0":
         return
     if no_report:
         _console().print(f"model: {folder / 'model.safetensors'}")
         return
-    _verdict(folder, quiet)
+    verdict = evaluation.evaluate_model(folder, run.model, run.data, show=not quiet)
+    _say_if_unfinished(folder, run.model)
+    printing.print_verdict(folder, verdict)
     _write_report([folder], None, quiet)
 
 
@@ -189,27 +193,23 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Judge a run's model on its test points: every metric with a 95 % interval."""
-    _verdict(run, quiet, energy or bool(cost), cost or ())
-
-
-def _verdict(folder: Path, quiet: bool, energy: bool = False, costs: Sequence[str] = ()) -> None:
     from bisnn import printing
     from bisnn.runs import evaluation
     from bisnn.shipping.energy import Costs
 
-    verdict = evaluation.evaluate(folder, show=not quiet, costs=Costs.parse(costs))
-    _say_if_unfinished(folder)
-    printing.print_verdict(folder, verdict)
-    if energy:
-        printing.print_ledger(verdict["energy"])
+    costs = Costs.parse(cost or ())
+    model, data = evaluation.load_run(run, show=not quiet)
+    verdict = evaluation.evaluate_model(run, model, data, show=not quiet, costs=costs)
+    _say_if_unfinished(run, model)
+    printing.print_verdict(run, verdict)
+    if energy or cost:
+        printing.print_ledger(verdict.energy)
 
 
-def _say_if_unfinished(run: Path, model: Model | None = None) -> None:
+def _say_if_unfinished(run: Path, model: Model) -> None:
     """A line on a run's model whose training stopped early, and not because the config says so."""
     from bisnn.display import note
-    from bisnn.runs import model as models
 
-    model = model or models.load(run)
     train = model.config.train
     if train.keep == "last" and not train.patience and model.epoch < train.epochs:
         note(
@@ -246,11 +246,10 @@ def predict(
     is.
     """
     from bisnn import printing
-    from bisnn.data import events, recordings, table
+    from bisnn.data import events, table, windows
     from bisnn.display import bars, note
     from bisnn.files import write_atomic
     from bisnn.runs import model as models
-    from bisnn.runs.config import Events
     from bisnn.runs.recommendation import warn_of_map
 
     if out is not None and (
@@ -265,8 +264,8 @@ def predict(
     _say_if_unfinished(run, model)
     usual: Any = None if map_ else "usual"
     if map_ and model.members is not None:
-        warn_of_map(run, "leave out --map")
-    files = recordings.files_of(data) if isinstance(model.config.data, Events) else []
+        warn_of_map(run, models.file_of(run), "leave out --map")
+    files = windows.files_of(data) if model.config.recorded else []
     if not files and data[0].suffix.lower() in events.SUFFIXES:
         raise ValueError(
             f"{data[0]}: is a recording, and {run} was trained on points; give a CSV, NPY or NPZ file of them"
@@ -422,10 +421,15 @@ def export(
     """Ship a run's model as what it is: bits. What leaves runs without PyTorch and gives the same
     spikes.
     """
+    from bisnn import printing
     from bisnn.runs import exporting
+    from bisnn.runs import model as models
 
-    predictor = as_ and as_.value
-    done = exporting.export(
+    predictor, source = as_ and as_.value, models.file_of(run)
+    model = models.load(source)
+    done = exporting.export_model(
+        model,
+        source,
         run,
         to.value,
         out,
@@ -435,42 +439,8 @@ def export(
         prefix=prefix,
         neuron=neuron and neuron.value,
     )
-    _say_if_unfinished(run)
-    console, where = _console(), done["path"]
-    if "changes" in done:
-        console.print(f"neuron {neuron}: {_changes_text(done['changes'])}")
-    if to is Target.packed:
-        bits = f"{done['members']} x 1 bit" if done["members"] else "the posterior at 8 bits"
-        console.print(
-            f"{done['weights']:,} weights, {bits} each: {done['bytes']:,} bytes in {where}"
-        )
-        console.print(f'run it without PyTorch: bisnn.packed.load("{where}").{done["call"]}')
-    elif to is Target.c:
-        console.print(
-            f"C99 in {where}: {done['flash']:,} bytes of tables (flash), {done['ram']:,} of state (RAM)"
-        )
-        name = done["prefix"]
-        build = f"cc -O2 {name}.c {name}_test.c -o {name}_test && ./{name}_test"
-        console.print(f"check it: cd {shlex.quote(str(where))} && {build}")
-    else:
-        console.print(f"NIR graph ({done['profile']}): {done['bytes']:,} bytes in {where}")
-        if "disagreement" in done:
-            lossy = done["disagreement"]
-            told = (
-                ""
-                if lossy["predictions"] is None
-                else f", {lossy['predictions']:.2%} of the predicted classes"
-            )
-            console.print(
-                f"not the network's own spikes: {lossy['spikes']:.1%} of them differ{told}, on random points"
-            )
-
-
-def _changes_text(changes: dict[str, int | None]) -> str:
-    spikes, of, n = changes["changed_spikes"], changes["spikes"], changes["recordings"]
-    decided = changes["changed_decisions"]
-    text = f"{spikes:,} spikes differ on the test set, where the network has {of:,}"
-    return text if decided is None else f"{text}; {decided} of {n:,} decisions change"
+    _say_if_unfinished(run, model)
+    printing.print_exported(to.value, done)
 
 
 @app.command(

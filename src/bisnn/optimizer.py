@@ -67,6 +67,8 @@ class Rule(Optimizer):
     """
 
     takes: tuple[type[Signs], ...] = (Signs,)  # the latents that the rule trains
+    # Whether the latents are a posterior over weights, to draw members from
+    has_posterior: bool = False
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]):
         self._inside = False

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import math
+import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,12 @@ from rich.table import Table
 from bisnn.display import console, visible
 
 if TYPE_CHECKING:
+    from bisnn.intervals import Interval
+    from bisnn.runs.exporting import Exported
     from bisnn.runs.model import Model
+    from bisnn.runs.results import Verdict
+    from bisnn.shipping.conversion import Changes
+    from bisnn.shipping.energy import Ledger
 
 SHORT = {
     "nll": "NLL",
@@ -24,53 +31,52 @@ SHORT = {
 }  # names of metrics that are read as letters
 
 
-def print_verdict(folder: Path, found: dict[str, Any]) -> None:
+def print_verdict(folder: Path, found: Verdict) -> None:
     """Print what `evaluate` found: every metric of every predictor with its interval."""
-    title = f"{folder}: {found['points']} test points; value and 95 % interval"
+    title = f"{folder}: {found.points} test points; value and 95 % interval"
     table = Table(title=title, box=box.SIMPLE)
     table.collapse_padding, table.pad_edge = (
         True,
         False,
     )  # six columns of intervals fit into 80 characters
     table.add_column("predictor")
-    names = list(next(iter(found["metrics"].values())))
+    names = list(next(iter(found.metrics.values())))
     for name in names:
         table.add_column(SHORT.get(name, name.replace("_", " ")))
-    for predictor, values in (found["metrics"] | found["baseline"]).items():
+    for predictor, values in (found.metrics | found.baseline).items():
         table.add_row(
             predictor, *(_interval(values[name]) if name in values else "" for name in names)
         )
     out = console()
     out.print(table)
     told = "ECE {ece:.4f}; if its confidences were calibrated: {calibrated_mean:.4f}, in 95 of 100 up to {calibrated_high:.4f}"
-    for predictor, ece in found["calibration"].items():
-        out.print(f"{predictor}: {told.format(**ece)}")
+    for predictor, ece in found.calibration.items():
+        out.print(f"{predictor}: {told.format(**ece.model_dump())}")
     out.print(
         "{weights:,} weights: {bytes:,} bytes at {bits} bit, {bytes_32_bit:,} at 32".format(
-            **found["memory"]
+            **found.memory.model_dump()
         ),
     )
 
 
-def _interval(found: dict[str, float]) -> str:
+def _interval(found: Interval) -> str:
     """A value over its interval; large ones, of targets in their own units, with fewer digits
     behind the point.
     """
-    digits = max(0, 3 - max(0, math.floor(math.log10(max(abs(found["high"]), 1)))))
-    return f"{found['value']:.{digits + 1}f}\n{found['low']:.{digits}f}-{found['high']:.{digits}f}"
+    digits = max(0, 3 - max(0, math.floor(math.log10(max(abs(found.high), 1)))))
+    return f"{found.value:.{digits + 1}f}\n{found.low:.{digits}f}-{found.high:.{digits}f}"
 
 
-def print_ledger(found: dict[str, Any]) -> None:
+def print_ledger(found: Ledger) -> None:
     """Print what an inference takes, by predictor and layer."""
     from bisnn.shipping.energy import (
         ANN,
         HYPOTHETICAL,
+        LayerExpenses,
         si,
     )  # loads PyTorch, which other tables do without
 
-    title = (
-        f"One inference of {found['steps']} time steps, mean over {found['recordings']} test points"
-    )
+    title = f"One inference of {found.steps} time steps, mean over {found.recordings} test points"
     table = Table(title=title, box=box.SIMPLE)
     table.add_column("predictor")
     for name in (
@@ -82,35 +88,66 @@ def print_ledger(found: dict[str, Any]) -> None:
         "ratio\nto ANN",
     ):
         table.add_column(name, justify="right")
-    for name, row in found["rows"].items():
-        for layer in (row, *row["layers"]):
+    for name, row in found.rows.items():
+        for layer in (row, *row.layers):
             counts = (
-                f"{layer[key]:,.0f}"
+                f"{getattr(layer, key):,.0f}"
                 for key in ("weight_bits", "synaptic_operations", "neuron_updates")
             )
-            share = f"{row['ratio']:.2f}" if layer is row else ""
-            cells = (*counts, si(layer["bytes"], "B"), si(layer["joules"], "J"), share)
+            share = f"{row.ratio:.2f}" if layer is row else ""
+            cells = (*counts, si(layer.bytes, "B"), si(layer.joules, "J"), share)
             table.add_row(
-                name if layer is row else f"  {layer['layer']}",
+                f"  {layer.layer}" if isinstance(layer, LayerExpenses) else name,
                 *cells,
                 style="" if layer is row else "dim",
             )
     out = console()
     out.print(table)
-    costs = ", ".join(f"{name} {value:g}" for name, value in found["costs"].items())
-    out.print(
-        f"Picojoules an operation, or an access of 64 bits: {costs}. Usual: {found['source']}."
-    )
-    where = ", ".join(f"{name} in {row['memory']}" for name, row in found["rows"].items())
+    costs = ", ".join(f"{name} {value:g}" for name, value in asdict(found.costs).items())
+    out.print(f"Picojoules an operation, or an access of 64 bits: {costs}. Usual: {found.source}.")
+    where = ", ".join(f"{name} in {row.memory}" for name, row in found.rows.items())
     out.print(f"The smallest memory that holds weights and state: {where}.")
     out.print(
         "Every synaptic operation is one accumulate; the last readout is included, pooling and softmax are not."
     )
-    if HYPOTHETICAL in found["rows"]:
+    if HYPOTHETICAL in found.rows:
         out.print(f"{HYPOTHETICAL}: 32-bit weights at the same spikes.")
     out.print(
         f"{ANN}: the same layers in one pass of 32-bit multiply-accumulates, not one for every time step."
     )
+
+
+def print_exported(to: str, done: Exported) -> None:
+    """Print what `export` wrote, and how to use it."""
+    out = console()
+    if done.changes is not None:
+        out.print(f"neuron {done.neuron}: {_changes_text(done.changes)}")
+    if to == "packed":
+        bits = f"{done.members} x 1 bit" if done.members else "the posterior at 8 bits"
+        out.print(f"{done.weights:,} weights, {bits} each: {done.bytes:,} bytes in {done.path}")
+        out.print(f'run it without PyTorch: bisnn.packed.load("{done.path}").{done.call}')
+    elif to == "c":
+        out.print(
+            f"C99 in {done.path}: {done.flash:,} bytes of tables (flash), {done.ram:,} of state (RAM)"
+        )
+        name = done.prefix
+        build = f"cc -O2 {name}.c {name}_test.c -o {name}_test && ./{name}_test"
+        out.print(f"check it: cd {shlex.quote(str(done.path))} && {build}")
+    else:
+        out.print(f"NIR graph ({done.profile}): {done.bytes:,} bytes in {done.path}")
+        if done.disagreement is not None:
+            classes = done.disagreement.predictions
+            told = "" if classes is None else f", {classes:.2%} of the predicted classes"
+            out.print(
+                f"not the network's own spikes: {done.disagreement.spikes:.1%} of them differ{told}, on random points"
+            )
+
+
+def _changes_text(changes: Changes) -> str:
+    spikes, of, n = changes.changed_spikes, changes.spikes, changes.recordings
+    decided = changes.changed_decisions
+    text = f"{spikes:,} spikes differ on the test set, where the network has {of:,}"
+    return text if decided is None else f"{text}; {decided} of {n:,} decisions change"
 
 
 def prediction_rows(model: Model, result: Any) -> tuple[list[str], list[list[Any]]]:

@@ -137,6 +137,7 @@ class BayesBiSNN(Preconditioned):
     """
 
     takes = (Signs, Categorical)
+    has_posterior = True
 
     def __init__(
         self,

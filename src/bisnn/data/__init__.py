@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 from bisnn import lazy
 
 _HOME = {
-    "toy": ("Split", "f_1d", "one_d", "two_moons"),
+    "toy": ("Points", "f_1d", "one_d", "two_moons"),
+    "dataset": ("Dataset",),
+    "windows": ("Window",),
+    "archives": ("MNISTDVS", "NMNIST"),
     "events": (
         "EVENTS",
         "BadEvents",
@@ -20,11 +23,13 @@ _HOME = {
         "bin_events",
     ),
 }
-_MODULES = {name: name for name in ("camera", "recordings", "simulation")}
+_MODULES = {name: name for name in ("camera", "simulation")}
 __all__, __getattr__, __dir__ = lazy.names(__name__, _HOME, _MODULES)
 
 if TYPE_CHECKING:
-    from bisnn.data import camera, recordings, simulation
+    from bisnn.data import camera, simulation
+    from bisnn.data.archives import MNISTDVS, NMNIST
+    from bisnn.data.dataset import Dataset
     from bisnn.data.events import (
         EVENTS,
         BadEvents,
@@ -36,4 +41,5 @@ if TYPE_CHECKING:
         write_aedat,
         write_nmnist,
     )
-    from bisnn.data.toy import Split, f_1d, one_d, two_moons
+    from bisnn.data.toy import Points, f_1d, one_d, two_moons
+    from bisnn.data.windows import Window

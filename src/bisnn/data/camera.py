@@ -38,7 +38,7 @@ from bisnn.data.events import EVENTS
 Events = tuple[
     Tensor, Tensor, Tensor
 ]  # pixel, as an index into (B, height, width); time in us; whether ON
-Window = tuple[int, int, int, int]  # left, top, width, height on the sensor, in pixels
+Area = tuple[int, int, int, int]  # left, top, width, height on the sensor, in pixels
 _CHUNK_PIXELS, _GPU_CHUNK_PIXELS = (
     2**17,
     2**23,
@@ -167,7 +167,7 @@ def record(
     *,
     seed: int,
     samples: Sequence[int] | None = None,
-    window: Window | None = None,
+    window: Area | None = None,
 ) -> list[np.ndarray]:
     """Recordings of moving images (B, h, w) with light in [0, 1]: for each an array of `EVENTS`,
     sorted in time, t from 0 in us.
@@ -195,7 +195,7 @@ def binned(
     bin_us: int,
     seed: int,
     samples: Sequence[int] | None = None,
-    window: Window | None = None,
+    window: Area | None = None,
 ) -> Tensor:
     """The events of `record` as binary frames, uint8 (T, B, 2, height, width), made on the images'
     device without lists of events.
@@ -253,7 +253,7 @@ def _parts(
     motion: Motion,
     seed: int,
     samples: Sequence[int],
-    window: Window,
+    window: Area,
 ) -> Iterator[tuple[slice, Iterator[Events]]]:
     """Some images at a time, so that memory stays bounded, and their events."""
     size = max(
@@ -276,7 +276,7 @@ class _Draws:
     """
 
     def __init__(
-        self, camera: Camera, seed: int, samples: Sequence[int], window: Window, duration_us: int
+        self, camera: Camera, seed: int, samples: Sequence[int], window: Area, duration_us: int
     ) -> None:
         self.duration_us, self.frame_us = duration_us, camera.frame_us
         left, top, width, height = window
@@ -327,7 +327,7 @@ class _Draws:
 
 
 def _simulate(
-    video: Iterator[Tensor], camera: Camera, draws: _Draws, window: Window
+    video: Iterator[Tensor], camera: Camera, draws: _Draws, window: Area
 ) -> Iterator[Events]:
     """The equations at the top, for frames (B, height, width) of light, from time 0. Within a
     frame, times run from 0 to dt.
@@ -430,7 +430,7 @@ def _fire_shots(
 
 
 def _moving(
-    images: Tensor, camera: Camera, motion: Motion, draws: _Draws, window: Window
+    images: Tensor, camera: Camera, motion: Motion, draws: _Draws, window: Area
 ) -> Iterator[Tensor]:
     """Frames (B, height, width) of images (B, h, w) on their way, from time 0; black around the
     image.
@@ -497,7 +497,7 @@ def _displayed(images: Tensor, camera: Camera, motion: Motion) -> Tensor:
 
 
 def _event_arrays(
-    found: Iterator[Events], B: int, camera: Camera, window: Window
+    found: Iterator[Events], B: int, camera: Camera, window: Area
 ) -> list[np.ndarray]:
     """Events of B recordings, by recording and in time."""
     parts = list(found)
@@ -549,7 +549,7 @@ def _checked_samples(
     return numbers
 
 
-def _checked_window(window: Window | None, camera: Camera) -> Window:
+def _checked_window(window: Area | None, camera: Camera) -> Area:
     if window is None:
         return 0, 0, camera.width, camera.height
     left, top, width, height = window

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from bisnn.checks import choice, positive_int
 from bisnn.data import cache, events
-from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, Camera, Motion, Window, binned, record
-from bisnn.data.recordings import MNISTDVS, Recordings
+from bisnn.data.archives import MNISTDVS, Recordings
+from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, Area, Camera, Motion, binned, record
 from bisnn.display import bars, note
 from bisnn.files import afford, open_regular, read_bytes, write_atomic
 
@@ -232,7 +232,7 @@ class Scene(NamedTuple):
 
     camera: Camera
     motion: Motion
-    window: Window
+    window: Area
 
 
 def looked_at(

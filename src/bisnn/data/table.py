@@ -19,7 +19,6 @@ import numpy as np
 from bisnn.data.arrays import read_arrays
 from bisnn.display import note
 from bisnn.packed.columns import Column, Schema, as_number, category, is_blank, numbers
-from bisnn.runs.config import Table as TableConfig
 
 KINDS = (".csv", ".tsv", ".npy", ".npz")
 
@@ -146,28 +145,29 @@ def read_points(
     return x, None
 
 
-def learned_schema(rows: Rows, data: TableConfig, training: np.ndarray) -> Schema:
+def learned_schema(
+    rows: Rows,
+    target: str,
+    drop: Sequence[str],
+    categorical: Sequence[str],
+    training: np.ndarray,
+) -> Schema:
     """What becomes of each column, learned from these of the rows alone."""
-    target = rows.names[-1] if data.target is None else data.target
-    for key, names in (
-        ("target", [target]),
-        ("drop", data.drop),
-        ("categorical", data.categorical),
-    ):
+    for key, names in (("target", [target]), ("drop", drop), ("categorical", categorical)):
         for name in names:
             if name not in rows.names:
                 raise ValueError(
                     f"data.{key}: {rows.path} has no column {name!r}; it has {', '.join(rows.names)}"
                 )
-            if key != "target" and (name == target or (key == "categorical" and name in data.drop)):
+            if key != "target" and (name == target or (key == "categorical" and name in drop)):
                 raise ValueError(
                     f"data.{key}: column {name!r} is the target or dropped already; leave it out"
                 )
     some = rows.at(training)
     columns = [
-        _learned_column(some, name, name in data.categorical)
+        _learned_column(some, name, name in categorical)
         for name in rows.names
-        if name != target and name not in data.drop
+        if name != target and name not in drop
     ]
     if not columns:
         raise ValueError(

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from bisnn.checks import choice, positive_int
-from bisnn.data import cache, events, recordings
-from bisnn.data.recordings import Recordings, Window
+from bisnn.data import archives, cache, events
+from bisnn.data.archives import Recordings
+from bisnn.data.windows import Window
 
 MOST_CLASSES = 2**16
 TONIC: dict[
@@ -94,8 +95,8 @@ class FromTonic(Recordings):
 
         settings = {"window": repr(window), "dataset": _about(dataset, files)}
         root = Path(os.path.commonpath([file.parent for file in files])) if files else Path()
-        path = recordings.path_of(name, settings, files, root)
-        bits = recordings.binned(path, name, count, window, read, show)
+        path = archives.path_of(name, settings, files, root)
+        bits = archives.binned(path, name, count, window, read, show)
         labels = (
             cache.build(path.with_suffix(".labels"), (32,), count, label_bits)
             .packed(range(count))

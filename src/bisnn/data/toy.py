@@ -17,7 +17,7 @@ X_RANGE = (-1.0, 5.0)  # of the 1-D task
 CLUSTERS = ((-1.0, 0.0), (1.5, 2.5), (4.0, 5.0))  # where its training points lie
 
 
-class Split(NamedTuple):
+class Points(NamedTuple):
     """x (N, d) float32; y (N,) int64 labels or (N, 1) float32 targets."""
 
     x: Tensor
@@ -26,7 +26,7 @@ class Split(NamedTuple):
 
 def two_moons(
     train: int = 200, test: int = 1000, *, noise: float = 0.1, seed: int = 0
-) -> tuple[Split, Split]:
+) -> tuple[Points, Points]:
     """Two interleaved half circles: `train` and `test` points a class, Gaussian noise.
 
     Each axis is rescaled to [0, 1] by the training set's range; the test set, drawn independently,
@@ -42,7 +42,7 @@ def two_moons(
     ]
     low, high = raw[0][0].min(0), raw[0][0].max(0)
     first, second = (
-        Split(
+        Points(
             torch.tensor((x - low) / (high - low), dtype=torch.float32),
             torch.tensor(y, dtype=torch.int64),
         )
@@ -58,7 +58,7 @@ def f_1d(x: Tensor) -> Tensor:
 
 def one_d(
     per_unit: int = 20, test: int = 200, *, noise: float = 0.1, seed: int = 0
-) -> tuple[Split, Split]:
+) -> tuple[Points, Points]:
     """1-D regression: training points evenly in three clusters, noisy; test points evenly on [-1,
     5], noiseless.
 
@@ -75,9 +75,9 @@ def one_d(
     y = f_1d(x) + noise * torch.from_numpy(rng.standard_normal(len(x)))
     fine = f_1d(torch.linspace(*X_RANGE, 6001, dtype=torch.float64))
 
-    def rescaled(x: Tensor, y: Tensor) -> Split:
+    def rescaled(x: Tensor, y: Tensor) -> Points:
         x = (x - X_RANGE[0]) / (X_RANGE[1] - X_RANGE[0])
         y = (y - fine.min()) / (fine.max() - fine.min())
-        return Split(x[:, None].float(), y[:, None].float())
+        return Points(x[:, None].float(), y[:, None].float())
 
     return rescaled(x, y), rescaled(grid, f_1d(grid))

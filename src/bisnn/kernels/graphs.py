@@ -38,7 +38,7 @@ class Arriving:
         return self._values
 
 
-class _Graph(NamedTuple):
+class _RecordedStep(NamedTuple):
     """A pass over inputs of certain shapes, all of it at fixed places in memory."""
 
     graph: torch.cuda.CUDAGraph
@@ -58,7 +58,7 @@ class Graphs:
     def __init__(self, parameters: Sequence[nn.Parameter]):
         self._parameters = parameters
         self._graphs: dict[
-            Any, _Graph | None
+            Any, _RecordedStep | None
         ] = {}  # None: has run once, so that all its kernels are compiled
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -90,7 +90,7 @@ class Graphs:
                 )  # copies: the next replay, of any graph, writes over g
         return recorded.output
 
-    def _record(self, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> _Graph:
+    def _record(self, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> _RecordedStep:
         """The function as a graph, which has not run yet."""
         stream, before = torch.cuda.current_stream(), [p.grad for p in self._parameters]
         for p in self._parameters:
@@ -99,7 +99,7 @@ class Graphs:
         try:
             with torch.cuda.graph(graph, self._pool):
                 output = function(*fixed)
-            return _Graph(graph, fixed, output, [p.grad for p in self._parameters])
+            return _RecordedStep(graph, fixed, output, [p.grad for p in self._parameters])
         finally:
             torch.cuda.set_stream(stream)  # an error on the GPU may leave another one
             for p, g in zip(self._parameters, before, strict=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,13 @@ import bisnn
 from bisnn import metrics
 from bisnn.display import bars
 from bisnn.files import write_atomic
+from bisnn.intervals import Interval
 from bisnn.reporting import charts
-from bisnn.reporting.charts import RULES, TITLES, Run
-from bisnn.runs.config import Config, Table, differences
+from bisnn.reporting.charts import TITLES, Run
+from bisnn.runs.config import Config, differences
 from bisnn.runs.evaluation import load_evaluation
 from bisnn.runs.folder import RunFolder
+from bisnn.runs.results import Metrics, Slices
 from bisnn.shipping.energy import ANN, HYPOTHETICAL, si
 
 FEWEST = 10  # test points from which on a row may be called best
@@ -129,7 +132,13 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"number": _number, "duration": _duration, "size": _size, "si": si}
+    environment.filters |= {
+        "asdict": asdict,
+        "number": _number,
+        "duration": _duration,
+        "size": _size,
+        "si": si,
+    }
     environment.globals |= {"ANN": ANN, "HYPOTHETICAL": HYPOTHETICAL}
     return environment.from_string(source)
 
@@ -141,9 +150,8 @@ def _verdicts(runs: list[Run]) -> list[dict[str, Any]]:
     """One table for each task and source of points: runs on others do not compare."""
     groups: dict[tuple[str, ...], list[tuple[int, Run]]] = {}
     for number, run in enumerate(runs, 1):
-        data = run.config.data
-        files = (data.train, data.test or "") if isinstance(data, Table) else ()
-        groups.setdefault((run.judged["task"], data.name, *files), []).append((number, run))
+        key = (run.judged.task, *run.config.data.source())
+        groups.setdefault(key, []).append((number, run))
     return [_verdict(group) for group in groups.values()]
 
 
@@ -152,7 +160,7 @@ def _verdict(group: list[tuple[int, Run]]) -> dict[str, Any]:
     rows = [
         (number, run, predictor, values)
         for number, run in group
-        for predictor, values in run.judged["metrics"].items()
+        for predictor, values in run.judged.metrics.items()
     ]
     names = list(dict.fromkeys(name for *_, values in rows for name in values))
     scales = {
@@ -160,9 +168,10 @@ def _verdict(group: list[tuple[int, Run]]) -> dict[str, Any]:
     }
     compared = [run for _, run in group]
     same = all(
-        torch.equal(run.judged[part], first[part]) for _, run in group for part in ("x", "y")
+        torch.equal(run.judged.x, first.x) and torch.equal(run.judged.y, first.y)
+        for run in compared
     )
-    same = same and len({run.judged.get("recordings", "") for _, run in group}) == 1
+    same = same and len({run.judged.recordings for _, run in group}) == 1
     best = {
         name: _best(name, [(run, predictor) for _, run, predictor, _ in rows], same)
         for name in names
@@ -171,16 +180,15 @@ def _verdict(group: list[tuple[int, Run]]) -> dict[str, Any]:
     for place, (number, run, predictor, values) in enumerate(rows):
         cells = [_cell(name, values.get(name), scales[name], best[name] == place) for name in names]
         table.append({"number": number, "run": run, "predictor": predictor, "cells": cells})
-    score = "accuracy" if first["task"] == "classification" else "rmse"
-    top = (max if HIGHER_IS_BETTER[score] else min)(rows, key=lambda row: row[3][score]["value"])
-    data = group[0][1].config.data
+    score = "accuracy" if first.task == "classification" else "rmse"
+    top = (max if HIGHER_IS_BETTER[score] else min)(rows, key=lambda row: row[3][score].value)
     return {
-        "data": Path(data.train).name if isinstance(data, Table) else data.name,
-        "task": first["task"],
-        "points": sorted({run.judged["points"] for _, run in group}),
+        "data": group[0][1].config.data.title(),
+        "task": first.task,
+        "points": sorted({run.judged.points for _, run in group}),
         "same": same,
         "lead": _lead(score, len(rows), best[score]),
-        "headline": f"{top[1].label}, {top[2]}, {_headline(top[1].judged['points'], top[3])}",
+        "headline": f"{top[1].label}, {top[2]}, {_headline(top[1].judged.points, top[3])}",
         "names": [(TITLES.get(name, name.capitalize()), _arrow(name)) for name in names],
         "rows": table,
         "baselines": _baselines(compared, names),
@@ -194,14 +202,15 @@ def _baselines(runs: list[Run], names: list[str]) -> list[dict[str, Any]]:
     """What predicts without a look at the points; runs that share their points share it."""
     found: list[dict[str, Any]] = []
     for run in runs:
-        for name, values in run.judged["baseline"].items():
+        for name, values in run.judged.baseline.items():
             same = [row for row in found if row["values"] == values]
             if not same:
                 found.append({"name": name, "values": values, "runs": []})
             (same or found)[-1]["runs"].append(run.label)
     for row in found:
         row["cells"] = [
-            row["values"].get(name) and {**row["values"][name], "percent": name in PERCENT}
+            row["values"].get(name)
+            and {**row["values"][name]._asdict(), "percent": name in PERCENT}
             for name in names
         ]
     return found
@@ -223,10 +232,14 @@ def _setting(config: Config, key: str) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _headline(points: int, values: dict[str, dict[str, float]]) -> str:
+def _headline(points: int, values: Metrics) -> str:
     if "accuracy" in values:
-        return f"is right on {round(values['accuracy']['value'] * points):,} of {points:,} test points."
-    return f"is off by {_number(values['rmse']['value'])} (root mean square) on {points:,} test points."
+        return (
+            f"is right on {round(values['accuracy'].value * points):,} of {points:,} test points."
+        )
+    return (
+        f"is off by {_number(values['rmse'].value)} (root mean square) on {points:,} test points."
+    )
 
 
 def _arrow(name: str) -> str:
@@ -254,52 +267,52 @@ def _best(name: str, rows: list[tuple[Run, str]], same: bool) -> int | None:
     together; on different points its interval must not meet theirs.
     """
     values = {
-        i: run.judged["metrics"][p][name]
+        i: run.judged.metrics[p][name]
         for i, (run, p) in enumerate(rows)
-        if name in run.judged["metrics"][p]
+        if name in run.judged.metrics[p]
     }
     if (
         name not in HIGHER_IS_BETTER
         or len(values) < 2
-        or min(len(run.judged["y"]) for run, _ in rows) < FEWEST
+        or min(len(run.judged.y) for run, _ in rows) < FEWEST
     ):
         return None
     sign = 1 if HIGHER_IS_BETTER[name] else -1
-    best = max(values, key=lambda i: sign * values[i]["value"])
+    best = max(values, key=lambda i: sign * values[i].value)
     level = 1 - 0.05 / (len(values) - 1)
     for other in values.keys() - {best}:
         if same:
             (run, predictor), (rival, by) = rows[best], rows[other]
             mine, theirs = (
-                run.judged["predictors"][predictor]["mean"],
-                rival.judged["predictors"][by]["mean"],
+                run.judged.predictors[predictor].mean,
+                rival.judged.predictors[by].mean,
             )
-            found = metrics.paired(name, [mine], [theirs], run.judged["y"], level=level)
+            found = metrics.paired(name, [mine], [theirs], run.judged.y, level=level)
             beyond = min(sign * found.low, sign * found.high) > 0
         else:
             low, high = (best, other) if sign < 0 else (other, best)
-            beyond = values[low]["high"] < values[high]["low"]
+            beyond = values[low].high < values[high].low
         if not beyond:
             return None
     return best
 
 
-def _scale(intervals: list[dict[str, float]]) -> tuple[float, float]:
-    low, high = min(i["low"] for i in intervals), max(i["high"] for i in intervals)
+def _scale(intervals: list[Interval]) -> tuple[float, float]:
+    low, high = min(i.low for i in intervals), max(i.high for i in intervals)
     return low, max(high - low, 1e-12)
 
 
 def _cell(
-    name: str, interval: dict[str, float] | None, scale: tuple[float, float], best: bool
+    name: str, interval: Interval | None, scale: tuple[float, float], best: bool
 ) -> dict[str, Any] | None:
     """Numbers of a metric and where its interval lies on the column's common scale, in percent."""
     if interval is None:
         return None
     at = {
-        end: round(100 * (min(max(interval[end], scale[0]), sum(scale)) - scale[0]) / scale[1], 2)
-        for end in interval
+        end: round(100 * (min(max(value, scale[0]), sum(scale)) - scale[0]) / scale[1], 2)
+        for end, value in interval._asdict().items()
     }
-    return {**interval, "percent": name in PERCENT, "best": best, "at": at}
+    return {**interval._asdict(), "percent": name in PERCENT, "best": best, "at": at}
 
 
 def _number(value: float, percent: bool = False) -> str:
@@ -336,11 +349,8 @@ def _size(count: int) -> str:
 def _facts(run: Run) -> list[tuple[str, str]]:
     config, judged = run.config, run.judged
     facts = [
-        ("rule", RULES[config.rule.name]),
-        (
-            "data",
-            Path(config.data.train).name if isinstance(config.data, Table) else config.data.name,
-        ),
+        ("rule", config.rule.title()),
+        ("data", config.data.title()),
         (
             "layers",
             " → ".join(
@@ -351,12 +361,12 @@ def _facts(run: Run) -> list[tuple[str, str]]:
             ),
         ),
         ("time steps", str(config.steps)),
-        ("model", f"epoch {judged['epoch']} of {config.train.epochs}"),
-        ("training", _duration(judged["seconds"])),
-        ("test points", f"{judged['points']:,}"),
+        ("model", f"epoch {judged.epoch} of {config.train.epochs}"),
+        ("training", _duration(judged.seconds)),
+        ("test points", f"{judged.points:,}"),
         ("seed", str(config.seed)),
     ]
-    return [*facts, ("classes", ", ".join(judged["classes"]))] if judged["classes"] else facts
+    return [*facts, ("classes", ", ".join(judged.classes))] if judged.classes else facts
 
 
 # Recordings
@@ -368,13 +378,9 @@ def _recordings(runs: list[Run]) -> list[list[tuple[int, Run]]]:
     """
     groups: dict[tuple[Any, ...], list[tuple[int, Run]]] = {}
     for number, run in enumerate(runs, 1):
-        if charts.recorded(run):
-            judged = run.judged
-            tested_on = (
-                judged["recordings"],
-                *judged["raster"]["input"]["edges_us"],
-                *judged["classes"],
-            )
+        judged = run.judged
+        if isinstance(judged.raster.input, Slices):
+            tested_on = (judged.recordings, *judged.raster.input.edges_us, *judged.classes)
             groups.setdefault(tested_on, []).append((number, run))
     return list(groups.values())
 
@@ -387,7 +393,7 @@ def _seen(group: list[tuple[int, Run]]) -> dict[str, Any]:
         int, tuple[Run, int]
     ] = {}  # the first run that keeps a recording, and its place there
     for _, run in group:
-        for i, point in enumerate(run.judged["raster"]["points"].tolist()):
+        for i, point in enumerate(run.judged.raster.points.tolist()):
             kept.setdefault(point, (run, i))
     said = {point: _said(group, point) for point in kept}
     order = sorted(said, key=lambda point: sum(row["right"] for row in said[point]))
@@ -400,11 +406,11 @@ def _seen(group: list[tuple[int, Run]]) -> dict[str, Any]:
 def _said(group: list[tuple[int, Run]], point: int) -> list[dict[str, Any]]:
     said = []
     for number, run in group:
-        for predictor, result in run.judged["predictors"].items():
-            confidence, top = result["mean"][point].max(-1)
-            right = bool(top == run.judged["y"][point])
+        for predictor, result in run.judged.predictors.items():
+            confidence, top = result.mean[point].max(-1)
+            right = bool(top == run.judged.y[point])
             verdict = {
-                "name": run.judged["classes"][top],
+                "name": run.judged.classes[top],
                 "confidence": float(confidence),
                 "right": right,
             }

@@ -17,8 +17,6 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     model_serializer,
@@ -29,130 +27,13 @@ from bisnn.alphabet import BINARY, alphabet_of
 from bisnn.display import note
 from bisnn.files import read_text
 from bisnn.runs import config_errors, defaults
+from bisnn.runs.kinds import AnyData, AnyRule, tag_of
+from bisnn.runs.own import OwnData
+from bisnn.runs.section import Count, NotNegative, Positive, Section, Share
 
 VERSION = 1  # of the file format
 DOTS = 100  # on a line: no setting has so many parts
 TOO_DEEP = "is nested too deeply; a config has sections, keys and plain values"
-PATHS = ("data.train", "data.test", "data.root")
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1, le=10_000_000)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class TwoMoons(Section):
-    """Two interleaved half circles in the unit square."""
-
-    name: Literal["two_moons"]
-    train: Count = 200  # points a class
-    test: Count = 1000  # points a class
-    noise: NotNegative = 0.1
-    validation: Share = 0.0  # of the training points, held out
-
-
-class OneD(Section):
-    """1-D regression on three clusters."""
-
-    name: Literal["one_d"]
-    per_unit: Count = 20  # training points a unit of x
-    test: Count = 200  # points, evenly, noiseless
-    noise: NotNegative = 0.1
-    validation: Share = 0.0
-
-
-class Table(Section):
-    """One's own points: a CSV, TSV, NPY or NPZ file (with `x`, `y` and perhaps `names`) of features
-    and the class or target.
-
-    Columns of words are categories, blanks are filled in: see `packed.columns`.
-    """
-
-    name: Literal["table"]
-    train: str  # path, relative to the config file
-    test: str | None = None  # path; without one, `test_share` of the rows
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    task: Literal["classification", "regression"] = "classification"
-    # Column of the class or target, by name, or by number where there is no header; default: the
-    # last
-    target: str | None = None
-    drop: list[str] = []  # columns left out
-    categorical: list[str] = []  # columns of numbers that name categories
-    rescale: bool = True  # each feature to [0, 1] by its range in the training rows
-    validation: Share = 0.0
-
-
-Digit = Annotated[int, Field(ge=0, le=9)]
-
-
-class Events(Section):
-    """Recordings of an event camera: a time step is a bin of time, a spike at least one event."""
-
-    name: str
-    # Folder of the unpacked archive, relative to the config file; without one, that of the
-    # environment's BISNN_DATA
-    root: str = ""
-    steps: Count = 60  # T
-    bin_us: Count = 5000  # length of a time step, in microseconds
-    validation: Share = 0.0
-
-
-class OfDigits(Events):
-    """Recordings of handwritten digits."""
-
-    # Digits; the others are left out
-    classes: Annotated[list[Digit], Field(min_length=1)] = list(range(10))
-
-
-class NMNIST(OfDigits):
-    """N-MNIST, 34 x 34 pixels: Train/<digit>/<id>.bin, Test/<digit>/<id>.bin."""
-
-    name: Literal["nmnist"]
-
-
-class MNISTDVS(OfDigits):
-    """MNIST-DVS: scale04/mnist_<digit>_scale04_<id>.aedat; ids up to 900 to train, those above to
-    test.
-    """
-
-    name: Literal["mnist_dvs"]
-    scale: Literal[4, 8, 16] = 4
-    crop: Annotated[int, Field(ge=1, le=128)] = 26  # pixels, of the middle
-    steps: Count = 400
-
-
-class Digits(OfDigits):
-    """Digits in front of the simulated camera: those of MNIST, whose idx files lie in `root`;
-    without one, scikit-learn's.
-    """
-
-    name: Literal["digits"]
-    crop: Annotated[int, Field(ge=1, le=128)] = 26
-    steps: Count = 25
-    bin_us: Count = 20_000
-
-    @model_validator(mode="after")
-    def _whole(self) -> Digits:
-        if self.classes != list(range(10)):
-            raise ValueError("digits comes with all ten classes: leave out data.classes")
-        return self
-
-
-class Tonic(Events):
-    """A dataset that tonic reads; `root` is its `save_to`. Recordings differ in length, so T and
-    the time step have no default.
-    """
-
-    name: Literal["tonic"]
-    dataset: Literal["NMNIST", "DVSGesture", "SHD"]
-    steps: Count
-    bin_us: Count
-    pool: Annotated[int, Field(ge=1, le=700)] = 1  # edge of the squares of pixels that become one
 
 
 class Encode(Section):
@@ -218,7 +99,7 @@ class Architecture(Section):
         return self
 
 
-class Neuron(Section):
+class NeuronSettings(Section):
     # "fixed": the SRM in integers, for spikes and hard weights
     kind: Literal["srm", "fixed"] = "srm"
     tau_mem: Positive = 10.0
@@ -231,7 +112,7 @@ class Neuron(Section):
     fraction: Annotated[int, Field(ge=0, le=24)] = 12
 
     @model_validator(mode="after")
-    def _ordered(self) -> Neuron:
+    def _ordered(self) -> NeuronSettings:
         if self.kind == "srm" and self.fraction != 12:
             raise ValueError('fraction is of kind = "fixed": leave it out, or set that')
         if self.tau_mem <= self.tau_syn:
@@ -239,60 +120,6 @@ class Neuron(Section):
                 f"tau_mem must be above tau_syn = {self.tau_syn:g}, or the synaptic filter is not positive"
             )
         return self
-
-
-class Preconditioned(Section):
-    lr: Positive
-    precondition: Literal["none", "momentum", "adam"] = "none"  # "none" is the paper's rule
-    betas: Annotated[list[Share], Field(min_length=2, max_length=2)] = [0.9, 0.999]
-
-
-class ST(Preconditioned):
-    """ST-BiSNN, Algorithm 1."""
-
-    name: Literal["st"]
-    clip: Positive | None = None  # keep the latents in [-clip, clip]
-
-
-class Bayes(Preconditioned):
-    """Bayes-BiSNN, Algorithm 2."""
-
-    name: Literal["bayes"]
-    temperature: NotNegative
-    tau: Positive = 1.0
-    prior: Finite = 0.0  # logit of every weight
-    straight_through: bool = False  # hard samples forward, the relaxed sample's gradient
-    tau_end: Positive | None = None
-    temperature_end: Positive | None = None
-    anneal_epochs: Count | None = None
-
-    @model_validator(mode="after")
-    def _annealing(self) -> Bayes:
-        ends = self.tau_end is not None or self.temperature_end is not None
-        if ends != (self.anneal_epochs is not None):
-            raise ValueError(
-                "anneal_epochs goes with tau_end or temperature_end: give both or neither"
-            )
-        if self.temperature_end is not None and self.temperature == 0:
-            raise ValueError("temperature must be above 0 to be annealed: it moves geometrically")
-        return self
-
-
-class BopRule(Section):
-    """Bop: no latents, weights flip by a running mean of the gradient."""
-
-    name: Literal["bop"]
-    lr: Annotated[float, Field(gt=0, le=1)]
-    threshold: Positive
-
-
-class Full(Section):
-    """Full precision: real weights and an optimizer of torch's, to compare with."""
-
-    name: Literal["full"]
-    lr: Positive
-    optimizer: Literal["sgd", "adam"] = "adam"
-    momentum: Share = 0.0  # "sgd" only
 
 
 class Train(Section):
@@ -347,27 +174,28 @@ class Config(Section):
 
     version: int
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    data: Annotated[
-        TwoMoons | OneD | Table | NMNIST | MNISTDVS | Digits | Tonic, Field(discriminator="name")
-    ]
+    data: AnyData
     encode: Encode = Encode()
     augment: Augment = Augment()
     network: Architecture = Architecture()
-    neuron: Neuron = Neuron()
-    rule: Annotated[ST | Bayes | BopRule | Full, Field(discriminator="name")]
+    neuron: NeuronSettings = NeuronSettings()
+    rule: AnyRule
     train: Train = Train()
     predict: Predict = Predict()
 
     @property
     def task(self) -> str:
-        if isinstance(self.data, Table):
-            return self.data.task
-        return "regression" if isinstance(self.data, OneD) else "classification"
+        return self.data.predicts()
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the data are recordings, of spikes or of events."""
+        return self.data.steps_recorded() is not None
 
     @property
     def steps(self) -> int:
         """T."""
-        return self.data.steps if isinstance(self.data, Events) else self.encode.steps
+        return self.data.steps_recorded() or self.encode.steps
 
     @property
     def burn_in(self) -> int:
@@ -381,11 +209,19 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _completed(cls, settings: Any) -> Any:
-        return defaults.completed(settings) if isinstance(settings, dict) else settings
+        if not isinstance(settings, dict):
+            return settings
+        data, rule = (_kind_of(name, settings) for name in ("data", "rule"))
+        if data is None or rule is None:
+            return settings  # said elsewhere
+        return defaults.completed(settings, data, rule)
 
     @model_validator(mode="after")
-    def _together(self) -> Config:
-        recordings = isinstance(self.data, Events)
+    def _fits_its_data(self) -> Config:
+        """What depends on the data, once they are known."""
+        if isinstance(self.data, OwnData) and self.data.recorded is None:
+            return self
+        recordings = self.recorded
         if recordings and not self.train.epochs:
             raise ValueError("train.epochs: is missing, and recordings have no default; add it")
         where = "data.steps" if recordings else "encode.steps"
@@ -407,25 +243,33 @@ class Config(Section):
             raise ValueError(
                 f"network.conv and augment are for recordings; {self.data.name} has points: leave them out"
             )
-        if (self.train.keep == "best" or self.train.patience) and not self.data.validation:
+        if self.augment != Augment() and len(self.data.shape_recorded()) != 3:
             raise ValueError(
-                'train.keep = "best" and train.patience need held-out points: set data.validation, e.g. to 0.2'
+                "augment is for recordings of pixels, (T, C, H, W); got (T, "
+                f"{', '.join(map(str, self.data.shape_recorded()))}): leave it out"
             )
         if (self.loss == "logistic") != (self.task == "classification"):
             raise ValueError(
                 f'train.loss = "{self.loss}" does not fit the task {self.task}: leave it out for the usual one'
             )
-        if self.train.samples > 1 and self.rule.name != "bayes":
+        return self
+
+    @model_validator(mode="after")
+    def _together(self) -> Config:
+        if (self.train.keep == "best" or self.train.patience) and not self.data.validation:
+            raise ValueError(
+                'train.keep = "best" and train.patience need held-out points: set data.validation, e.g. to 0.2'
+            )
+        if self.train.samples > 1 and self.rule.posterior() is False:
             raise ValueError(
                 f'train.samples: rule "{self.rule.name}" has one realisation of its weights; got {self.train.samples}'
             )
-        if self.rule.name in ("full", "bop") and alphabet_of(self.network.weights) != BINARY:
+        if not self.rule.any_levels and alphabet_of(self.network.weights) != BINARY:
             raise ValueError(
                 f'network.weights: rule "{self.rule.name}" trains no other levels than its own; '
                 f"got {self.network.weights!r}: leave it out, or take rule st or bayes"
             )
-        hard = self.rule.name in ("st", "bop") or getattr(self.rule, "straight_through", False)
-        if self.neuron.kind == "fixed" and not hard:
+        if self.neuron.kind == "fixed" and not self.rule.hard_weights():
             raise ValueError(
                 'neuron.kind = "fixed" takes hard weights: set rule.straight_through = true, or '
                 "another rule"
@@ -484,7 +328,10 @@ def resumed(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config of a run folder, changed for a run that goes on; other keys than those that may
     change are a ValueError.
     """
-    before, config = load(path), load(path, overrides)
+    before = load(path)
+    if not overrides:
+        return before
+    config = load(path, overrides)
     fixed = [key for key in differences(before, config) if key not in CHANGEABLE]
     if fixed:
         raise ValueError(
@@ -535,7 +382,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
                 f"--set {override}: must read section.key=value, e.g. --set rule.lr=0.1"
             )
         parsed = _value(value.strip())
-        if key.strip() in PATHS and isinstance(parsed, str):
+        if key.strip() in _paths(settings) and isinstance(parsed, str):
             # a path on the command line is relative to where it was typed
             parsed = str(Path(parsed).resolve())
         if key.strip() == "rule.name":
@@ -572,6 +419,19 @@ def _lines(error: ValidationError, settings: dict[str, Any]) -> list[str]:
         return [TOO_DEEP]
 
 
+def _kind_of(field: str, settings: dict[str, Any]) -> Any:
+    """The kind of section that settings have as their data or rule; None where they name none."""
+    given = settings.get(field)
+    tag = tag_of(given) if isinstance(given, dict) else None
+    return config_errors.kinds_of(Config, field).get(tag or "")
+
+
+def _paths(settings: dict[str, Any]) -> list[str]:
+    """The keys of these settings that are paths."""
+    data = _kind_of("data", settings)
+    return [f"data.{name}" for name in getattr(data, "paths", ())]
+
+
 def keys() -> Iterator[str]:
     """All valid keys, dotted."""
     return config_errors.keys(Config)
@@ -593,15 +453,10 @@ def _drop_keys_of_another_rule(settings: dict[str, Any], name: Any) -> None:
     another's complaint.
     """
     rule = settings.get("rule")
-    rules = config_errors.sections_of(Config.model_fields["rule"].annotation)
-    kept = [
-        key
-        for option in rules
-        if config_errors.name_of(option) == name
-        for key in option.model_fields
-    ]
-    if not kept or not isinstance(rule, dict):
+    kind = _kind_of("rule", {"rule": {"name": name}})
+    if kind is None or not isinstance(rule, dict):
         return
+    kept = kind.model_fields
     dropped = [key for key in rule if key not in kept and key != "name"]
     for key in dropped:
         del rule[key]
@@ -636,12 +491,7 @@ def _toml(text: str, source: str) -> dict[str, Any]:
 
 def _absolute(config: Config, folder: Path) -> Config:
     """Paths, relative to the config file, made absolute: the run's own config lies elsewhere."""
-    names = [
-        key.removeprefix("data.")
-        for key in PATHS
-        if hasattr(config.data, key.removeprefix("data."))
-    ]
-    paths = {name: getattr(config.data, name) for name in names}
+    paths = {name: getattr(config.data, name) for name in config.data.paths}
     absolute = {
         name: str((folder / path).resolve())
         for name, path in paths.items()

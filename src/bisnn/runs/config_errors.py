@@ -64,30 +64,43 @@ REMOVED = {
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """All valid keys of a config, dotted."""
+    """All valid keys of a config, dotted, but for those of sections of the user's own."""
     for name, field in model.model_fields.items():
         sections = sections_of(field.annotation)
         if not sections:
             yield prefix + name
         for section in sections:
-            yield from keys(section, f"{prefix}{name}.")
+            if "name" not in section.model_fields or name_of(section):
+                yield from keys(section, f"{prefix}{name}.")
 
 
 def sections_of(annotation: Any) -> list[type[BaseModel]]:
     """The kinds of section that a field takes: several, told apart by their name, for data and
     rule; none for a value.
     """
-    options = (
-        typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    options = typing.get_args(annotation) if union else (annotation,)
+    options = tuple(
+        typing.get_args(option)[0] if typing.get_origin(option) is typing.Annotated else option
+        for option in options
     )
     return [
         option for option in options if isinstance(option, type) and issubclass(option, BaseModel)
     ]
 
 
-def name_of(section: type[BaseModel]) -> str:
-    """The `name` by which a kind of data or rule is chosen."""
-    return str(typing.get_args(section.model_fields["name"].annotation)[0])
+def name_of(section: type[BaseModel]) -> str | None:
+    """The `name` by which a kind of data or rule is chosen; None for those of the user's own."""
+    names = typing.get_args(section.model_fields["name"].annotation)
+    return names[0] if names else None
+
+
+def kinds_of(config: type[BaseModel], field: str) -> dict[str, Any]:
+    """The kinds of section that a field takes, by name; "own" for one of the user's own."""
+    return {
+        name_of(option) or "own": option
+        for option in sections_of(config.model_fields[field].annotation)
+    }
 
 
 def line(details: Any, settings: dict[str, Any], config: type[BaseModel]) -> str:
@@ -106,6 +119,8 @@ def line(details: Any, settings: dict[str, Any], config: type[BaseModel]) -> str
         return f"{key}: unknown key; {_nearest(key, settings, config)}"
     if kind == "missing":
         return f"{key}: is missing; add it"
+    if kind == "union_tag_not_found" and not isinstance(details["input"], dict):
+        return f"{key}: must be a section with a name; got {details['input']!r}"
     if kind == "union_tag_not_found":
         return f"{key}.name: is missing; give one of {_names(config, location[0])}"
     if kind == "union_tag_invalid":
@@ -124,9 +139,7 @@ def line(details: Any, settings: dict[str, Any], config: type[BaseModel]) -> str
 
 
 def _names(config: type[BaseModel], section: str) -> str:
-    return ", ".join(
-        name_of(option) for option in sections_of(config.model_fields[section].annotation)
-    )
+    return ", ".join(name for name in kinds_of(config, section) if name != "own")
 
 
 def _nearest(key: str, settings: dict[str, Any], config: type[BaseModel]) -> str:

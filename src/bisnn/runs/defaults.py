@@ -10,41 +10,33 @@ Recordings differ too much to have defaults.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-POINTS = ("two_moons", "one_d", "table")  # names of data that are points
-# Lr of the plain rules, times the time steps that the loss is summed over
-SUMMED = {"bayes": 900.0, "st": 300.0}
-ADAM = {"bayes": 0.1, "st": 0.05, "full": 0.03}  # lr with Adam, which knows no scale
-TEMPERATURE = 3e-6  # rho of the plain rule, for each of those time steps
+if TYPE_CHECKING:
+    from bisnn.runs.data_sections import DataSection
+    from bisnn.runs.rule_sections import RuleSection
+
 UPDATES, LEAST, MOST = 300, 20, 60  # of the weights, in all; epochs
 
 
-def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings as read from TOML, with those that are missing and have a default by rule and data.
+def completed(
+    settings: dict[str, Any], data: type[DataSection], rule: type[RuleSection]
+) -> dict[str, Any]:
+    """Settings as read from TOML, with those that are missing and have a default by the kinds of
+    rule and data.
 
     A config that leaves out `rule.lr` leaves to us how to train: then the learning rate decays, and
     Bayes-BiSNN sees hard samples, unless it says otherwise. One that gives it has the paper's rule.
     """
-    data, rule, train = (settings.get(name, {}) for name in ("data", "rule", "train"))
-    if (
-        not all(isinstance(section, dict) for section in (data, rule, train))
-        or data.get("name") not in POINTS
-    ):
+    train = settings.get("train", {})
+    if not isinstance(train, dict) or not data.takes_defaults_of_points(settings["data"]):
         return settings
-    rule, train, name = dict(rule), dict(train), rule.get("name")
-    if not isinstance(name, str):
-        return settings
-    steps = _summed_steps(train, settings.get("encode", {}))
-    if name == "bayes":
-        rule.setdefault("temperature", float(f"{TEMPERATURE * steps:.3g}"))
-    rate = _learning_rate(rule, steps)
-    if "lr" not in rule and rate is not None:
-        rule["lr"] = rate
-        train.setdefault("schedule", "cosine")
-        if name == "bayes":
-            rule.setdefault("straight_through", True)
-    return {**settings, "rule": rule, "train": train}
+    given, steps = settings["rule"], _summed_steps(train, settings.get("encode", {}))
+    options = rule.default_options(given, steps)
+    rate = rule.default_lr(given, steps)
+    if "lr" not in given and rate is not None:
+        options["lr"], train = rate, {"schedule": "cosine", **train}
+    return {**settings, "rule": {**options, **given}, "train": train}
 
 
 def _summed_steps(train: dict[str, Any], encode: Any) -> int:
@@ -57,16 +49,6 @@ def _summed_steps(train: dict[str, Any], encode: Any) -> int:
     )
     known = isinstance(steps, int) and isinstance(burn_in, int) and steps > burn_in
     return steps - burn_in if known and train.get("over_time") != "mean" else 1
-
-
-def _learning_rate(rule: dict[str, Any], steps: int) -> float | None:
-    """None where there is no default."""
-    name = rule.get("name")
-    if name == "full" or rule.get("precondition") == "adam":
-        return None if name not in ADAM or rule.get("optimizer", "adam") != "adam" else ADAM[name]
-    if name not in SUMMED or rule.get("precondition", "none") != "none":
-        return None
-    return float(f"{SUMMED[name] / steps:.3g}")
 
 
 def epochs(points: int, batch_size: int) -> int:

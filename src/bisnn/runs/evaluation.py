@@ -10,20 +10,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from rich.progress import Progress
 from torch import Tensor
 
 from bisnn import kernels, metrics, realisation, weights
 from bisnn.alphabet import BINARY
-from bisnn.data.dataset import Dataset, Split, load_dataset, spikes
-from bisnn.data.recordings import Clips
+from bisnn.data.dataset import Dataset
+from bisnn.data.loading import Clips, LoadedData, Split
 from bisnn.display import bars, note
 from bisnn.files import file_digest, write_atomic
 from bisnn.prediction import Classification, Regression
-from bisnn.runs.config import Events
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
+from bisnn.runs.inputs import check_unchanged, load_dataset, spikes
 from bisnn.runs.model import Model, load, weight_count
-from bisnn.shipping.energy import Costs, ledger
+from bisnn.runs.results import (
+    Curves,
+    Evaluation,
+    FeatureMaps,
+    Histogram,
+    Memory,
+    Metrics,
+    PlainCalibration,
+    Plane,
+    Predictions,
+    Raster,
+    Slices,
+    Verdict,
+)
+from bisnn.shipping.energy import Costs, Ledger, ledger
 
 SHOWN = 200  # test points that rates and uncertainty over time are taken from
 EXAMPLES = 6  # test points whose input and spikes are kept
@@ -32,27 +47,13 @@ PLANE = 40  # points per side of the grid over the plane of a model with two fea
 SLICES = 6  # of time, that the events of a recording are counted in
 MAPS = 8  # channels of a convolutional layer whose spikes are counted
 COUNTED = 16  # test points that the energy ledger counts
-KEPT = (
-    "task",
-    "rule",
-    "model",
-    "epoch",
-    "points",
-    "seconds",
-    "metrics",
-    "calibration",
-    "baseline",
-    "beaten_by",
-    "memory",
-    "energy",
-)  # in evaluation.json
 BINS = 40  # of the histogram of p
-FORMAT = 3  # of what is stored: it grows with what a report shows
+FORMAT = 4  # of what is stored: it grows with what a report shows
 
 
 def predictors(model: Model) -> dict[str, int | None]:
     """Name and number of members of each predictor that the run's rule has."""
-    if model.config.rule.name == "bayes":
+    if model.config.rule.posterior():
         return {"MAP": None, f"ensemble of {model.members}": model.members}
     if model.net.alphabet is None:
         return {"real weights": None}
@@ -60,69 +61,86 @@ def predictors(model: Model) -> dict[str, int | None]:
 
 
 def evaluate(
-    folder: str | Path, *, show: bool = True, costs: Costs | None = None
-) -> dict[str, Any]:
+    folder: str | Path,
+    *,
+    data: Dataset | None = None,
+    show: bool = True,
+    costs: Costs | None = None,
+) -> Verdict:
     """Judge a run's model on its test points; writes `evaluation.safetensors` and `evaluation.json`
     into the run folder.
 
     Args:
         folder: the run.
+        data: of a run whose data were given from Python, the same again.
         show: a progress bar.
         costs: prices of the energy ledger's operations; by default those of 45 nm.
 
     Returns all of `evaluation.json`: for each predictor, each metric's value with its 95 %
     interval, the plain ECE beside that of a calibrated model, and the energy ledger.
     """
-    run = RunFolder(folder)
-    run.read_config()
+    model, loaded = load_run(folder, data, show)
+    return evaluate_model(folder, model, loaded, show=show, costs=costs)
+
+
+def load_run(
+    folder: str | Path, given: Dataset | None = None, show: bool = True
+) -> tuple[Model, LoadedData]:
+    """A run's model, and the data that it was trained on; an error where these have changed."""
+    RunFolder(folder).check()
     model = load(folder)
+    data = load_dataset(model.config, show, given)
+    check_unchanged(model.config, data, model.data, folder)
+    return model, data
+
+
+def evaluate_model(
+    folder: str | Path,
+    model: Model,
+    data: LoadedData,
+    *,
+    show: bool = True,
+    costs: Costs | None = None,
+) -> Verdict:
+    """As `evaluate`, with the run's model and data in memory."""
+    run = RunFolder(folder)
     if model.config.train.device == "cuda" and torch.cuda.is_available():
         model.net.to("cuda")
-    data = load_dataset(model.config, show)
-    data.check(model.config.data, model.data, folder)
     with run.locked(), bars(show=show) as progress, kernels.precision("full"):
         tree = _judged(model, data, progress)
         tree["energy"] = _energy(model, data.test[0], costs)
         tree["recordings"] = data.test.x.digest().hex() if isinstance(data.test.x, Clips) else ""
-        tree |= {
-            "seconds": _seconds(run),
-            "epoch": model.epoch,
-            "model": file_digest(run.model_file),
-        }
-        tree["beaten_by"] = _beaten_by(tree)
-        save_tree(run.evaluation_file, tree, "evaluation")
-        verdict = {name: tree[name] for name in KEPT}
-        write_atomic(run.path / "evaluation.json", (json.dumps(verdict, indent=1) + "\n").encode())
+        tree |= {"seconds": _seconds(run), "epoch": model.epoch}
+        tree |= {"model": file_digest(run.model_file), "format": FORMAT}
+        evaluation = Evaluation(**tree, beaten_by=_beaten_by(tree["metrics"], tree["baseline"]))
+        save_tree(run.evaluation_file, evaluation.model_dump(), "evaluation")
+        verdict = Verdict(**{name: getattr(evaluation, name) for name in Verdict.model_fields})
+        text = json.dumps(verdict.model_dump(), indent=1) + "\n"
+        write_atomic(run.path / "evaluation.json", text.encode())
     _warn_of_guesses(folder, verdict)
     return verdict
 
 
-def _beaten_by(tree: dict[str, Any]) -> list[str]:
+def _beaten_by(judged: dict[str, Metrics], baselines: dict[str, Metrics]) -> list[str]:
     """The predictors whose whole 95 % interval of the accuracy, or RMSE, is better than the
     baseline.
     """
-    ((_, baseline),) = tree["baseline"].items()
+    (baseline,) = baselines.values()
     if "rmse" in baseline:
-        return [
-            name
-            for name, row in tree["metrics"].items()
-            if row["rmse"]["high"] < baseline["rmse"]["value"]
-        ]
-    return [
-        name
-        for name, row in tree["metrics"].items()
-        if row["accuracy"]["low"] > baseline["accuracy"]["value"]
-    ]
+        bound = baseline["rmse"].value
+        return [name for name, row in judged.items() if row["rmse"].high < bound]
+    bound = baseline["accuracy"].value
+    return [name for name, row in judged.items() if row["accuracy"].low > bound]
 
 
-def _warn_of_guesses(folder: str | Path, verdict: dict[str, Any]) -> None:
-    ((label, baseline),) = verdict["baseline"].items()
+def _warn_of_guesses(folder: str | Path, verdict: Verdict) -> None:
+    ((label, baseline),) = verdict.baseline.items()
     metric = "rmse" if "rmse" in baseline else "accuracy"
-    for name, row in verdict["metrics"].items():
-        if name not in verdict["beaten_by"]:
+    for name, row in verdict.metrics.items():
+        if name not in verdict.beaten_by:
             note(
-                f"{folder}: {name} ({metric} {row[metric]['value']:.4g}) is no better, beyond chance, than always answering with "
-                f"the {label} ({baseline[metric]['value']:.4g}): train longer, or look at the data"
+                f"{folder}: {name} ({metric} {row[metric].value:.4g}) is no better, beyond chance, than always answering with "
+                f"the {label} ({baseline[metric].value:.4g}): train longer, or look at the data"
             )
 
 
@@ -139,50 +157,27 @@ def _seconds(run: RunFolder) -> float | None:
     return state["seconds"] if state else None
 
 
-def load_evaluation(folder: str | Path) -> dict[str, Any]:
+def load_evaluation(folder: str | Path) -> Evaluation:
     """What `evaluate` wrote, tensors included."""
     run = RunFolder(folder)
-    run.read_config()
+    run.check()
+    again = f"do it again with: bisnn evaluate {folder}"
     if not run.evaluation_file.exists():
         raise ValueError(f"{folder}: has not been evaluated; do it with: bisnn evaluate {folder}")
-    judged = load_tree(run.evaluation_file, "evaluation")
-    if isinstance(judged, dict) and judged.get("format") != FORMAT:
-        raise ValueError(
-            f"{folder}: was evaluated by another version of bisnn; do it again with: bisnn evaluate {folder}"
-        )
-    if not isinstance(judged, dict) or not judged.keys() >= {"model", "metrics"}:
-        raise Damaged(
-            f"{run.evaluation_file}: is no evaluation; do it again with: bisnn evaluate {folder}"
-        )
-    if not run.model_file.exists() or judged["model"] != file_digest(run.model_file):
-        raise ValueError(
-            f"{folder}: its model has changed since it was evaluated; do it again with: bisnn evaluate {folder}"
-        )
-    return judged
+    tree = load_tree(run.evaluation_file, "evaluation")
+    if isinstance(tree, dict) and tree.get("format") != FORMAT:
+        raise ValueError(f"{folder}: was evaluated by another version of bisnn; {again}")
+    try:
+        evaluation = Evaluation.model_validate(tree)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise Damaged(f"{run.evaluation_file}: is no evaluation (see {where}); {again}") from None
+    if not run.model_file.exists() or evaluation.model != file_digest(run.model_file):
+        raise ValueError(f"{folder}: its model has changed since it was evaluated; {again}")
+    return evaluation
 
 
-def numbers_of(judged: dict[str, Any], predictor: str) -> dict[str, float]:
-    """A predictor's metrics as plain numbers, the ECE among them as it is usually computed."""
-    values = {name: value["value"] for name, value in judged["metrics"][predictor].items()}
-    return {
-        **values,
-        **({"ece": judged["calibration"][predictor]["ece"]} if judged["calibration"] else {}),
-    }
-
-
-def row_of(judged: dict[str, Any], predictor: str) -> dict[str, Any]:
-    """How a row of results on a predictor begins; its seconds are None where no checkpoint is left
-    that knows them.
-    """
-    seconds = judged["seconds"]
-    return {
-        "predictor": predictor,
-        "epochs": judged["epoch"],
-        "training_seconds": None if seconds is None else round(seconds, 1),
-    }
-
-
-def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
+def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any]:
     x, y = data.test
     some = _evenly(len(x), SHOWN)
     names = predictors(model)
@@ -190,7 +185,7 @@ def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
     work = len(x) + len(some) + len(plane)
     bar = progress.add_task("test points", total=sum((k or 1) * work for k in names.values()))
     results, judged, over_time, planes = {}, {}, {}, {}
-    calibration: dict[str, dict[str, float]] = {}
+    calibration: dict[str, PlainCalibration] = {}
     for name, members in names.items():
         advance = lambda points, members=members: progress.advance(bar, points * (members or 1))  # noqa: E731
         result = model.predict_points(x, members, advance=advance)
@@ -206,7 +201,6 @@ def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
     count = weight_count(model.net)
     bits = 1 if model.net.alphabet is None else model.net.alphabet.planes
     return {
-        "format": FORMAT,
         "task": model.config.task,
         "rule": model.config.rule.name,
         "classes": list(model.classes),
@@ -222,16 +216,13 @@ def _judged(model: Model, data: Dataset, progress: Progress) -> dict[str, Any]:
         "plane": _plane(planes, model, data.train),
         **_activity(model, x, some, _examples(result, y)),
         "posterior": _posterior(model),
-        "memory": {
-            "weights": count,
-            "bits": bits,
-            "bytes": -(-bits * count // 8),
-            "bytes_32_bit": 4 * count,
-        },
+        "memory": Memory(
+            weights=count, bits=bits, bytes=-(-bits * count // 8), bytes_32_bit=4 * count
+        ),
     }
 
 
-def judge(result: Classification | Regression, y: Tensor, seed: int) -> dict[str, dict[str, float]]:
+def judge(result: Classification | Regression, y: Tensor, seed: int) -> Metrics:
     """Every metric of the task with its 95 % interval; for regression also the mean deviation over
     the members.
     """
@@ -239,29 +230,23 @@ def judge(result: Classification | Regression, y: Tensor, seed: int) -> dict[str
     names = (
         metrics.JUDGED if isinstance(result, Classification) else tuple(metrics.REGRESSION_METRICS)
     )
-    judged = {name: metrics.interval(name, mean, y, seed=seed)._asdict() for name in names}
+    judged = {name: metrics.interval(name, mean, y, seed=seed) for name in names}
     if isinstance(result, Regression):
-        judged["deviation"] = metrics.mean_interval(
-            result.std.cpu().double().mean(-1).numpy()
-        )._asdict()
+        judged["deviation"] = metrics.mean_interval(result.std.cpu().double().mean(-1).numpy())
     return judged
 
 
-def _ece(result: Classification, y: Tensor, seed: int) -> dict[str, float]:
+def _ece(result: Classification, y: Tensor, seed: int) -> PlainCalibration:
     """The plain ECE of a predictor, and what a perfectly calibrated model with its confidences
     would show.
     """
     found = metrics.calibration(result.mean.cpu(), y, seed=seed)
-    return {
-        "ece": found.ece,
-        "calibrated_mean": found.calibrated_mean,
-        "calibrated_high": found.calibrated_high,
-    }
+    return PlainCalibration(
+        ece=found.ece, calibrated_mean=found.calibrated_mean, calibrated_high=found.calibrated_high
+    )
 
 
-def _baseline(
-    train: Tensor, y: Tensor, classes: int, seed: int
-) -> dict[str, dict[str, dict[str, float]]]:
+def _baseline(train: Tensor, y: Tensor, classes: int, seed: int) -> dict[str, Metrics]:
     """The metrics on y of what can be said without a look at a point: the training points' class
     shares, or mean target.
     """
@@ -284,20 +269,16 @@ def unit_grid(side: int) -> Tensor:
     return torch.stack([x.flatten(), y.flatten()], 1)
 
 
-def _plane(probs: dict[str, Tensor], model: Model, train: Split) -> dict[str, Any] | None:
+def _plane(probs: dict[str, Tensor], model: Model, train: Split) -> Plane | None:
     """Probabilities over the plane of the two features, (rows, columns, C) per predictor, and some
     of the training points.
     """
     if not probs:
         return None
     some = _evenly(len(train.x), SHOWN)
-    return {
-        "probs": probs,
-        "low": model.low,
-        "high": model.high,
-        "x": train.x[some],
-        "y": train.y[some],
-    }
+    x = train.x[some]
+    assert isinstance(x, Tensor)
+    return Plane(probs=probs, low=model.low, high=model.high, x=x, y=train.y[some])
 
 
 def _examples(result: Classification | Regression, y: Tensor) -> Tensor:
@@ -319,23 +300,24 @@ def _examples(result: Classification | Regression, y: Tensor) -> Tensor:
     return torch.cat([worst, good[_evenly(len(good), EXAMPLES - len(worst))]])
 
 
-def _parts(result: Classification | Regression) -> dict[str, Tensor]:
+def _parts(result: Classification | Regression) -> Predictions:
     names = (
         ("mean", "entropy", "mutual_information")
         if isinstance(result, Classification)
         else ("mean", "std")
     )
-    return {name: getattr(result, name).float().cpu() for name in names}
+    return Predictions(**{name: getattr(result, name).float().cpu() for name in names})
 
 
-def _over_time(result: Classification | Regression, y: Tensor) -> dict[str, Tensor]:
+def _over_time(result: Classification | Regression, y: Tensor) -> Curves:
     """Means over the points, (T',) each, of the prediction up to each time step."""
     y = y.to(result.mean.device)
     if isinstance(result, Classification):
         names = ("entropy", "expected_entropy", "mutual_information")
         curves = {name: getattr(result, name).mean(1) for name in names}
-        return {**curves, "accuracy": (result.mean.argmax(-1) == y).float().mean(1)}
-    return {"std": result.std.mean((1, 2)), "rmse": (result.mean - y).square().mean((1, 2)).sqrt()}
+        return Curves(**curves, accuracy=(result.mean.argmax(-1) == y).float().mean(1))
+    rmse = (result.mean - y).square().mean((1, 2)).sqrt()
+    return Curves(std=result.std.mean((1, 2)), rmse=rmse)
 
 
 def _evenly(n: int, most: int) -> Tensor:
@@ -348,7 +330,7 @@ def _test_spikes(model: Model, x: Tensor | Clips, points: Tensor) -> Tensor:
     return spikes(model.config, x[points], next(model.net.parameters()).device)
 
 
-def _energy(model: Model, x: Tensor | Clips, costs: Costs | None) -> dict[str, Any]:
+def _energy(model: Model, x: Tensor | Clips, costs: Costs | None) -> Ledger:
     """The energy ledger of every predictor, with the ensemble's own members, on a few of the test
     points x.
     """
@@ -376,12 +358,13 @@ def _activity(model: Model, x: Tensor | Clips, some: Tensor, few: Tensor) -> dic
     shape, data = tuple(inputs.shape[2:]), model.config.data
     # ON and OFF on a sensor of pixels
     images = len(shape) == 3 and shape[0] == 2 and min(shape) > 1
-    seen = _slices(inputs, data.bin_us) if isinstance(data, Events) and images else _rows(inputs)
+    step_us = data.step_us()
+    seen = _slices(inputs, step_us) if step_us and images else _rows(inputs)
     left = [
         _maps(s, rate) if s.ndim > 3 else _rows(s) for s, rate in zip(layers, rates, strict=True)
     ]
     # (n,); (N,) each
-    return {"raster": {"points": few, "input": seen, "layers": left}, "rates": rates}
+    return {"raster": Raster(points=few, input=seen, layers=left), "rates": rates}
 
 
 def _rows(s: Tensor) -> Tensor:
@@ -389,24 +372,24 @@ def _rows(s: Tensor) -> Tensor:
     return s.flatten(2).to(torch.uint8)
 
 
-def _slices(s: Tensor, bin_us: int) -> dict[str, Any]:
+def _slices(s: Tensor, bin_us: int) -> Slices:
     """Recordings s (T, n, 2, H, W): their time steps with an event, counted in slices of time, (n,
     slices, 2, H, W).
     """
     slices = min(SLICES, len(s))
     edges = [k * len(s) // slices for k in range(slices + 1)]
     counts = torch.stack([_counted(s[start:end]) for start, end in pairwise(edges)], 1)
-    return {"counts": counts, "edges_us": [bin_us * edge for edge in edges]}
+    return Slices(counts=counts, edges_us=[bin_us * edge for edge in edges])
 
 
-def _maps(s: Tensor, rates: Tensor) -> dict[str, Any]:
+def _maps(s: Tensor, rates: Tensor) -> FeatureMaps:
     """Spikes s (T, n, C, H, W) of the k channels that fire most, counted over time, (n, k, H, W):
     all spikes would be megabytes.
     """
     channels = (
         rates.unflatten(0, s.shape[2:]).mean((1, 2)).argsort(descending=True, stable=True)[:MAPS]
     )
-    return {"counts": _counted(s[:, :, channels]), "channels": channels, "of": s.shape[2]}
+    return FeatureMaps(counts=_counted(s[:, :, channels]), channels=channels, of=s.shape[2])
 
 
 def _counted(s: Tensor) -> Tensor:
@@ -416,14 +399,15 @@ def _counted(s: Tensor) -> Tensor:
     )
 
 
-def _posterior(model: Model) -> dict[str, Any] | None:
+def _posterior(model: Model) -> Histogram | None:
     """Histogram, over [0, 1], of the probability that a weight of each layer is the highest level,
     for binary weights p = sigma(2 w^r); None where the weights are no posterior.
     """
-    if model.config.rule.name != "bayes":
+    if not model.config.rule.posterior():
         return None
     counts = [
         torch.histc(weights.latents_of(p).limits(p.detach().float())[0], BINS, 0, 1)
         for p in model.net.parameters()
     ]
-    return {"counts": torch.stack(counts).to(torch.int64), "edges": torch.linspace(0, 1, BINS + 1)}
+    edges = torch.linspace(0, 1, BINS + 1)
+    return Histogram(counts=torch.stack(counts).to(torch.int64), edges=edges)

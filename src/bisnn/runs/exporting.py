@@ -7,9 +7,9 @@ for the packed engine holds for the others.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,16 +18,19 @@ from bisnn import weights
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.checks import choice, positive_int
-from bisnn.data.dataset import load_dataset, spikes
+from bisnn.data.dataset import Dataset
 from bisnn.files import file_digest
 from bisnn.neuron import FixedSRM
 from bisnn.packed import file
 from bisnn.packed.network import PackedNetwork
 from bisnn.packing import describe
 from bisnn.runs import model
-from bisnn.runs.config import Events
+from bisnn.runs.inputs import load_dataset, spikes
 from bisnn.runs.recommendation import recommended, warn_of_map
 from bisnn.shipping import c, conversion
+
+if TYPE_CHECKING:
+    from bisnn.shipping.nir import Disagreement
 
 TARGETS = ("packed", "c", "nir")
 PREDICTORS = ("map", "members", "posterior")
@@ -36,6 +39,24 @@ NOISE = 0.05  # spikes of random recordings
 POINTS = (
     50  # at random in the range of the features: golden vectors and disagreements need no data file
 )
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    path: Path  # file, or folder
+    bytes: int = 0  # of the file, of "packed" and "nir"
+    weights: int = 0  # of "packed"
+    members: int = 0  # of "packed" and "c"; 0: the posterior itself
+    call: str = ""  # of "packed": the engine's method that predicts
+    flash: int = 0  # bytes of tables, of "c"
+    ram: int = 0  # bytes of state, of "c"
+    prefix: str = ""  # of "c"
+    profile: str = ""  # of "nir"
+    neuron: str = ""  # that was asked for
+    changes: conversion.Changes | None = None  # by another neuron than the trained one
+    disagreement: Disagreement | None = None  # of a profile of "nir" that is not exact
 
 
 def export(
@@ -48,7 +69,8 @@ def export(
     profile: str = "exact",
     prefix: str | None = None,
     neuron: str | None = None,
-) -> dict[str, Any]:
+    data: Dataset | None = None,
+) -> Exported:
     """Ship a run's model.
 
     Args:
@@ -68,37 +90,58 @@ def export(
         neuron: "fixed" ships the SRM in integers, `bisnn.FixedSRM`, on the trained weights, "srm"
             the float one; by default as trained. Where that differs from the training, both
             networks run over the test points.
-
-    Returns:
-        what was written: "path", "bytes" and more, by target; with another neuron "changes", what
-        it changes.
+        data: for that, of a run whose data were given from Python, the same again.
     """
-    _check(run, to, profile, prefix, neuron)
-    trained = model.load(run)
-    if to == "nir" and (predictor == "members" or members is not None):
-        raise ValueError("predictor: a NIR graph is of one network; got members; use 'map'")
-    if to == "packed":
-        _check_target(Path(out or model.file_of(run).parent / "packed.safetensors"))
-    chosen = predictor or _recommended(run, trained, to, members)
-    if chosen == "map" and trained.members is not None:
-        warn_of_map(
-            run, "but a NIR graph is of one network" if to == "nir" else "ship members instead"
-        )
-    packed = describe_model(trained, chosen, members)
-    packed = replace(packed, source=file_digest(model.file_of(run)))
-    differs: dict[str, Any] = {}
-    if neuron is not None and neuron != trained.config.neuron.kind:
-        packed, differs = _with_neuron(packed, neuron, trained)
-    return _written(packed, trained, to, out, model.file_of(run).parent, profile, prefix) | differs
-
-
-def _check(run: Any, to: str, profile: str, prefix: str | None, neuron: str | None) -> None:
-    """The options that are wrong whatever the run."""
     if not isinstance(run, (str, Path)):
         way = "for a network that is no run use bisnn.packing.describe and bisnn.packed.write"
         raise ValueError(
             f"run: must be the path of a run folder or of its model file; got a {type(run).__name__}; {way}"
         )
+    source = model.file_of(run)
+    options: dict[str, Any] = {"predictor": predictor, "members": members}
+    options |= {"profile": profile, "prefix": prefix, "neuron": neuron, "data": data}
+    return export_model(model.load(source), source, run, to, out, **options)
+
+
+def export_model(
+    trained: model.Model,
+    source: Path,
+    run: str | Path,
+    to: str = "packed",
+    out: str | Path | None = None,
+    *,
+    predictor: str | None = None,
+    members: int | None = None,
+    profile: str = "exact",
+    prefix: str | None = None,
+    neuron: str | None = None,
+    data: Dataset | None = None,
+) -> Exported:
+    """As `export`, with the model in memory; `source` is its file."""
+    _check(to, profile, prefix, neuron)
+    if to == "nir" and (predictor == "members" or members is not None):
+        raise ValueError("predictor: a NIR graph is of one network; got members; use 'map'")
+    folder = source.parent
+    if to == "packed":
+        _check_target(Path(out or folder / "packed.safetensors"))
+    chosen = predictor or _recommended(run, source, trained, to, members)
+    if chosen == "map" and trained.members is not None:
+        warn_of_map(
+            run,
+            source,
+            "but a NIR graph is of one network" if to == "nir" else "ship members instead",
+        )
+    packed = describe_model(trained, chosen, members)
+    packed = replace(packed, source=file_digest(source))
+    changes = None
+    if neuron is not None and neuron != trained.config.neuron.kind:
+        packed, changes = _with_neuron(packed, neuron, trained, data)
+    written = _written(packed, trained, to, out, folder, profile, prefix)
+    return replace(written, neuron=neuron or "", changes=changes)
+
+
+def _check(to: str, profile: str, prefix: str | None, neuron: str | None) -> None:
+    """The options that are wrong whatever the run."""
     choice("to", to, TARGETS)
     choice("profile", profile, PROFILES)
     if neuron is not None:
@@ -112,17 +155,17 @@ def _check(run: Any, to: str, profile: str, prefix: str | None, neuron: str | No
 
 
 def _with_neuron(
-    packed: PackedNetwork, neuron: str, trained: model.Model
-) -> tuple[PackedNetwork, dict[str, Any]]:
+    packed: PackedNetwork, neuron: str, trained: model.Model, data: Dataset | None
+) -> tuple[PackedNetwork, conversion.Changes]:
     """The network with another neuron, and what that changes on the test points."""
     config = trained.config
     other = conversion.converted(packed, neuron, FixedSRM.fraction)
-    points = load_dataset(config).test.x
+    points = load_dataset(config, given=data).test.x
     batches = (
         spikes(config, points[index]).numpy()
         for index in torch.arange(len(points)).split(trained.batch)
     )
-    return other, {"changes": asdict(conversion.changes(packed, other, batches))}
+    return other, conversion.changes(packed, other, batches)
 
 
 def _written(
@@ -133,17 +176,10 @@ def _written(
     folder: Path,
     profile: str,
     prefix: str | None,
-) -> dict[str, Any]:
-    """Write what is shipped; what `export` returns of it."""
+) -> Exported:
+    """Write what is shipped."""
     if to == "packed":
-        path = Path(out or folder / "packed.safetensors")
-        synapses, fixed = (
-            sum(layer.synapses for layer in packed.layers),
-            packed.layers[0].posterior is None,
-        )
-        call = "predict_features(x)" if packed.encoding else "predict(spikes)"
-        about = {"weights": synapses, "members": packed.count if fixed else 0, "call": call}
-        return {"path": path, "bytes": file.write(packed, path), **about}
+        return _write_packed(packed, Path(out or folder / "packed.safetensors"))
     if packed.layers[0].posterior is not None:
         raise ValueError(
             f'predictor: "posterior" is for --to packed, which draws members when it loads; got it with {to!r}; use "members"'
@@ -151,22 +187,23 @@ def _written(
     recordings = _recordings(trained)
     if to == "c":
         path, prefix = Path(out or folder / "c"), prefix or "model"
-        return {
-            "path": path,
-            "members": packed.count,
-            "prefix": prefix,
-            **c.write(packed, path, recordings[:, 0], prefix=prefix),
-        }
-    from bisnn.shipping import nir as nir_graph
+        made = c.write(packed, path, recordings[:, 0], prefix=prefix)
+        return Exported(
+            path, members=packed.count, flash=made["flash"], ram=made["ram"], prefix=prefix
+        )
+    from bisnn.shipping import nir
 
     path = Path(out or folder / "model.nir")
-    size = nir_graph.write(packed, path, profile=profile)
-    lossy = (
-        {}
-        if profile == "exact"
-        else {"disagreement": asdict(nir_graph.disagreement(packed, recordings))}
-    )
-    return {"path": path, "bytes": size, "profile": profile, **lossy}
+    size = nir.write(packed, path, profile=profile)
+    lossy = None if profile == "exact" else nir.disagreement(packed, recordings)
+    return Exported(path, size, profile=profile, disagreement=lossy)
+
+
+def _write_packed(packed: PackedNetwork, path: Path) -> Exported:
+    synapses = sum(layer.synapses for layer in packed.layers)
+    members = packed.count if packed.layers[0].posterior is None else 0
+    call = "predict_features(x)" if packed.encoding else "predict(spikes)"
+    return Exported(path, file.write(packed, path), synapses, members, call)
 
 
 def _check_target(path: Path) -> None:
@@ -189,7 +226,7 @@ def _recordings(trained: model.Model) -> np.ndarray:
     recordings.
     """
     config = trained.config
-    recordings = isinstance(config.data, Events)
+    recordings = config.recorded
     shape = (
         (config.steps, POINTS, *trained.net.input_shape)
         if recordings
@@ -201,11 +238,13 @@ def _recordings(trained: model.Model) -> np.ndarray:
     return spikes(config, torch.from_numpy(drawn)).to(torch.uint8).numpy()
 
 
-def _recommended(run: str | Path, trained: model.Model, to: str, members: int | None) -> str:
+def _recommended(
+    run: str | Path, source: Path, trained: model.Model, to: str, members: int | None
+) -> str:
     """The predictor to ship where none was asked for."""
     if trained.members is None or to == "nir":
         return "map"
-    return "members" if members is not None else recommended(run, trained.members)
+    return "members" if members is not None else recommended(run, source, trained.members)
 
 
 def describe_model(
@@ -245,7 +284,7 @@ def describe_model(
         "width": code.width,
     }
     encoding |= {"seed": config.seed, "encodings": config.predict.encodings, **scale}
-    if isinstance(config.data, Events):  # spikes come in
+    if config.recorded:  # spikes come in
         encoding = {}
     about: dict[str, Any] = {
         "task": config.task,

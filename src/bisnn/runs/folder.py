@@ -240,13 +240,17 @@ class RunFolder:
             return False
         return same and not config.differences(self.read_config(), settings)
 
-    def read_config(self, overrides: Sequence[str] = ()) -> Config:
+    def check(self) -> None:
+        """Say what is wrong if this is no run folder."""
         if not self.path.is_dir():
             raise ValueError(f"{self}: there is no such run folder; `bisnn train CONFIG` makes one")
         if not self.config_file.exists():
             raise ValueError(
                 f"{self}: is no run folder: it has no config.toml; give the folder that `bisnn train` wrote"
             )
+
+    def read_config(self, overrides: Sequence[str] = ()) -> Config:
+        self.check()
         return config.resumed(self.config_file, overrides)
 
     def save_state(self, state: dict[str, Any]) -> None:

@@ -18,9 +18,10 @@ from bisnn import metrics
 from bisnn.alphabet import BINARY, alphabet_of
 from bisnn.checks import positive_int
 from bisnn.data import table
-from bisnn.data.dataset import Dataset, input_shape, rescaled, spikes, window
+from bisnn.data.dataset import SpikeTrains
 from bisnn.data.events import Recording
-from bisnn.data.recordings import Clips, Loose
+from bisnn.data.loading import Clips, LoadedData, rescaled
+from bisnn.data.windows import Loose
 from bisnn.display import note
 from bisnn.files import afford
 from bisnn.layer import Layer
@@ -30,8 +31,9 @@ from bisnn.neuron import SRM, FixedSRM
 from bisnn.packed.columns import BadSchema, Schema, category, is_blank
 from bisnn.prediction import Classification, Regression, predict
 from bisnn.runs import config as config_module
-from bisnn.runs.config import Config, Convolution, Dense, Digits, Events, Tonic
+from bisnn.runs.config import Config, Convolution, Dense
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
+from bisnn.runs.inputs import input_shape, spikes
 from bisnn.spec import LayerSpec, Shape, read_from, side_by_side
 from bisnn.weights import draw_members, latents_for
 
@@ -59,7 +61,7 @@ def _planned(config: Config, shape: Shape) -> list[tuple[Layer, LayerSpec]]:
             raise ValueError(f"network.{'conv' if conv else 'layers'}.{at}: {error}") from None
     weights = sum(spec.synapses for _, spec in planned)
     values = math.prod(shape) + sum(math.prod(spec.current_shape) for _, spec in planned)
-    members = config.predict.samples if config.rule.name == "bayes" else 0
+    members = config.predict.samples if config.rule.posterior() else 0
     what = f"a prediction by {max(members, 1)} members over {config.steps} time steps"
     needed = members * weights + 4 * config.steps * values
     afford("predict.samples, network and time steps", needed, what)
@@ -98,8 +100,8 @@ def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Netwo
         input_shape=shape,
         readout=outputs,
         neuron=_neuron(config),
-        weights="real" if config.rule.name == "full" else config.network.weights,
-        posterior=config.rule.name == "bayes",
+        weights="real" if config.rule.real_weights() else config.network.weights,
+        posterior=bool(config.rule.posterior()),
         gradient=config.network.gradient,
         readout_after=config.network.readout_after,
         readout_gain=config.network.readout_gain,
@@ -128,7 +130,7 @@ class Model:
     target_scale: float = 1.0
 
     @classmethod
-    def of(cls, net: Network, config: Config, data: Dataset, epoch: int) -> Model:
+    def of(cls, net: Network, config: Config, data: LoadedData, epoch: int) -> Model:
         target = (data.target_mean, data.target_scale)
         return cls(
             net,
@@ -151,7 +153,7 @@ class Model:
         """Members of the usual predictor: those of the config's ensemble, or None where there is no
         posterior to draw from.
         """
-        return self.config.predict.samples if self.config.rule.name == "bayes" else None
+        return self.config.predict.samples if self.config.rule.posterior() else None
 
     @property
     def batch(self) -> int:
@@ -182,7 +184,7 @@ class Model:
             over_time: as in `bisnn.predict`.
             advance: called with the number of points done, now and then.
         """
-        if isinstance(self.config.data, Events):
+        if self.config.recorded:
             raise ValueError(
                 f"x: this model was trained on {self.config.data.name} recordings and takes no features; use predict_recordings"
             )
@@ -204,7 +206,7 @@ class Model:
         samples: int | Literal["usual"] | None = "usual",
         over_time: str = "mean",
         advance: Callable[[int], Any] = lambda recordings: None,
-    ) -> Classification:
+    ) -> Classification | Regression:
         """Predict recordings of an event camera, seen as those that the model was trained on: same
         pixels, same time steps.
 
@@ -217,7 +219,7 @@ class Model:
             advance: called with the number of recordings done, now and then.
         """
         data = self.config.data
-        if not isinstance(data, Events):
+        if not self.config.recorded:
             raise ValueError(
                 f"recordings: this model was trained on the points of {data.name} and takes no recordings; use predict"
             )
@@ -225,24 +227,41 @@ class Model:
             raise ValueError(
                 f"recordings: must be a list of one or more; got {type(recordings).__name__}; give e.g. [file]"
             )
-        if (
-            isinstance(data, Tonic)
-            and data.dataset != "NMNIST"
-            and any(isinstance(some, (str, Path)) for some in recordings)
-        ):
-            raise ValueError(
-                f"recordings: no file that can be read here is one of {data.dataset}; give arrays, as tonic's dataset[i][0]"
-            )
-        if isinstance(data, Digits) and not data.root:
-            note(
-                "recordings: this model knows digits along a path of their own, which no file has; of others, expect guesses"
-            )
-        loose = Loose(recordings, window(data))
+        data.check_recordings(recordings)
+        loose = Loose(recordings, data.window())
         clips = Clips(loose, torch.arange(len(recordings)))
         result = self.predict_points(clips, self._members(samples), over_time, advance)
         loose.say()
-        assert isinstance(result, Classification)
         return result
+
+    def predict_spikes(
+        self,
+        x: Any,
+        samples: int | Literal["usual"] | None = "usual",
+        over_time: str = "mean",
+        advance: Callable[[int], Any] = lambda recordings: None,
+    ) -> Classification | Regression:
+        """Predict recordings that are spikes already.
+
+        Args:
+            x: an array or tensor (N, T, ...), 0 or 1, as the model was trained on.
+            samples, over_time, advance: as in `predict`.
+        """
+        if not self.config.recorded:
+            raise ValueError(
+                f"x: this model was trained on the points of {self.config.data.name} and takes no spikes; use predict"
+            )
+        trains = np.asarray(x)
+        shape = (self.config.steps, *self.net.input_shape)
+        if trains.shape[1:] != shape or len(trains) == 0 or not np.isin(trains, (0, 1)).all():
+            raise ValueError(
+                f"x: must be spikes, 0 or 1, (N, {', '.join(map(str, shape))}) with N >= 1; got shape {trains.shape}; "
+                "recordings come first, then time"
+            )
+        clips = Clips(
+            SpikeTrains(torch.from_numpy(trains.astype(np.uint8))), torch.arange(len(trains))
+        )
+        return self.predict_points(clips, self._members(samples), over_time, advance)
 
     def _members(self, samples: int | Literal["usual"] | None) -> int | None:
         if samples not in (None, "usual") and self.members is None:
@@ -335,7 +354,7 @@ def file_of(path: str | Path) -> Path:
     if not Path(path).is_dir():
         return Path(path)
     run = RunFolder(path)
-    run.read_config()  # says what is wrong if it is no run folder
+    run.check()
     if not run.model_file.exists():
         raise ValueError(
             f"{path}: has no model yet: its training has not ended; continue it with: bisnn resume {path}"
@@ -385,14 +404,14 @@ def _check(
         not scaled
         or len(low) != len(high)
         or not bool((low < high).all())
-        or bool(len(low)) == isinstance(config.data, Events)
+        or bool(len(low)) == config.recorded
     ):
         raise ValueError("its scale is none of features")
     if type(tree["epoch"]) is not int or tree["epoch"] < 0 or not isinstance(tree["data"], str):
         raise ValueError("its epoch or its fingerprint is none")
     layers = _planned(config, input_shape(config, len(low)))
     latents = latents_for(
-        alphabet_of(config.network.weights) or BINARY, config.rule.name == "bayes"
+        alphabet_of(config.network.weights) or BINARY, bool(config.rule.posterior())
     )
     shapes = {
         f"layers.{i}.weight": latents.shape(spec.weight_shape) for i, (_, spec) in enumerate(layers)

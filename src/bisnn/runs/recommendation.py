@@ -6,14 +6,13 @@ The most probable weights were never seen in training, which draws them anew at 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
 from bisnn.display import note
 from bisnn.files import file_digest, read_text
 from bisnn.intervals import Interval
-from bisnn.runs import model
+from bisnn.runs.results import Verdict
 
 SHOWN = {
     "classification": ("nll", "accuracy"),
@@ -52,46 +51,38 @@ class Comparison(NamedTuple):
         )
 
 
-def compare(run: str | Path) -> Comparison | None:
-    """What the evaluation of a run with a posterior found; None where there is none of this model
-    that can be read.
+def compare(file: Path) -> Comparison | None:
+    """What the evaluation of a run with a posterior found, by its model file; None where there is
+    none of this model that can be read.
     """
-    file = model.file_of(run)
     try:
-        found = json.loads(read_text(file.parent / "evaluation.json"))
-        if found["model"] != file_digest(file):
+        found = Verdict.model_validate_json(read_text(file.parent / "evaluation.json"))
+        if found.model != file_digest(file):
             return None
-        metrics = dict(found["metrics"])
-        ours = metrics.pop("MAP")
-        ((ensemble, theirs),) = metrics.items()
-        pairs = {
-            name: (_interval(ours[name]), _interval(theirs[name])) for name in SHOWN[found["task"]]
-        }
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        (ensemble,) = found.metrics.keys() - {"MAP"}
+        ours, theirs = found.metrics["MAP"], found.metrics[ensemble]
+        pairs = {name: (ours[name], theirs[name]) for name in SHOWN[found.task]}
+    except (OSError, ValueError, KeyError):
         return None
-    return Comparison(str(ensemble), pairs)
+    return Comparison(ensemble, pairs)
 
 
-def _interval(found: dict[str, float]) -> Interval:
-    return Interval(float(found["value"]), float(found["low"]), float(found["high"]))
-
-
-def warn_of_map(run: str | Path, way: str) -> None:
+def warn_of_map(run: str | Path, file: Path, way: str) -> None:
     """A line if the run's evaluation found MAP clearly worse than the ensemble; `way` says how to
     get the latter.
     """
-    found = compare(run)
+    found = compare(file)
     if found is not None and found.map_clearly_worse:
         note(
             f"{run}: MAP is clearly worse than its {found.ensemble} on the test points: {found}; {way}"
         )
 
 
-def recommended(run: str | Path, members: int) -> str:
+def recommended(run: str | Path, file: Path, members: int) -> str:
     """ "map" or "members": what the run's evaluation recommends, else the usual one; a line says
     which and why.
     """
-    found = compare(run)
+    found = compare(file)
     if found is None:
         way = f"bisnn evaluate {run} compares it with MAP"
         note(

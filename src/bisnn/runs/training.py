@@ -1,73 +1,84 @@
 """Training runs: from a config to a run folder, over any number of processes, that can be stopped
 and resumed at any step.
-
-All draws are keyed by what they are for (seed, epoch, sample or value; the rule's own by its count
-of them): a run that was killed and resumed ends with the same bits as one that was not, at the same
-number of threads and processes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
-import errno
-import functools
-import importlib.util
-import math
-import signal
-import threading
-import time
-import tomllib
-from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
-from bisnn import kernels, metrics
-from bisnn.bits import philox
-from bisnn.bits.philox import Purpose
-from bisnn.data.dataset import input_shape, load_dataset, training_spikes
+from bisnn import kernels
+from bisnn.data.dataset import Dataset
+from bisnn.data.loading import LoadedData
 from bisnn.display import RunDisplay
-from bisnn.errors import Interrupted, Stopped
-from bisnn.kernels import draws
-from bisnn.kernels.graphs import Arriving, Graphs, to_device
-from bisnn.losses import activity_loss, chunked_backward, local_loss
-from bisnn.network import Output
-from bisnn.prediction import Classification
-from bisnn.realisation import map_weight
-from bisnn.rules import BayesBiSNN, Bop, Rule, STBiSNN
-from bisnn.runs import defaults
-from bisnn.runs.config import CHANGEABLE, Bayes, BopRule, Config, Events, Full, differences, parse
-from bisnn.runs.folder import RunFolder, alike
-from bisnn.runs.model import Model, build_network
+from bisnn.runs.config import Config
+from bisnn.runs.folder import RunFolder
+from bisnn.runs.loop import Training
+from bisnn.runs.model import Model, load
+from bisnn.runs.monitoring import (
+    advice_on_a_full_disk,
+)
+from bisnn.runs.own import PYTHON
 from bisnn.runs.processes import Processes
 
-AHEAD = {"cpu": 0, "cuda": 1}  # steps that are handed out before a step's sums are read
-# Mean firing rates of a layer, in spikes per time step, beyond which it cannot learn
-SILENT, SATURATED = 1e-4, 0.9
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run folder, and what training it had in memory."""
+
+    folder: Path
+    model: Model
+    data: LoadedData
 
 
-def train(config: Config, out: str | Path | None = None, *, show: bool = True) -> Path:
+def train(
+    config: Config,
+    out: str | Path | None = None,
+    *,
+    data: Dataset | None = None,
+    show: bool = True,
+) -> Path:
     """Train a config into a new run folder and return it.
 
     Args:
-        config: from `bisnn.runs.config.load`.
+        config: from `bisnn.config.load`.
         out: the folder; by default `runs/` and the names of data, rule and seed.
+        data: arrays, tensors or datasets in place of the config's data; the share held out for
+            validation stays the config's.
         show: a progress bar with loss, accuracy, firing rates, flip rate and time left.
     """
-    folder = RunFolder(
-        out or Path("runs") / f"{config.data.name}_{config.rule.name}_seed{config.seed}"
-    )
-    return _run(folder, config, show)
+    return train_run(config, out, data=data, show=show).folder
 
 
-def resume(folder: str | Path, overrides: Sequence[str] = (), *, show: bool = True) -> Path:
+def train_run(
+    config: Config,
+    out: str | Path | None = None,
+    *,
+    data: Dataset | None = None,
+    show: bool = True,
+) -> TrainedRun:
+    """As `train`; returns also the model and the data."""
+    if data is not None:
+        section = {"name": PYTHON, "validation": config.data.validation}
+        config = config.updated(data=section)
+    kinds = (name.replace(":", "_") for name in (config.data.name, config.rule.name))
+    folder = RunFolder(out or Path("runs") / f"{'_'.join(kinds)}_seed{config.seed}")
+    return _run(folder, config, show, data=data)
+
+
+def resume(
+    folder: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    data: Dataset | None = None,
+    show: bool = True,
+) -> Path:
     """Go on with a run that was interrupted or killed; a finished one stays as it is, unless it
     gets more epochs.
 
@@ -75,38 +86,41 @@ def resume(folder: str | Path, overrides: Sequence[str] = (), *, show: bool = Tr
         folder: of the run.
         overrides: "section.key=value" of what may change on the way (`config.CHANGEABLE`); the
             run's config is changed with it.
+        data: of a run whose data were given from Python, the same again.
         show: as in `train`.
     """
-    return _run(RunFolder(folder), None, show, overrides)
+    return resume_run(folder, overrides, data=data, show=show).folder
+
+
+def resume_run(
+    folder: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    data: Dataset | None = None,
+    show: bool = True,
+) -> TrainedRun:
+    """As `resume`; returns also the model and the data."""
+    return _run(RunFolder(folder), None, show, overrides, data)
 
 
 def _run(
-    folder: RunFolder, fresh: Config | None, show: bool, overrides: Sequence[str] = ()
-) -> Path:
+    folder: RunFolder,
+    fresh: Config | None,
+    show: bool,
+    overrides: Sequence[str] = (),
+    data: Dataset | None = None,
+) -> TrainedRun:
     """Train `fresh` from the start, or what lies in the folder from its last checkpoint."""
     read = lambda: _with_threads(fresh or folder.read_config(overrides))  # noqa: E731
-    with Processes.joined(read().train.device) as processes, contextlib.ExitStack() as stack:
-        config = processes.first(read)
+    asked = read()
+    with Processes.joined(asked.train.device) as processes, contextlib.ExitStack() as stack:
+        config = processes.first(lambda: asked)
         stack.enter_context(_threads(config.train.threads))
         stack.enter_context(kernels.precision(config.train.precision))
         # Before anything is written: bad data leaves no folder behind
-        training = Training(config, processes, show)
+        training = Training(config, processes, show, data)
         config = training.config
-
-        def begin() -> tuple[dict[str, Any] | None, list[str]]:
-            if fresh is None or folder.begun_by_this_launch(config):
-                stack.enter_context(folder.locked())
-                state, notes = folder.load_state(training.fits)
-                if state is not None or not folder.model_file.exists():
-                    folder.cut_metrics(state["rows"] if state else 0)
-                return state, notes
-            folder.check_new()
-            folder.path.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(folder.locked())
-            folder.create(config)
-            return None, []
-
-        state, notes = processes.first(begin)
+        state, notes = processes.first(lambda: _begin(folder, training, fresh is not None, stack))
         display = stack.enter_context(RunDisplay(config.train.epochs, show, processes.rank == 0))
         for note in notes:
             display.say(note)
@@ -123,30 +137,34 @@ def _run(
         ):
             if display.show:
                 display.say(f"{folder}: has ended already")
+            model = load(folder.path) if state is None else training.trained_model()
         else:
             display.begin(training.epochs_done)
-            with _advice(folder):
-                training.fit(folder, display)
-    return folder.path
+            with advice_on_a_full_disk(folder):
+                model = training.fit(folder, display)
+    return TrainedRun(folder.path, model, training.data)
+
+
+def _begin(
+    folder: RunFolder, training: Training, fresh: bool, stack: contextlib.ExitStack
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """Make a new run folder, or open that of a run to go on with: its checkpoint, and what to say."""
+    if not fresh or folder.begun_by_this_launch(training.config):
+        stack.enter_context(folder.locked())
+        state, notes = folder.load_state(training.fits)
+        if state is not None or not folder.model_file.exists():
+            folder.cut_metrics(state["rows"] if state else 0)
+        return state, notes
+    folder.check_new()
+    folder.path.mkdir(parents=True, exist_ok=True)
+    stack.enter_context(folder.locked())
+    folder.create(training.config)
+    return None, []
 
 
 def _with_threads(config: Config) -> Config:
     """The config with the number of threads that 0 stands for."""
     return config.updated(**{"train.threads": config.train.threads or torch.get_num_threads()})
-
-
-@contextmanager
-def _advice(folder: RunFolder) -> Iterator[None]:
-    """A full disk: nothing is lost, and the message says how to go on."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        way = f"{error.strerror}; what was saved is whole: make room, then bisnn resume {folder}"
-        told = OSError(error.errno, way, error.filename)
-        told.from_first = getattr(error, "from_first", False)  # type: ignore[attr-defined]
-        raise told from None
 
 
 @contextmanager
@@ -157,477 +175,3 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def build_rule(
-    config: Config, net: torch.nn.Module, steps_per_epoch: int
-) -> Rule | torch.optim.Optimizer:
-    rule = config.rule
-    params = list(net.parameters())
-    options = rule.model_dump(exclude={"name", "anneal_epochs"})
-    if isinstance(rule, Bayes):
-        steps = None if rule.anneal_epochs is None else rule.anneal_epochs * steps_per_epoch
-        return BayesBiSNN(params, **options, anneal_steps=steps, seed=config.seed)
-    if isinstance(rule, BopRule):
-        return Bop(params, **options)
-    if isinstance(rule, Full):
-        if rule.optimizer == "adam":
-            return torch.optim.Adam(params, rule.lr)
-        return torch.optim.SGD(params, rule.lr, rule.momentum)
-    return STBiSNN(params, **options)
-
-
-def _state_after_a_step(rule: Rule | torch.optim.Optimizer) -> dict[str, Any]:
-    """What a copy of the rule has in its state after a step: the structure of every checkpoint of
-    it.
-    """
-    twin = copy.deepcopy(rule)
-    with twin.sampled() if isinstance(twin, Rule) else nullcontext():
-        for p in (p for group in twin.param_groups for p in group["params"]):
-            p.grad = torch.zeros_like(p)
-    twin.step()
-    return twin.state_dict()
-
-
-# Attributes of a Training
-PROGRESS = ("step", "rows", "seconds", "sums", "before", "best", "since_best", "stopped_early")
-
-
-@torch.no_grad()
-def _write(net: torch.nn.Module, weights: list[Tensor]) -> None:
-    for p, value in zip(net.parameters(), weights, strict=True):
-        p.copy_(value)
-
-
-class Training:
-    """A run in memory. `state()` is all that the next step depends on."""
-
-    def __init__(self, config: Config, processes: Processes, show: bool = True):
-        self.processes = processes
-        self.data = load_dataset(config, show)
-        self.targets = self.data.standardised(self.data.train.y)
-        points = len(self.data.train.x)
-        if not config.train.epochs:
-            config = config.updated(
-                **{"train.epochs": defaults.epochs(points, config.train.batch_size)}
-            )
-        self.config = config
-        if config.train.batch_size < processes.count:
-            raise ValueError(
-                f"train.batch_size: must be at least the {processes.count} processes; got {config.train.batch_size}"
-            )
-        self.steps_per_epoch = math.ceil(points / config.train.batch_size)
-        self.net = build_network(
-            config, input_shape(config, len(self.data.low)), self.data.outputs
-        ).to(processes.device)
-        self.rule = build_rule(config, self.net, self.steps_per_epoch)
-        self.model = DistributedDataParallel(self.net) if dist.is_initialized() else self.net
-        recorded = (
-            processes.device.type == "cuda" and not dist.is_initialized() and not config.train.chunk
-        )  # and so `share` is 1
-        self._graphs = Graphs(list(self.net.parameters())) if recorded else None
-        self._began = 0  # epochs before this process
-        self.step = 0  # updates so far
-        self.rows = 0  # of metrics.jsonl
-        self.seconds = 0.0  # of training, over all its pieces
-        # Points, loss, score, each layer's rate, this epoch
-        self.sums = torch.zeros(3 + len(self.net.layers), dtype=torch.float64)
-        self.before = self._hard_weights()  # when this epoch began
-        self.best: dict[str, Any] | None = None  # validation loss, epoch and weights
-        self.since_best = 0  # validations
-        self.stopped_early = False
-
-    def _hard_weights(self) -> list[Tensor]:
-        return [map_weight(p).to(torch.int8).cpu() for p in self.net.parameters()]
-
-    @property
-    def epochs_done(self) -> int:
-        return self.step // self.steps_per_epoch
-
-    @property
-    def finished(self) -> bool:
-        return self.stopped_early or self.epochs_done >= self.config.train.epochs
-
-    def state(self) -> dict[str, Any]:
-        progress = {name: getattr(self, name) for name in PROGRESS}
-        latents = [p.detach() for p in self.net.parameters()]
-        about = {
-            "config": self.config.to_toml(),
-            "data": self.data.digest(),
-            "processes": self.processes.count,
-        }
-        return {
-            **progress,
-            **about,
-            "finished": self.finished,
-            "latents": latents,
-            "rule": self.rule.state_dict(),
-        }
-
-    def fits(self, state: Any) -> bool:
-        """Whether this is a checkpoint as `state()` makes them, in all of its structure."""
-        mine = {**self.state(), "rule": _state_after_a_step(self.rule)}
-        best = state.get("best") if isinstance(state, dict) else None
-        if best is not None:
-            mine["best"] = {"loss": 0.0, "epoch": 0, "weights": mine["latents"]}
-        if not alike(mine, state) or min(state["step"], state["rows"], state["since_best"]) < 0:
-            return False
-        try:
-            parse(tomllib.loads(state["config"]), "config")
-        except (ValueError, RecursionError):
-            return False
-        return True
-
-    def load(self, state: dict[str, Any], folder: RunFolder) -> None:
-        """Go on from a checkpoint of the same config and the same data."""
-        began = parse(tomllib.loads(state["config"]), str(folder))
-        changed = [key for key in differences(began, self.config) if key not in CHANGEABLE]
-        if changed:
-            raise ValueError(
-                f"{folder.config_file}: was changed since the run began, in {', '.join(changed)}; change it back"
-            )
-        self.data.check(self.config.data, state["data"], folder)
-        for name in PROGRESS:
-            setattr(self, name, state[name])
-        _write(self.net, state["latents"])
-        self.rule.load_state_dict(state["rule"])
-        self._began = self.epochs_done
-        # The patience may have changed
-        self.stopped_early = 0 < self.config.train.patience <= self.since_best
-        if self.step > self.config.train.epochs * self.steps_per_epoch:
-            got, least = self.config.train.epochs, self._epoch
-            raise ValueError(
-                f"train.epochs: the run is in epoch {least} already; got {got}; give {least} or more"
-            )
-
-    # One step
-
-    def update(self) -> Tensor:
-        """One update of the weights; returns what it adds to the epoch's sums, over all processes,
-        still on their device.
-        """
-        config, data = self.config, self.data.train
-        epoch, position = divmod(self.step, self.steps_per_epoch)
-        order = torch.from_numpy(
-            philox.permutation(len(data.x), config.seed, Purpose.SHUFFLING, epoch)
-        )
-        batch = order[position * config.train.batch_size : (position + 1) * config.train.batch_size]
-        mine = batch[self.processes.rank :: self.processes.count]
-        # DDP takes the mean over processes; we want it over points
-        share = len(mine) * self.processes.count / len(batch)
-        if len(mine) == 0:
-            # a last batch smaller than the number of processes: take part with weight 0
-            mine = batch[:1]
-        x = training_spikes(config, data.x[mine], epoch, mine, self.processes.device)
-        y = to_device(self.targets[mine], self.processes.device)
-        seen = self._seen(epoch, mine)
-        factor = 0.5 * (
-            1 + math.cos(math.pi * self.step / (config.train.epochs * self.steps_per_epoch))
-        )
-        for group in self.rule.param_groups:
-            group["lr"] = config.rule.lr * (factor if config.train.schedule == "cosine" else 1.0)
-        sums = torch.zeros_like(self.sums, device=self.processes.device)
-        backward = functools.partial(self._backward, share)
-        # Mini-batches of all sizes have passed: none will need memory beside that of the graphs
-        record = epoch > self._began
-        for _ in range(config.train.samples):
-            realisation: AbstractContextManager = (
-                self.rule.sampled() if isinstance(self.rule, Rule) else nullcontext()
-            )
-            with realisation:
-                means = (
-                    self._graphs.run(backward, x, y, *seen, record=record)
-                    if self._graphs
-                    else backward(x, y, *seen)
-                )
-            sums += (len(mine) if share else 0) * means
-        self.rule.step()
-        if not isinstance(self.rule, Rule):
-            self.rule.zero_grad()
-        self.step += 1
-        return self.processes.total(sums)
-
-    def _seen(self, epoch: int, samples: Tensor) -> Sequence[Tensor]:
-        """Factors (B, n) of the spikes that each readout sees: 0, or 1/(1 - dropout); none where
-        all are seen.
-        """
-        p = self.config.network.dropout
-        if not p:
-            return ()
-        sizes = [math.prod(layer.output_shape) for layer in self.net.layers]
-        drawn = draws.uniform(
-            to_device(samples, self.processes.device),
-            sum(sizes),
-            self.config.seed,
-            Purpose.DROPOUT,
-            epoch,
-        )
-        return ((drawn >= p).to(self.net.dtype) / (1 - p)).split(sizes, 1)
-
-    def _backward(self, share: float, x: Tensor, y: Tensor, *seen: Tensor) -> Tensor:
-        """Gradients of one realisation, times `share`; returns 1, its loss, its score and each
-        layer's rate, float64.
-        """
-        train, spikes, readouts = self.config.train, [], []
-
-        def note(output: Output) -> None:
-            spikes.append([s.detach().mean() * len(s) for s in output.spikes])
-            readouts.append(output.logits.detach())
-
-        settings: dict[str, Any] = {
-            "loss": self.config.loss,
-            "over_time": train.over_time,
-            "burn_in": train.burn_in,
-        }
-        if train.chunk:
-            loss = chunked_backward(
-                self.model,
-                x,
-                y,
-                train.chunk,
-                **settings,
-                factor=share,
-                seen=seen or None,
-                each=note,
-            )
-        else:
-            output = self.model(x, seen=seen or None)
-            loss = local_loss(output, y, **settings)
-            if train.activity:
-                loss = loss + train.activity * activity_loss(self.net, output)
-            note(output)
-            del output  # spikes, as they are not needed any more
-            (loss * share).backward()
-        rates = [torch.stack(layer).sum() / len(x) for layer in zip(*spikes, strict=True)]
-        return torch.stack(
-            [torch.ones_like(loss), loss.detach(), self._score(torch.cat(readouts), y), *rates]
-        ).double()
-
-    def _score(self, y: Tensor, target: Tensor) -> Tensor:
-        """Share of right classes, or squared error, of this realisation of the weights."""
-        y = y[self.config.train.burn_in :]
-        if self.config.task == "classification":
-            return (y.softmax(-1).mean(0).argmax(-1) == target).to(y.dtype).mean()
-        return (y.mean(0) - target.to(y.dtype)).square().mean()
-
-    # The loop
-
-    def fit(self, folder: RunFolder, display: RunDisplay) -> None:
-        """Train to the end, or until a signal; write checkpoints, metrics and the model."""
-        first = self.processes.first  # only the first process writes; all learn of its errors
-        tensorboard = _tensorboard(folder, self.epochs_done) if self.processes.rank == 0 else None
-        began, saved, stop = time.monotonic() - self.seconds, time.monotonic(), False
-        row: dict[str, Any] = {}  # of the last epoch
-        under_way: deque[Arriving] = deque()
-
-        def read(ahead: int) -> None:
-            """Count the steps under way, but for the last `ahead` of them."""
-            while len(under_way) > ahead:
-                added = under_way.popleft().values()
-                self.sums += added
-                if not bool(torch.isfinite(added).all()):
-                    raise Stopped(_NOT_FINITE.format(epoch=self._epoch, folder=folder))
-
-        with signals() as caught:
-            while not self.finished and not stop:
-                under_way.append(Arriving(self.update()))
-                epoch_ends = self.step % self.steps_per_epoch == 0
-                read(0 if epoch_ends else AHEAD[self.processes.device.type])
-                self.seconds = time.monotonic() - began
-                if display.show and self.sums[0]:  # nothing to show before the first step is read
-                    display.step(self.step / self.steps_per_epoch, self._running())
-                if epoch_ends:
-                    row = self._end_epoch()
-                    first(functools.partial(folder.append_metrics, row))
-                    self.rows += 1
-                    display.epoch(row)
-                    if tensorboard:
-                        _log(tensorboard, row)
-                    self._check_rates(row, folder)
-                due = time.monotonic() - saved >= self.config.train.checkpoint_seconds
-                flags = self.processes.total(
-                    torch.tensor([float(due and self.processes.rank == 0), float(caught[0])])
-                )
-                save, stop = flags.bool().tolist()
-                if save or stop or self.finished:
-                    read(0)
-                    saved = time.monotonic()
-                    if not all(bool(torch.isfinite(p).all()) for p in self.net.parameters()):
-                        raise Stopped(_NOT_FINITE.format(epoch=self._epoch, folder=folder))
-                    first(lambda: folder.save_state(self.state()))
-        if tensorboard:
-            tensorboard.close()
-        first(lambda: self.trained_model().save(folder.model_file))
-        if self.finished and row and (guess := self._near_chance(row)):
-            display.say(f"{folder}: {guess}")
-        if stop:
-            where = (
-                "at its end"
-                if self.finished
-                else f"in epoch {self._epoch} of {self.config.train.epochs}"
-            )
-            raise Interrupted(
-                f"stopped {where} and saved; go on with: bisnn resume {folder}",
-                caught[0] or signal.SIGTERM,
-            )
-
-    @property
-    def _epoch(self) -> int:
-        """The epoch, from 1, of the last step."""
-        return math.ceil(self.step / self.steps_per_epoch)
-
-    def _running(self) -> dict[str, Any]:
-        """Means over the epoch so far."""
-        points, loss, score, *rates = self.sums.tolist()
-        quality = {"accuracy": score / points}
-        if self.config.task == "regression":
-            # In the targets' units, as all but the loss
-            quality = {"rmse": self.data.target_scale * math.sqrt(score / points)}
-        return {"loss": loss / points, **quality, "rates": [rate / points for rate in rates]}
-
-    def _end_epoch(self) -> dict[str, Any]:
-        """The epoch's row of metrics; begins the next."""
-        now = self._hard_weights()
-        flipped = sum(int((a != b).sum()) for a, b in zip(now, self.before, strict=True))
-        row = {"epoch": self.epochs_done, "step": self.step, **self._running()}
-        # Share of the weights whose sign changed in this epoch
-        row["flips"] = flipped / sum(a.numel() for a in now)
-        row["lr"] = self.rule.param_groups[0]["lr"]
-        self.sums, self.before = torch.zeros_like(self.sums), now
-        if (
-            self.data.validation is not None
-            and self.epochs_done % self.config.train.validate_every == 0
-        ):
-            row["validation"] = self.processes.first(self._validate)
-            self._compare(row["validation"])
-        return row
-
-    def _validate(self) -> dict[str, float]:
-        """Loss (NLL, or squared error) and score of the usual predictor on the held-out points."""
-        assert self.data.validation is not None
-        model = self._model(self.epochs_done)
-        x, y = self.data.validation
-        result = model.predict_points(x, model.members)
-        if isinstance(result, Classification):
-            return {
-                "loss": metrics.nll(result.mean.cpu(), y),
-                "accuracy": metrics.accuracy(result.mean.cpu(), y),
-            }
-        error = metrics.rmse(result.mean.cpu(), y)
-        return {"loss": (error / self.data.target_scale) ** 2, "rmse": error}
-
-    def _compare(self, validation: dict[str, float]) -> None:
-        if math.isfinite(validation["loss"]) and (
-            self.best is None or validation["loss"] < self.best["loss"]
-        ):
-            weights = [p.detach().cpu().clone() for p in self.net.parameters()]
-            self.best = {"loss": validation["loss"], "epoch": self.epochs_done, "weights": weights}
-            self.since_best = 0
-        else:
-            self.since_best += 1
-        self.stopped_early = 0 < self.config.train.patience <= self.since_best
-
-    def _check_rates(self, row: dict[str, Any], folder: RunFolder) -> None:
-        for layer, rate in enumerate(row["rates"], 1):
-            advice = _SILENT if rate < SILENT else _SATURATED if rate > SATURATED else None
-            if advice is not None:
-                more = _more_spikes(self.config)
-                raise Stopped(
-                    advice.format(
-                        layer=layer, rate=rate, epoch=row["epoch"], folder=folder, more=more
-                    )
-                )
-
-    def _near_chance(self, row: dict[str, Any]) -> str:
-        """A line if the last epoch was hardly better than a guess that looks at no feature."""
-        y = self.data.train.y
-        if "accuracy" in row:
-            share = float(torch.bincount(y).max()) / len(y)
-            if row["accuracy"] > share + 2 * math.sqrt(share * (1 - share) / len(y)):
-                return ""
-            score = f"accuracy {row['accuracy']:.3f} on the training points, of which {share:.3f} are of the commonest class"
-        else:
-            deviation = float(y.double().std(correction=0))
-            if row.get("rmse", 0.0) < 0.95 * deviation:
-                return ""
-            score = f"RMSE {row['rmse']:.4g} on the training points, whose targets deviate by {deviation:.4g}"
-        return f"training ended near chance: {score}; try another rule.lr (or leave it out), more epochs, other features"
-
-    def _model(self, epoch: int) -> Model:
-        return Model.of(self.net, self.config, self.data, epoch)
-
-    def trained_model(self) -> Model:
-        """The model that the run keeps: the last, or the best on the held-out points."""
-        if self.config.train.keep == "last" or self.best is None:
-            return self._model(self.epochs_done)
-        net = build_network(
-            self.config, input_shape(self.config, len(self.data.low)), self.data.outputs
-        )
-        _write(net, self.best["weights"])
-        return Model.of(net, self.config, self.data, self.best["epoch"])
-
-
-_NOT_FINITE = (
-    "{folder}: the loss or the weights became NaN or infinite in epoch {epoch}; lower rule.lr, or check the data's scale; "
-    "checkpoints from before it are kept"
-)
-_SILENT = (
-    "{folder}: layer {layer} fell silent ({rate:.2g} spikes per neuron and step in epoch {epoch}): nothing behind it can learn; "
-    "lower neuron.threshold, {more}or set train.activity = 1"
-)
-_SATURATED = (
-    "{folder}: layer {layer} is saturated ({rate:.2g} spikes per neuron and step in epoch {epoch}): its spikes carry nothing; "
-    "raise neuron.threshold, lower rule.lr, or set train.activity = 1"
-)
-
-
-def _more_spikes(config: Config) -> str:
-    """What gives the first layer more spikes a time step, where a setting does."""
-    if isinstance(config.data, Events):
-        return "raise data.bin_us, "
-    return "raise encode.width, " if config.encode.code == "population" else ""
-
-
-@contextmanager
-def signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM noted instead of obeyed: [number], 0 for none. A second Ctrl-C stops at
-    once; ignored stays ignored.
-    """
-    caught = [0]
-    if threading.current_thread() is not threading.main_thread():
-        yield caught  # only the main thread may take signals
-        return
-
-    def note(number: int, frame: Any) -> None:
-        if caught[0] and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        caught[0] = caught[0] or number
-
-    taken = [
-        number
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if signal.getsignal(number) != signal.SIG_IGN
-    ]
-    before = {number: signal.signal(number, note) for number in taken}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _tensorboard(folder: RunFolder, epoch: int) -> Any:
-    """A writer of TensorBoard events, where the extra is installed."""
-    if importlib.util.find_spec("tensorboard") is None:
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(folder.path / "tensorboard", purge_step=epoch + 1)
-
-
-def _log(writer: Any, row: dict[str, Any]) -> None:
-    named = {**row, **{f"rate/layer_{i}": rate for i, rate in enumerate(row["rates"], 1)}}
-    named |= {f"validation/{name}": value for name, value in row.get("validation", {}).items()}
-    for name, value in named.items():
-        if isinstance(value, (int, float)):
-            writer.add_scalar(name, value, row["epoch"])

@@ -34,8 +34,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -111,6 +111,48 @@ class Work(NamedTuple):
     values: int  # that come in and go out in one time step
     steps: int  # T
     neuron: str = "srm"  # kind of the neurons
+
+
+@dataclass(frozen=True)
+class Expenses:
+    """What an inference takes: bits of weights, operations, bytes moved, energy."""
+
+    weight_bits: int
+    synaptic_operations: float
+    neuron_updates: int
+    weight_bytes: float
+    state_bytes: float
+    spike_bytes: float
+    bytes: float  # all three
+    synapse_joules: float
+    neuron_joules: float
+    memory_joules: float
+    joules: float  # all three
+
+
+@dataclass(frozen=True)
+class LayerExpenses(Expenses):
+    layer: str
+
+
+@dataclass(frozen=True)
+class LedgerRow(Expenses):
+    """Sums over the layers of a predictor, and the layers."""
+
+    memory: str  # the smallest that holds weights and state
+    layers: list[LayerExpenses]
+    ratio: float = 1.0  # of the energy, to the ANN's
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What one inference takes, mean over some recordings."""
+
+    recordings: int
+    steps: int  # T
+    costs: Costs
+    source: str  # of the usual costs
+    rows: dict[str, LedgerRow]  # by predictor
 
 
 def reach(layer: LayerSpec) -> Tensor:
@@ -190,7 +232,7 @@ def ledger(
     predictors: Mapping[str, int | None],
     costs: Costs | None = None,
     seed: int = 0,
-) -> dict[str, Any]:
+) -> Ledger:
     """What one inference takes: a row for each predictor, for full precision at the same spikes,
     and for the ANN.
 
@@ -208,10 +250,10 @@ def ledger(
 
     >>> import bisnn
     >>> net = bisnn.Network(bisnn.Linear(20, 64), readout=2)
-    >>> rows = ledger(net, torch.ones(10, 1, 20), {"MAP": None})["rows"]
-    >>> [rows[name]["weight_bits"] for name in rows]
+    >>> rows = ledger(net, torch.ones(10, 1, 20), {"MAP": None}).rows
+    >>> [row.weight_bits for row in rows.values()]
     [41088, 1408, 45056]
-    >>> rows["MAP"]["layers"][0]["synaptic_operations"]  # 10 time steps, 20 spikes, 64 neurons
+    >>> rows["MAP"].layers[0].synaptic_operations  # 10 time steps, 20 spikes, 64 neurons
     12800.0
     """
     costs, x = costs or Costs(), net.checked(x)
@@ -227,15 +269,9 @@ def ledger(
         counts = [single] if members is None else _drawn(net, x, latents, members, seed)
         rows[name] = _spiking(counts, real, costs)
     rows[ANN] = _one_pass(single, costs)
-    for row in rows.values():
-        row["ratio"] = row["joules"] / rows[ANN]["joules"]
-    return {
-        "recordings": x.shape[1],
-        "steps": len(x),
-        "costs": asdict(costs),
-        "source": SOURCE,
-        "rows": rows,
-    }
+    ratio = {name: row.joules / rows[ANN].joules for name, row in rows.items()}
+    rows = {name: replace(row, ratio=ratio[name]) for name, row in rows.items()}
+    return Ledger(x.shape[1], len(x), costs, SOURCE, rows)
 
 
 def _drawn(
@@ -269,7 +305,7 @@ def _update(neuron: str, costs: Costs) -> float:
     return MULTIPLICATIONS[neuron] * multiply + ADDITIONS * add
 
 
-def _spiking(members: list[list[Work]], real: bool, costs: Costs) -> dict[str, Any]:
+def _spiking(members: list[list[Work]], real: bool, costs: Costs) -> LedgerRow:
     """The row of a predictor that adds where spikes are."""
     # A readout is +-1 in any case
     bits = [32 if real and count.neurons else count.planes for count in members[0]]
@@ -309,7 +345,7 @@ def _spiking(members: list[list[Work]], real: bool, costs: Costs) -> dict[str, A
     return _row(layers, memory)
 
 
-def _one_pass(counts: list[Work], costs: Costs) -> dict[str, Any]:
+def _one_pass(counts: list[Work], costs: Costs) -> LedgerRow:
     """The ANN's row."""
     memory = _memory(sum(4 * (count.parameters + count.neurons) for count in counts))
     layers = []
@@ -348,38 +384,34 @@ def _entry(
     picojoules: tuple[float, float],
     memory: str,
     costs: Costs,
-) -> dict[str, Any]:
+) -> LayerExpenses:
     """A line of the ledger from its counts, its bytes (weights, state, spikes) and its energies
     (synapses, neurons).
     """
     access = sum(traffic) / 8 * getattr(costs, memory)
-    names = ("synapse_joules", "neuron_joules", "memory_joules", "joules")
-    return {
-        "layer": layer,
-        "weight_bits": bits,
-        "synaptic_operations": operations,
-        "neuron_updates": updates,
-        **dict(
-            zip(
-                ("weight_bytes", "state_bytes", "spike_bytes", "bytes"),
-                (*traffic, sum(traffic)),
-                strict=True,
-            )
-        ),
-        **dict(
-            zip(
-                names,
-                (1e-12 * pj for pj in (*picojoules, access, sum(picojoules) + access)),
-                strict=True,
-            )
-        ),
-    }
+    synapses, neurons = picojoules
+    weight_bytes, state_bytes, spike_bytes = traffic
+    return LayerExpenses(
+        weight_bits=bits,
+        synaptic_operations=operations,
+        neuron_updates=updates,
+        weight_bytes=weight_bytes,
+        state_bytes=state_bytes,
+        spike_bytes=spike_bytes,
+        bytes=sum(traffic),
+        synapse_joules=1e-12 * synapses,
+        neuron_joules=1e-12 * neurons,
+        memory_joules=1e-12 * access,
+        joules=1e-12 * (synapses + neurons + access),
+        layer=layer,
+    )
 
 
-def _row(layers: list[dict[str, Any]], memory: str) -> dict[str, Any]:
+def _row(layers: list[LayerExpenses], memory: str) -> LedgerRow:
     """Sums over the layers, and the layers."""
-    total = {name: sum(layer[name] for layer in layers) for name in layers[0] if name != "layer"}
-    return {**total, "memory": memory, "layers": layers}
+    names = [field.name for field in fields(Expenses)]
+    total = {name: sum(getattr(layer, name) for layer in layers) for name in names}
+    return LedgerRow(**total, memory=memory, layers=layers)
 
 
 def si(value: float, unit: str) -> str:

@@ -12,13 +12,12 @@ from bisnn.reporting.charts import (
     spikes,
     uncertainty,
 )
-from bisnn.reporting.charts.canvas import RULES, TITLES, Chart, Part, Run, Table, styled
+from bisnn.reporting.charts.canvas import TITLES, Chart, Part, Run, Table, styled
 from bisnn.reporting.charts.learning import overlay
-from bisnn.reporting.charts.spikes import events, recorded
+from bisnn.reporting.charts.spikes import events
 
 __all__ = [
     "PARTS",
-    "RULES",
     "TITLES",
     "Chart",
     "Part",
@@ -26,13 +25,12 @@ __all__ = [
     "Table",
     "events",
     "overlay",
-    "recorded",
     "styled",
 ]
 
 
 def _predictions(run: Run) -> list[Part]:
-    return (regression if run.judged["task"] == "regression" else classification).parts_of(run)
+    return (regression if run.judged.task == "regression" else classification).parts_of(run)
 
 
 PARTS: dict[str, Callable[[Run], list[Part]]] = {  # of a run's section, by heading

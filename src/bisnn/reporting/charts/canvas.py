@@ -27,6 +27,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import Formatter, FuncFormatter, NullLocator, ScalarFormatter
 
 from bisnn.runs.config import Config
+from bisnn.runs.results import Evaluation
 
 WIDTH = 340  # of a chart, in points
 LEFT, RIGHT, TOP, BOTTOM, GAP = (
@@ -47,7 +48,6 @@ TITLES = {
     "rmse": "RMSE",
     "mae": "MAE",
 }
-RULES = {"bayes": "Bayes-BiSNN", "st": "ST-BiSNN", "bop": "Bop", "full": "full precision"}
 
 # Stand-in colours and the CSS variables they become.
 SOFT, LINE, BACK = "#010101", "#010102", "#010103"
@@ -107,7 +107,7 @@ class Run:
     label: str
     config: Config
     rows: list[dict[str, Any]]  # of metrics.jsonl
-    judged: dict[str, Any]  # as `load_evaluation` gives it
+    judged: Evaluation  # as `load_evaluation` gives it
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ PANELS = (SIDE, 46)  # heights of a square plot and of the bars below it
 
 def parts_of(run: Run) -> list[Part]:
     parts: list[Part] = []
-    probs = {name: result["mean"] for name, result in run.judged["predictors"].items()}
+    probs = {name: result.mean for name, result in run.judged.predictors.items()}
     for name, mean in probs.items():
         parts += [*_plane(run, name), _reliability(run, name, mean), _confidence(run, name, mean)]
     return [*parts, *(_confusion(run, name, mean) for name, mean in probs.items()), _mistakes(run)]
@@ -43,13 +43,13 @@ def _plane(run: Run, name: str) -> list[Part]:
     """The most probable class over the plane of the two features, the stronger the surer, as in the
     paper's Figure 2.
     """
-    plane, classes = run.judged["plane"], run.judged["classes"]
+    plane, classes = run.judged.plane, run.judged.classes
     if plane is None:
         return []
     if len(classes) > len(CLASSES):
         return [f"No plane for {name}: {len(classes)} classes are more than there are colours."]
-    confidence, top = (t.numpy() for t in plane["probs"][name].max(-1))  # (rows, columns)
-    low, high = plane["low"].numpy(), plane["high"].numpy()
+    confidence, top = (t.numpy() for t in plane.probs[name].max(-1))  # (rows, columns)
+    low, high = plane.low.numpy(), plane.high.numpy()
     image = np.empty((*top.shape, 4), np.uint8)
     image[..., :3] = np.array(CLASSES)[top]
     chance = 1 / len(classes)
@@ -58,11 +58,11 @@ def _plane(run: Run, name: str) -> list[Part]:
     extent = (low[0], high[0], low[1], high[1])
     ax.imshow(image, aspect="auto", interpolation="none", origin="lower", extent=extent)
     raw = lambda x: low + x.double().numpy() * (high - low)  # noqa: E731
-    points, labels = raw(plane["x"]), plane["y"].numpy()
+    points, labels = raw(plane.x), plane.y.numpy()
     for k, colour in zip(range(len(classes)), SERIES, strict=False):
         ax.plot(*points[labels == k].T, "o", color=colour, ms=4.5, mec=BACK, mew=0.8)
-    mean, y = run.judged["predictors"][name]["mean"], run.judged["y"]
-    wrong = raw(run.judged["x"][mean.argmax(-1) != y])
+    mean, y = run.judged.predictors[name].mean, run.judged.y
+    wrong = raw(run.judged.x[mean.argmax(-1) != y])
     ax.plot(*wrong.T, "x", color=SOFT, ms=5, mew=1.4)
     ax.set(title="second feature", xlabel="first feature", xlim=extent[:2], ylim=extent[2:])
     ax.grid(False)
@@ -81,7 +81,7 @@ def _plane(run: Run, name: str) -> list[Part]:
 def _reliability(run: Run, name: str, probs: Tensor) -> Chart:
     from scipy.stats import binomtest  # takes a second to import
 
-    bins = metrics.reliability(probs, run.judged["y"])
+    bins = metrics.reliability(probs, run.judged.y)
     size, edges = bins.size.numpy(), bins.edges.numpy()
     used = size > 0
     figure, (ax, counts) = plot(*PANELS)
@@ -113,7 +113,7 @@ def _reliability(run: Run, name: str, probs: Tensor) -> Chart:
 
 def _confidence(run: Run, name: str, probs: Tensor) -> Chart:
     top, predicted = probs.max(-1)
-    right = (predicted == run.judged["y"]).numpy()
+    right = (predicted == run.judged.y).numpy()
     figure, axes = plot(SIDE / 2 + 10, SIDE / 2 + 10)
     start = 1 / probs.shape[1]  # the least that the most probable class can have
     edges = np.linspace(start, 1, 31).tolist()
@@ -134,7 +134,7 @@ def _confusion(run: Run, name: str, probs: Tensor) -> Table:
     """Which classes are taken for which: the whole matrix, or of many classes the pairs that are
     confused most.
     """
-    classes, y = run.judged["classes"], run.judged["y"].numpy()
+    classes, y = run.judged.classes, run.judged.y.numpy()
     counts = np.zeros((len(classes), len(classes)), int)  # (true, predicted)
     np.add.at(counts, (y, probs.argmax(-1).numpy()), 1)
     title = f"Confusion, {name}"
@@ -157,9 +157,9 @@ def _confusion(run: Run, name: str, probs: Tensor) -> Table:
 
 def _mistakes(run: Run) -> Part:
     """The surest mistakes of the usual predictor, the last one."""
-    name, result = list(run.judged["predictors"].items())[-1]
-    confidence, top = result["mean"].max(-1)
-    y, classes = run.judged["y"], run.judged["classes"]
+    name, result = list(run.judged.predictors.items())[-1]
+    confidence, top = result.mean.max(-1)
+    y, classes = run.judged.y, run.judged.classes
     wrong = (top != y).nonzero()[:, 0]
     if not len(wrong):
         return f"No mistakes to list: {name} is right on every test point."

@@ -35,7 +35,7 @@ def parts_of(run: Run) -> list[Part]:
     score, unit, loss = _units(run)
     drawn, ensemble = (
         (", one draw of the weights at a time", ", ensemble")
-        if config.rule.name == "bayes"
+        if config.rule.posterior()
         else ("", "")
     )
     scores = {f"training{drawn}": _logged(rows, score)}
@@ -92,8 +92,11 @@ def overlay(runs: Sequence[Run]) -> list[Part]:
             "No common training loss: the runs differ in train.loss or train.over_time, which sets its scale."
         )
     lines = {run.label: _logged(run.rows, score) for run in logged}
-    drawn = "; of Bayes-BiSNN with one draw of the weights at a time" * any(
-        r.config.rule.name == "bayes" for r in logged
+    with_posterior = dict.fromkeys(
+        r.config.rule.title() for r in logged if r.config.rule.posterior()
+    )
+    drawn = "".join(
+        f"; of {name} with one draw of the weights at a time" for name in with_posterior
     )
     scale = log_if_wide if score == "rmse" else None
     parts.append(
@@ -113,7 +116,7 @@ def overlay(runs: Sequence[Run]) -> list[Part]:
         parts.append(_curves("Validation loss", lower, loss, validated, log_if_wide))
     lines = {run.label: _logged(run.rows, "flips") for run in logged}
     flips = "The share of weights whose sign changed within the epoch."
-    most = max(logged, key=lambda run: run.judged["memory"]["weights"])
+    most = max(logged, key=lambda run: run.judged.memory.weights)
     return [*parts, _curves("Flip rate", flips, "% of the weights", lines, _flip_scale(most))]
 
 
@@ -121,7 +124,7 @@ def rates_over_epochs(run: Run) -> Part:
     """The mean firing rate of each layer, epoch by epoch."""
     if not run.rows:
         return "No firing rates over epochs: metrics.jsonl has no rows."
-    layers = range(len(run.judged["rates"]))
+    layers = range(len(run.judged.rates))
     lines = {
         f"layer {i + 1}": [(row["epoch"], row["rates"][i]) for row in run.rows] for i in layers
     }
@@ -166,8 +169,8 @@ def _curves(
     ax.set(title=unit, xlabel="epoch")
     if scale:
         scale(ax)
-    if run is not None and run.judged["epoch"] != run.rows[-1]["epoch"]:
-        ax.axvline(run.judged["epoch"], color=SOFT, lw=1, ls=(0, (3, 3)))
+    if run is not None and run.judged.epoch != run.rows[-1]["epoch"]:
+        ax.axvline(run.judged.epoch, color=SOFT, lw=1, ls=(0, (3, 3)))
         caption = (
             caption.removesuffix(".") + "; the dashed line is the epoch that the model is from."
         )
@@ -179,7 +182,7 @@ def _curves(
 
 
 def _flip_scale(run: Run) -> Callable[[Axes], None]:
-    return functools.partial(_down_to_one, weights=run.judged["memory"]["weights"])
+    return functools.partial(_down_to_one, weights=run.judged.memory.weights)
 
 
 def _down_to_one(ax: Axes, weights: int) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from bisnn.alphabet import BINARY, alphabet_of
-from bisnn.reporting.charts.canvas import BACK, RULES, SERIES, Part, Run, chart, plain_numbers, plot
+from bisnn.reporting.charts.canvas import BACK, SERIES, Part, Run, chart, plain_numbers, plot
 from bisnn.reporting.charts.learning import rates_over_epochs
 
 
@@ -15,7 +15,7 @@ def parts_of(run: Run) -> list[Part]:
 
 
 def _rates(run: Run) -> Part:
-    rates = [layer.double().numpy() for layer in run.judged["rates"]]
+    rates = [layer.double().numpy() for layer in run.judged.rates]
     figure, axes = plot(*[80] * len(rates))
     edges = np.linspace(0, max(1e-3, *(layer.max() for layer in rates)), 41).tolist()
     for i, (ax, layer) in enumerate(zip(axes, rates, strict=True)):
@@ -31,11 +31,11 @@ def _rates(run: Run) -> Part:
 
 
 def _posterior(run: Run) -> Part:
-    posterior = run.judged["posterior"]
+    posterior = run.judged.posterior
     if posterior is None:
-        rule = RULES[run.config.rule.name]
+        rule = run.config.rule.title()
         return f"The rule of this run ({rule}) learns one value for each weight: it has no posterior to draw."
-    counts, edges = posterior["counts"].double().numpy(), posterior["edges"].double().numpy()
+    counts, edges = posterior.counts.double().numpy(), posterior.edges.double().numpy()
     figure, axes = plot(*[80] * len(counts))
     shares = counts / counts.sum(1, keepdims=True)
     for i, (ax, share) in enumerate(zip(axes, shares, strict=True)):

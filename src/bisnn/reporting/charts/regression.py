@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from bisnn.reporting.charts.canvas import (
     SERIES,
@@ -20,6 +19,7 @@ from bisnn.reporting.charts.canvas import (
     decimals,
     plot,
 )
+from bisnn.runs.results import Predictions
 
 POINTS = 500  # test points drawn in a scatter plot
 LISTED = 8  # errors in a list
@@ -27,11 +27,11 @@ DOTS: dict[str, Any] = {"color": SERIES[0], "alpha": 0.5, "ms": 3.5}
 
 
 def parts_of(run: Run) -> list[Part]:
-    x, y = (run.judged[part].double().numpy() for part in ("x", "y"))
+    x, y = (part.double().numpy() for part in (run.judged.x, run.judged.y))
     parts: list[Part] = []
     some = np.linspace(0, len(y) - 1, min(POINTS, len(y))).round().astype(int)
     few = f" {len(some)} of {len(y):,} points are drawn." if len(some) < len(y) else ""
-    for name, result in run.judged["predictors"].items():
+    for name, result in run.judged.predictors.items():
         if x.shape[1] == y.shape[1] == 1:
             parts.append(_over_x(run, name, result, some, few))
         parts.append(_against_target(run, name, result, some, few))
@@ -44,12 +44,12 @@ def parts_of(run: Run) -> list[Part]:
 
 def no_spread(run: Run, name: str, std: np.ndarray) -> str:
     """Why a predictor has no deviation to show; empty where it has one."""
-    if run.judged["members"][name] is None:
+    if run.judged.members[name] is None:
         return "a single network has no deviation"
     return "" if std.any() else "all its members agree, so its deviation is 0"
 
 
-def _over_x(run: Run, name: str, result: dict[str, Tensor], some: np.ndarray, few: str) -> Part:
+def _over_x(run: Run, name: str, result: Predictions, some: np.ndarray, few: str) -> Part:
     x, y, mean, std = _arrays(run, result)
     figure, (ax,) = plot()
     order = some[x[some, 0].argsort(kind="stable")]
@@ -64,9 +64,7 @@ def _over_x(run: Run, name: str, result: dict[str, Tensor], some: np.ndarray, fe
     return chart(f"Prediction over x, {name}", caption + few, figure, ("prediction", "target"))
 
 
-def _against_target(
-    run: Run, name: str, result: dict[str, Tensor], some: np.ndarray, few: str
-) -> Part:
+def _against_target(run: Run, name: str, result: Predictions, some: np.ndarray, few: str) -> Part:
     _, y, mean, _ = _arrays(run, result)
     figure, (ax,) = plot(SIDE)
     low, high = min(y.min(), mean.min()), max(y.max(), mean.max())
@@ -89,7 +87,7 @@ def _against_target(
 
 
 def _against_deviation(
-    run: Run, name: str, result: dict[str, Tensor], some: np.ndarray, few: str
+    run: Run, name: str, result: Predictions, some: np.ndarray, few: str
 ) -> Part:
     _, y, mean, std = _arrays(run, result)
     if reason := no_spread(run, name, std):
@@ -107,7 +105,7 @@ def _against_deviation(
 
 def _errors(run: Run) -> Table:
     """The largest errors of the usual predictor, the last one."""
-    name, result = list(run.judged["predictors"].items())[-1]
+    name, result = list(run.judged.predictors.items())[-1]
     _, y, mean, _ = _arrays(run, result)
     order = np.abs(mean - y).sum(1).argsort(kind="stable")[::-1][:LISTED].tolist()
     numbers = [(i, float(y[i, 0]), float(mean[i, 0])) for i in order]
@@ -121,10 +119,8 @@ def _errors(run: Run) -> Table:
     )
 
 
-def _arrays(
-    run: Run, result: dict[str, Tensor]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _arrays(run: Run, result: Predictions) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """x, y, the mean and the deviation of the prediction; (N, d), (N, C) each."""
-    tensors = (run.judged["x"], run.judged["y"], result["mean"], result["std"])
+    tensors = (run.judged.x, run.judged.y, result.mean, result.std)
     x, y, mean, std = (t.double().numpy() for t in tensors)
     return x, y, mean, std

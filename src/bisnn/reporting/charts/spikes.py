@@ -5,7 +5,6 @@ neurons in a row.
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -24,7 +23,7 @@ from bisnn.reporting.charts.canvas import (
     plot,
     shaded,
 )
-from bisnn.runs.config import Events
+from bisnn.runs.results import FeatureMaps, Slices
 
 NEURONS = 64  # of a layer, drawn in a raster
 STEPS = 400  # columns of a raster
@@ -38,15 +37,11 @@ def parts_of(run: Run) -> list[Part]:
     """Of two of the worst test points and a good one: maps of what leaves convolutional layers,
     rasters of neurons in a row.
     """
-    kept = run.judged["raster"]
-    layers = {"input": kept["input"]} | {
-        f"layer {i}": layer for i, layer in enumerate(kept["layers"], 1)
-    }
+    kept = run.judged.raster
+    layers = {"input": kept.input} | {f"layer {i}": layer for i, layer in enumerate(kept.layers, 1)}
     rows = {name: s for name, s in layers.items() if isinstance(s, Tensor)}  # (T, n, N) each
-    maps = {
-        name: s for name, s in layers.items() if name not in rows and name != "input"
-    }  # `events` draws that one
-    points = sorted({0, 1, len(kept["points"]) - 1} & set(range(len(kept["points"]))))
+    maps = {name: s for name, s in layers.items() if isinstance(s, FeatureMaps)}
+    points = sorted({0, 1, len(kept.points) - 1} & set(range(len(kept.points))))
     parts: list[Part] = [_maps(run, maps, i) for i in points if maps]
     return parts + [_raster(run, rows, i) for i in points if rows]
 
@@ -90,18 +85,20 @@ def _ticks(s: np.ndarray) -> np.ndarray:
     return padded.reshape(-1, join, N).max(1)[:, ::every].T
 
 
-def _maps(run: Run, maps: dict[str, dict[str, Any]], i: int) -> Chart:
+def _maps(run: Run, maps: dict[str, FeatureMaps], i: int) -> Chart:
     """What left the most active channels of each convolutional layer, by name, summed over time."""
     groups: dict[str, list[tuple[str, np.ndarray]]] = {}
     alt = []
     for name, layer in maps.items():
         counts, channels = (
-            layer["counts"][i].int().numpy(),
-            layer["channels"].tolist(),
+            layer.counts[i].int().numpy(),
+            layer.channels.tolist(),
         )  # (k, H, W), (k,)
-        few = f"{len(channels)} of " if len(channels) < layer["of"] else ""
+        few = f"{len(channels)} of " if len(channels) < layer.of else ""
         height, width = counts.shape[1:]
-        heading = f"{name}: {few}{layer['of']:,} channels, {height} x {width}, up to {counts.max():,} spikes"
+        heading = (
+            f"{name}: {few}{layer.of:,} channels, {height} x {width}, up to {counts.max():,} spikes"
+        )
         named = [
             (f"channel {channel + 1}", count)
             for channel, count in zip(channels, counts, strict=True)
@@ -116,21 +113,17 @@ def _maps(run: Run, maps: dict[str, dict[str, Any]], i: int) -> Chart:
     return chart(_point(run, i, "maps"), caption, gallery(groups, 4), alt=" ".join(alt))
 
 
-def recorded(run: Run) -> bool:
-    """Whether the run has recordings to draw: of pixels, with a polarity."""
-    return isinstance(run.judged["raster"]["input"], dict)
-
-
 def events(run: Run, i: int) -> Chart:
     """The i-th of the recordings that are kept: its events in slices of time."""
-    kept = run.judged["raster"]["input"]
-    counts = kept["counts"][i].int().numpy()  # (slices, 2, H, W)
+    kept = run.judged.raster.input
+    assert isinstance(kept, Slices)
+    counts = kept.counts[i].int().numpy()  # (slices, 2, H, W)
     most = max(
         1.0, float(np.quantile(counts.sum(1), 0.995))
     )  # a hot pixel must not fade the others
     pictures, alt = [], []
     for (start_us, end_us), (off, on) in zip(
-        itertools.pairwise(kept["edges_us"]), counts, strict=True
+        itertools.pairwise(kept.edges_us), counts, strict=True
     ):
         when = f"{start_us / 1e3:g} to {end_us / 1e3:g} ms"
         share = on / np.maximum(off + on, 1)  # (H, W)
@@ -150,13 +143,13 @@ def _point(run: Run, i: int, of_recording: str = "") -> str:
     of it is drawn.
     """
     judged = run.judged
-    point = int(judged["raster"]["points"][i])
-    mean, y = list(judged["predictors"].values())[-1]["mean"][point], judged["y"][point]
-    if isinstance(run.config.data, Events):
+    point = int(judged.raster.points[i])
+    mean, y = list(judged.predictors.values())[-1].mean[point], judged.y[point]
+    if run.config.recorded and judged.classes:
         what = of_recording and f": {of_recording}"
-        return f"Test recording {point + 1}, class {judged['classes'][int(y)]}{what}"
-    if not judged["classes"]:
+        return f"Test recording {point + 1}, class {judged.classes[int(y)]}{what}"
+    if not judged.classes:
         return f"Test point {point + 1}, target {decimals(float(y[0]))}, predicted {decimals(float(mean[0]))}"
     top = int(mean.argmax())
-    taken = f", taken for {judged['classes'][top]}" if top != y else ""
-    return f"Test point {point + 1}, class {judged['classes'][int(y)]}{taken}"
+    taken = f", taken for {judged.classes[top]}" if top != y else ""
+    return f"Test point {point + 1}, class {judged.classes[int(y)]}{taken}"

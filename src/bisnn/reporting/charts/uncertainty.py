@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
-from torch import Tensor
 
 from bisnn.reporting.charts.canvas import SERIES, SOFT, Chart, Part, Run, chart, decimals, plot
 from bisnn.reporting.charts.regression import no_spread
+from bisnn.runs.results import Curves
 
 
 def parts_of(run: Run) -> list[Part]:
-    draw = _error if run.judged["task"] == "regression" else _entropy
-    return [draw(run, name, curves) for name, curves in run.judged["over_time"].items()]
+    draw = _error if run.judged.task == "regression" else _entropy
+    return [draw(run, name, curves) for name, curves in run.judged.over_time.items()]
 
 
-def _error(run: Run, name: str, curves: dict[str, Tensor]) -> Chart:
-    error, deviation = curves["rmse"].numpy(), curves["std"].numpy()
+def _error(run: Run, name: str, curves: Curves) -> Chart:
+    error, deviation = curves.rmse.numpy(), curves.std.numpy()
     figure, (ax,) = plot()
     t = _steps(run, error)
     ax.plot(t, error, color=SERIES[0])
@@ -24,7 +24,7 @@ def _error(run: Run, name: str, curves: dict[str, Tensor]) -> Chart:
     caption = (
         f"With more spikes the error {_trend(error)}{'; it should fall' * (_change(error) > 0)}."
     )
-    if run.judged["members"][name] is not None:
+    if run.judged.members[name] is not None:
         ax.plot(t, deviation, color=SERIES[1])
         legend.append("mean deviation")
     if reason := no_spread(run, name, deviation):
@@ -42,13 +42,14 @@ def _error(run: Run, name: str, curves: dict[str, Tensor]) -> Chart:
     )
 
 
-def _entropy(run: Run, name: str, curves: dict[str, Tensor]) -> Chart:
+def _entropy(run: Run, name: str, curves: Curves) -> Chart:
     expected, mutual, right = (
-        curves[key].numpy() for key in ("expected_entropy", "mutual_information", "accuracy")
+        curve.numpy()
+        for curve in (curves.expected_entropy, curves.mutual_information, curves.accuracy)
     )
     figure, (ax, lower) = plot(112, 56)
     t, total = _steps(run, right), expected + mutual
-    ensemble = run.judged["members"][name] is not None
+    ensemble = run.judged.members[name] is not None
     colours = iter(SERIES)
     ax.fill_between(t, 0, expected, color=next(colours), alpha=0.75, lw=0)
     legend = [

@@ -1,0 +1,149 @@
+"""What of a recording the network sees, and recordings of no dataset, each read when it is looked at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bisnn.data import events
+from bisnn.display import note
+
+
+@dataclass(frozen=True)
+class Window:
+    """What of a recording becomes spikes: which pixels, and from when on."""
+
+    size: tuple[int, int]  # width, height of the sensor
+    steps: int  # T
+    bin_us: int  # length of a time step
+    start_us: int | None = 0  # where the first one begins; None: with the first event
+    crop: tuple[int, int, int, int] | None = (
+        None  # x0, y0, width, height of the part that is kept; None: all
+    )
+    # Edge of the squares of pixels that become one; those at the edge of the sensor may be smaller
+    pool: int = 1
+    channels: int = 2  # polarities; 1: whatever the polarity
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(T, C, H, W) of a recording's spikes."""
+        width, height = self.crop[2:] if self.crop else self.size
+        return (self.steps, self.channels, -(-height // self.pool), -(-width // self.pool))
+
+    def frames(self, seen: events.Recording) -> np.ndarray:
+        """A recording's spikes, uint8 (T, C, H, W)."""
+        start_us = seen.start_us if self.start_us is None else self.start_us
+        width, height = (-(-side // self.pool) * self.pool for side in self.size)
+        looks: dict[str, Any] = {
+            "size": (width, height),
+            "start_us": start_us,
+            "crop": self.crop,
+            "shrink": self.pool,
+        }
+        frames = events.bin_events(seen.events, self.steps, self.bin_us, **looks)
+        return frames if self.channels == 2 else frames.max(1, keepdims=True)
+
+
+class Found:
+    """What was left out of recordings, and put right in their times, over many of them."""
+
+    def __init__(self) -> None:
+        self.skipped, self.clock = Counter[str](), Counter[str]()  # by reason
+        self.with_skipped = self.with_clock = 0  # recordings
+
+    def add(self, seen: events.Recording) -> events.Recording:
+        self.skipped.update(seen.skipped)
+        self.clock.update(seen.clock)
+        self.with_skipped += bool(seen.skipped)
+        self.with_clock += bool(seen.clock)
+        return seen
+
+    def say(self, name: str) -> None:
+        """One line to the user, if there is anything to say."""
+        parts = (
+            ("events left out of", self.with_skipped, self.skipped),
+            ("times put right in", self.with_clock, self.clock),
+        )
+        said = [
+            f"{what} {count_of_recordings(n)} ({', '.join(f'{why}: {k:,}' for why, k in by.items())})"
+            for what, n, by in parts
+            if n
+        ]
+        if said:
+            note(f"{name}: {', '.join(said)}")
+
+
+def count_of_recordings(count: int) -> str:
+    return f"{count:,} recording{'s' if count != 1 else ''}"
+
+
+class Loose:
+    """Recordings of no dataset: files and arrays of events, each read when it is looked at, all by
+    one window.
+    """
+
+    def __init__(
+        self, sources: Sequence[str | Path | np.ndarray | events.Recording], window: Window
+    ):
+        self.sources, self.window = list(sources), window
+        self.found, self.silent = Found(), 0  # so far; `silent` have no event in the window
+
+    def batch(self, index: Tensor | Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """Spikes of several recordings, uint8 (T, B, C, H, W)."""
+        frames = [self.window.frames(self.found.add(self.read(int(i)))) for i in index]
+        self.silent += sum(not frame.any() for frame in frames)
+        return torch.from_numpy(np.stack(frames, 1)).to(device)
+
+    def read(self, i: int) -> events.Recording:
+        """A recording of the window's sensor, or a BadEvents."""
+        source, size = self.sources[i], self.window.size
+        if not isinstance(source, (np.ndarray, events.Recording, str, Path)):
+            raise ValueError(
+                f"recordings[{i}]: must be a file, or an array of events; got {type(source).__name__}; give e.g. its path"
+            )
+        if isinstance(source, np.ndarray):
+            return events.from_array(source, size, f"recordings[{i}]")
+        seen = source if isinstance(source, events.Recording) else events.read_events(source)
+        if seen.size != size:
+            name = f"recordings[{i}]" if source is seen else source
+            got, wanted = (f"{width} x {height} pixels" for width, height in (seen.size, size))
+            raise events.BadEvents(
+                f"{name}: must have the {wanted} that the model was trained on; got {got}; give another file"
+            )
+        return seen
+
+    def say(self) -> None:
+        """What the user should know of those that were read."""
+        self.found.say("recordings")
+        if self.silent:
+            until = f"{self.window.steps} time steps of {self.window.bin_us:,} us"
+            note(
+                f"recordings: {count_of_recordings(self.silent)} without an event in what the model looks at, the first {until}"
+            )
+
+
+def files_of(paths: Iterable[str | Path]) -> list[Path]:
+    """Files as they are named, and of folders all recordings in them, in the order of their names."""
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if not path.is_dir():
+            files.append(path)
+            continue
+        inside = sorted(
+            file
+            for file in path.rglob("*")
+            if file.suffix.lower() in events.SUFFIXES and file.name[0] != "."
+        )
+        if not inside:
+            raise ValueError(
+                f"{path}: is a folder without recordings; it must hold {' or '.join(events.SUFFIXES)} files"
+            )
+        files += inside
+    return files

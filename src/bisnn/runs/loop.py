@@ -1,0 +1,437 @@
+"""The loop of a training run: batches, steps, epochs, validation, checkpoints.
+
+All draws are keyed by what they are for (seed, epoch, sample or value; the rule's own by its count
+of them): a run that was killed and resumed ends with the same bits as one that was not, at the same
+number of threads and processes.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import signal
+import time
+import tomllib
+from collections import deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from bisnn import metrics
+from bisnn.bits import philox
+from bisnn.bits.philox import Purpose
+from bisnn.data.dataset import Dataset
+from bisnn.display import RunDisplay
+from bisnn.errors import Interrupted, Stopped
+from bisnn.kernels import draws
+from bisnn.kernels.graphs import Arriving, Graphs, to_device
+from bisnn.losses import activity_loss, chunked_backward, local_loss
+from bisnn.network import Output
+from bisnn.prediction import Classification
+from bisnn.realisation import map_weight
+from bisnn.rules import Rule
+from bisnn.runs import defaults
+from bisnn.runs.config import CHANGEABLE, Config, differences, parse
+from bisnn.runs.folder import RunFolder, alike
+from bisnn.runs.inputs import (
+    check_unchanged,
+    described,
+    input_shape,
+    load_dataset,
+    training_spikes,
+)
+from bisnn.runs.model import Model, build_network
+from bisnn.runs.monitoring import (
+    NOT_FINITE,
+    check_rates,
+    log,
+    near_chance,
+    signals,
+    tensorboard_writer,
+)
+from bisnn.runs.processes import Processes
+
+AHEAD = {"cpu": 0, "cuda": 1}  # steps that are handed out before a step's sums are read
+
+
+def _state_after_a_step(rule: Rule | torch.optim.Optimizer) -> dict[str, Any]:
+    """What a copy of the rule has in its state after a step: the structure of every checkpoint of
+    it.
+    """
+    twin = copy.deepcopy(rule)
+    with twin.sampled() if isinstance(twin, Rule) else nullcontext():
+        for p in (p for group in twin.param_groups for p in group["params"]):
+            p.grad = torch.zeros_like(p)
+    twin.step()
+    return twin.state_dict()
+
+
+# Attributes of a Training
+PROGRESS = ("step", "rows", "seconds", "sums", "before", "best", "since_best", "stopped_early")
+
+
+@torch.no_grad()
+def _write(net: torch.nn.Module, weights: list[Tensor]) -> None:
+    for p, value in zip(net.parameters(), weights, strict=True):
+        p.copy_(value)
+
+
+class Training:
+    """A run in memory. `state()` is all that the next step depends on."""
+
+    def __init__(
+        self,
+        config: Config,
+        processes: Processes,
+        show: bool = True,
+        given: Dataset | None = None,
+    ):
+        self.processes = processes
+        self.data = load_dataset(config, show, given)
+        config = described(config, self.data)
+        self.targets = self.data.standardised(self.data.train.y)
+        points = len(self.data.train.x)
+        if not config.train.epochs:
+            config = config.updated(
+                **{"train.epochs": defaults.epochs(points, config.train.batch_size)}
+            )
+        self.config = config
+        if config.train.batch_size < processes.count:
+            raise ValueError(
+                f"train.batch_size: must be at least the {processes.count} processes; got {config.train.batch_size}"
+            )
+        self.steps_per_epoch = math.ceil(points / config.train.batch_size)
+        self.net = build_network(
+            config, input_shape(config, len(self.data.low)), self.data.outputs
+        ).to(processes.device)
+        self.rule = config.rule.build(
+            list(self.net.parameters()), config.seed, self.steps_per_epoch
+        )
+        self.model = DistributedDataParallel(self.net) if dist.is_initialized() else self.net
+        recorded = (
+            processes.device.type == "cuda" and not dist.is_initialized() and not config.train.chunk
+        )  # and so `share` is 1
+        self._graphs = Graphs(list(self.net.parameters())) if recorded else None
+        self._began = 0  # epochs before this process
+        self.step = 0  # updates so far
+        self.rows = 0  # of metrics.jsonl
+        self.seconds = 0.0  # of training, over all its pieces
+        # Points, loss, score, each layer's rate, this epoch
+        self.sums = torch.zeros(3 + len(self.net.layers), dtype=torch.float64)
+        self.before = self._hard_weights()  # when this epoch began
+        self.best: dict[str, Any] | None = None  # validation loss, epoch and weights
+        self.since_best = 0  # validations
+        self.stopped_early = False
+
+    def _hard_weights(self) -> list[Tensor]:
+        return [map_weight(p).to(torch.int8).cpu() for p in self.net.parameters()]
+
+    @property
+    def epochs_done(self) -> int:
+        return self.step // self.steps_per_epoch
+
+    @property
+    def finished(self) -> bool:
+        return self.stopped_early or self.epochs_done >= self.config.train.epochs
+
+    def state(self) -> dict[str, Any]:
+        progress = {name: getattr(self, name) for name in PROGRESS}
+        latents = [p.detach() for p in self.net.parameters()]
+        about = {
+            "config": self.config.to_toml(),
+            "data": self.data.digest(),
+            "processes": self.processes.count,
+        }
+        return {
+            **progress,
+            **about,
+            "finished": self.finished,
+            "latents": latents,
+            "rule": self.rule.state_dict(),
+        }
+
+    def fits(self, state: Any) -> bool:
+        """Whether this is a checkpoint as `state()` makes them, in all of its structure."""
+        mine = {**self.state(), "rule": _state_after_a_step(self.rule)}
+        best = state.get("best") if isinstance(state, dict) else None
+        if best is not None:
+            mine["best"] = {"loss": 0.0, "epoch": 0, "weights": mine["latents"]}
+        if not alike(mine, state) or min(state["step"], state["rows"], state["since_best"]) < 0:
+            return False
+        try:
+            parse(tomllib.loads(state["config"]), "config")
+        except (ValueError, RecursionError):
+            return False
+        return True
+
+    def load(self, state: dict[str, Any], folder: RunFolder) -> None:
+        """Go on from a checkpoint of the same config and the same data."""
+        began = parse(tomllib.loads(state["config"]), str(folder))
+        changed = [key for key in differences(began, self.config) if key not in CHANGEABLE]
+        if changed:
+            raise ValueError(
+                f"{folder.config_file}: was changed since the run began, in {', '.join(changed)}; change it back"
+            )
+        check_unchanged(self.config, self.data, state["data"], folder)
+        for name in PROGRESS:
+            setattr(self, name, state[name])
+        _write(self.net, state["latents"])
+        self.rule.load_state_dict(state["rule"])
+        self._began = self.epochs_done
+        # The patience may have changed
+        self.stopped_early = 0 < self.config.train.patience <= self.since_best
+        if self.step > self.config.train.epochs * self.steps_per_epoch:
+            got, least = self.config.train.epochs, self._epoch
+            raise ValueError(
+                f"train.epochs: the run is in epoch {least} already; got {got}; give {least} or more"
+            )
+
+    # One step
+
+    def update(self) -> Tensor:
+        """One update of the weights; returns what it adds to the epoch's sums, over all processes,
+        still on their device.
+        """
+        config, data = self.config, self.data.train
+        epoch, position = divmod(self.step, self.steps_per_epoch)
+        order = torch.from_numpy(
+            philox.permutation(len(data.x), config.seed, Purpose.SHUFFLING, epoch)
+        )
+        batch = order[position * config.train.batch_size : (position + 1) * config.train.batch_size]
+        mine = batch[self.processes.rank :: self.processes.count]
+        # DDP takes the mean over processes; we want it over points
+        share = len(mine) * self.processes.count / len(batch)
+        if len(mine) == 0:
+            # a last batch smaller than the number of processes: take part with weight 0
+            mine = batch[:1]
+        x = training_spikes(config, data.x[mine], epoch, mine, self.processes.device)
+        y = to_device(self.targets[mine], self.processes.device)
+        seen = self._seen(epoch, mine)
+        factor = 0.5 * (
+            1 + math.cos(math.pi * self.step / (config.train.epochs * self.steps_per_epoch))
+        )
+        for group in self.rule.param_groups:
+            group["lr"] = config.rule.lr * (factor if config.train.schedule == "cosine" else 1.0)
+        sums = torch.zeros_like(self.sums, device=self.processes.device)
+        backward = functools.partial(self._backward, share)
+        # Mini-batches of all sizes have passed: none will need memory beside that of the graphs
+        record = epoch > self._began
+        for _ in range(config.train.samples):
+            realisation: AbstractContextManager = (
+                self.rule.sampled() if isinstance(self.rule, Rule) else nullcontext()
+            )
+            with realisation:
+                means = (
+                    self._graphs.run(backward, x, y, *seen, record=record)
+                    if self._graphs
+                    else backward(x, y, *seen)
+                )
+            sums += (len(mine) if share else 0) * means
+        self.rule.step()
+        if not isinstance(self.rule, Rule):
+            self.rule.zero_grad()
+        self.step += 1
+        return self.processes.total(sums)
+
+    def _seen(self, epoch: int, samples: Tensor) -> Sequence[Tensor]:
+        """Factors (B, n) of the spikes that each readout sees: 0, or 1/(1 - dropout); none where
+        all are seen.
+        """
+        p = self.config.network.dropout
+        if not p:
+            return ()
+        sizes = [math.prod(layer.output_shape) for layer in self.net.layers]
+        drawn = draws.uniform(
+            to_device(samples, self.processes.device),
+            sum(sizes),
+            self.config.seed,
+            Purpose.DROPOUT,
+            epoch,
+        )
+        return ((drawn >= p).to(self.net.dtype) / (1 - p)).split(sizes, 1)
+
+    def _backward(self, share: float, x: Tensor, y: Tensor, *seen: Tensor) -> Tensor:
+        """Gradients of one realisation, times `share`; returns 1, its loss, its score and each
+        layer's rate, float64.
+        """
+        train, spikes, readouts = self.config.train, [], []
+
+        def note(output: Output) -> None:
+            spikes.append([s.detach().mean() * len(s) for s in output.spikes])
+            readouts.append(output.logits.detach())
+
+        settings: dict[str, Any] = {
+            "loss": self.config.loss,
+            "over_time": train.over_time,
+            "burn_in": train.burn_in,
+        }
+        if train.chunk:
+            loss = chunked_backward(
+                self.model,
+                x,
+                y,
+                train.chunk,
+                **settings,
+                factor=share,
+                seen=seen or None,
+                each=note,
+            )
+        else:
+            output = self.model(x, seen=seen or None)
+            loss = local_loss(output, y, **settings)
+            if train.activity:
+                loss = loss + train.activity * activity_loss(self.net, output)
+            note(output)
+            del output  # spikes, as they are not needed any more
+            (loss * share).backward()
+        rates = [torch.stack(layer).sum() / len(x) for layer in zip(*spikes, strict=True)]
+        return torch.stack(
+            [torch.ones_like(loss), loss.detach(), self._score(torch.cat(readouts), y), *rates]
+        ).double()
+
+    def _score(self, y: Tensor, target: Tensor) -> Tensor:
+        """Share of right classes, or squared error, of this realisation of the weights."""
+        y = y[self.config.train.burn_in :]
+        if self.config.task == "classification":
+            return (y.softmax(-1).mean(0).argmax(-1) == target).to(y.dtype).mean()
+        return (y.mean(0) - target.to(y.dtype)).square().mean()
+
+    # The loop
+
+    def fit(self, folder: RunFolder, display: RunDisplay) -> Model:
+        """Train to the end, or until a signal; write checkpoints, metrics and the model."""
+        first = self.processes.first  # only the first process writes; all learn of its errors
+        tensorboard = (
+            tensorboard_writer(folder.path, self.epochs_done) if self.processes.rank == 0 else None
+        )
+        began, saved, stop = time.monotonic() - self.seconds, time.monotonic(), False
+        row: dict[str, Any] = {}  # of the last epoch
+        under_way: deque[Arriving] = deque()
+
+        def read(ahead: int) -> None:
+            """Count the steps under way, but for the last `ahead` of them."""
+            while len(under_way) > ahead:
+                added = under_way.popleft().values()
+                self.sums += added
+                if not bool(torch.isfinite(added).all()):
+                    raise Stopped(NOT_FINITE.format(epoch=self._epoch, folder=folder))
+
+        with signals() as caught:
+            while not self.finished and not stop:
+                under_way.append(Arriving(self.update()))
+                epoch_ends = self.step % self.steps_per_epoch == 0
+                read(0 if epoch_ends else AHEAD[self.processes.device.type])
+                self.seconds = time.monotonic() - began
+                if display.show and self.sums[0]:  # nothing to show before the first step is read
+                    display.step(self.step / self.steps_per_epoch, self._running())
+                if epoch_ends:
+                    row = self._end_epoch()
+                    first(functools.partial(folder.append_metrics, row))
+                    self.rows += 1
+                    display.epoch(row)
+                    if tensorboard:
+                        log(tensorboard, row)
+                    check_rates(row, self.config, folder)
+                due = time.monotonic() - saved >= self.config.train.checkpoint_seconds
+                flags = self.processes.total(
+                    torch.tensor([float(due and self.processes.rank == 0), float(caught[0])])
+                )
+                save, stop = flags.bool().tolist()
+                if save or stop or self.finished:
+                    read(0)
+                    saved = time.monotonic()
+                    if not all(bool(torch.isfinite(p).all()) for p in self.net.parameters()):
+                        raise Stopped(NOT_FINITE.format(epoch=self._epoch, folder=folder))
+                    first(lambda: folder.save_state(self.state()))
+        if tensorboard:
+            tensorboard.close()
+        model = self.trained_model()
+        first(lambda: model.save(folder.model_file))
+        if self.finished and row and (guess := near_chance(row, self.data.train.y)):
+            display.say(f"{folder}: {guess}")
+        if stop:
+            where = (
+                "at its end"
+                if self.finished
+                else f"in epoch {self._epoch} of {self.config.train.epochs}"
+            )
+            raise Interrupted(
+                f"stopped {where} and saved; go on with: bisnn resume {folder}",
+                caught[0] or signal.SIGTERM,
+            )
+        return model
+
+    @property
+    def _epoch(self) -> int:
+        """The epoch, from 1, of the last step."""
+        return math.ceil(self.step / self.steps_per_epoch)
+
+    def _running(self) -> dict[str, Any]:
+        """Means over the epoch so far."""
+        points, loss, score, *rates = self.sums.tolist()
+        quality = {"accuracy": score / points}
+        if self.config.task == "regression":
+            # In the targets' units, as all but the loss
+            quality = {"rmse": self.data.target_scale * math.sqrt(score / points)}
+        return {"loss": loss / points, **quality, "rates": [rate / points for rate in rates]}
+
+    def _end_epoch(self) -> dict[str, Any]:
+        """The epoch's row of metrics; begins the next."""
+        now = self._hard_weights()
+        flipped = sum(int((a != b).sum()) for a, b in zip(now, self.before, strict=True))
+        row = {"epoch": self.epochs_done, "step": self.step, **self._running()}
+        # Share of the weights whose sign changed in this epoch
+        row["flips"] = flipped / sum(a.numel() for a in now)
+        row["lr"] = self.rule.param_groups[0]["lr"]
+        self.sums, self.before = torch.zeros_like(self.sums), now
+        if (
+            self.data.validation is not None
+            and self.epochs_done % self.config.train.validate_every == 0
+        ):
+            row["validation"] = self.processes.first(self._validate)
+            self._compare(row["validation"])
+        return row
+
+    def _validate(self) -> dict[str, float]:
+        """Loss (NLL, or squared error) and score of the usual predictor on the held-out points."""
+        assert self.data.validation is not None
+        model = self._model(self.epochs_done)
+        x, y = self.data.validation
+        result = model.predict_points(x, model.members)
+        if isinstance(result, Classification):
+            return {
+                "loss": metrics.nll(result.mean.cpu(), y),
+                "accuracy": metrics.accuracy(result.mean.cpu(), y),
+            }
+        error = metrics.rmse(result.mean.cpu(), y)
+        return {"loss": (error / self.data.target_scale) ** 2, "rmse": error}
+
+    def _compare(self, validation: dict[str, float]) -> None:
+        if math.isfinite(validation["loss"]) and (
+            self.best is None or validation["loss"] < self.best["loss"]
+        ):
+            weights = [p.detach().cpu().clone() for p in self.net.parameters()]
+            self.best = {"loss": validation["loss"], "epoch": self.epochs_done, "weights": weights}
+            self.since_best = 0
+        else:
+            self.since_best += 1
+        self.stopped_early = 0 < self.config.train.patience <= self.since_best
+
+    def _model(self, epoch: int) -> Model:
+        return Model.of(self.net, self.config, self.data, epoch)
+
+    def trained_model(self) -> Model:
+        """The model that the run keeps: the last, or the best on the held-out points."""
+        if self.config.train.keep == "last" or self.best is None:
+            return self._model(self.epochs_done)
+        net = build_network(
+            self.config, input_shape(self.config, len(self.data.low)), self.data.outputs
+        )
+        _write(net, self.best["weights"])
+        return Model.of(net, self.config, self.data, self.best["epoch"])
