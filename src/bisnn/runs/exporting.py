@@ -26,6 +26,7 @@ from bisnn.packed.network import PackedNetwork
 from bisnn.packing import describe
 from bisnn.runs import model
 from bisnn.runs.inputs import load_dataset, spikes
+from bisnn.runs.own import imported
 from bisnn.runs.recommendation import recommended, warn_of_map
 from bisnn.shipping import c, conversion
 
@@ -76,7 +77,8 @@ def export(
     Args:
         run: a run folder, or its model file.
         to: "packed", one safetensors file for `bisnn.packed`; "c", a folder of C99 sources with
-            golden vectors; "nir", a graph.
+            golden vectors; "nir", a graph; or `module:name`, a function of your own that is called
+            with the `packed.PackedNetwork` and the path.
         out: file or folder to write; by default named after the target, in the run folder.
         predictor: "map", the most probable weights; "members", draws from the posterior, those of
             `bisnn predict`; "posterior", the posterior itself at 8 bits a weight, from which
@@ -142,7 +144,8 @@ def export_model(
 
 def _check(to: str, profile: str, prefix: str | None, neuron: str | None) -> None:
     """The options that are wrong whatever the run."""
-    choice("to", to, TARGETS)
+    if ":" not in to:
+        choice("to", to, TARGETS)
     choice("profile", profile, PROFILES)
     if neuron is not None:
         choice("neuron", neuron, conversion.NEURONS)
@@ -178,6 +181,10 @@ def _written(
     prefix: str | None,
 ) -> Exported:
     """Write what is shipped."""
+    if ":" in to:  # a writer of the user's own
+        path = Path(out or folder / to.partition(":")[2])
+        imported("to", to)(packed, path)
+        return Exported(path, members=packed.count)
     if to == "packed":
         return _write_packed(packed, Path(out or folder / "packed.safetensors"))
     if packed.layers[0].posterior is not None:
