@@ -398,7 +398,7 @@ def summary(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def widths(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Mean widths that docs/RESULTS.md names."""
+    """Mean widths that docs/NOTEBOOK.md names."""
     name = metrics.CALIBRATION
     cells = {
         "calibration error, true value 0": [

@@ -40,7 +40,10 @@ from bisnn.shipping.energy import si
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("RESULTS", "PERFORMANCE", "EQUATIONS", "EVENTS", "SHIPPING")),
+    *(
+        f"docs/{name}.md"
+        for name in ("RESULTS", "NOTEBOOK", "PERFORMANCE", "EQUATIONS", "EVENTS", "SHIPPING")
+    ),
 )
 
 # Tables whose numbers are no measurements, by document and heading.

@@ -1,4 +1,4 @@
-"""What options of the training change on scikit-learn's digits: the table of docs/RESULTS.md.
+"""What options of the training change on scikit-learn's digits: the table of docs/NOTEBOOK.md.
 
     python -m bisnn_experiments.recording_options
 

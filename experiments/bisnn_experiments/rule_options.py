@@ -1,4 +1,4 @@
-"""What each option of the rules changes on two moons: the table of docs/RESULTS.md.
+"""What each option of the rules changes on two moons: the table of docs/NOTEBOOK.md.
 
     python -m bisnn_experiments.rule_options             judged on the test points
     python -m bisnn_experiments.rule_options --select    judged on 100 held-out training points, to
