@@ -122,13 +122,17 @@ def true_values(rng: np.random.Generator, model: Logits | Chances) -> dict[str, 
     p, q = model.recordings(rng, LARGE)
     top = q.argmax(-1)[:, None]
     confidence, right = (np.take_along_axis(a, top, -1)[:, 0] for a in (q, p))
-    which = np.minimum((confidence * metrics.BINS).astype(int), metrics.BINS - 1)
-    gaps = np.bincount(which, confidence - right, metrics.BINS)
     return {
         "nll": float(-(p * np.log(q)).sum(-1).mean()),
         "brier": float(((q**2).sum(-1) - 2 * (p * q).sum(-1) + 1).mean()),
-        metrics.CALIBRATION: float(np.abs(gaps).sum() / LARGE),
+        metrics.CALIBRATION: binned_error(confidence, right),
     }
+
+
+def binned_error(confidence: np.ndarray, right: np.ndarray) -> float:
+    """The calibration error of recordings whose chances of a right answer are known."""
+    which = np.minimum((confidence * metrics.BINS).astype(int), metrics.BINS - 1)
+    return float(np.abs(np.bincount(which, confidence - right, metrics.BINS)).sum() / len(right))
 
 
 def share_coverage(n: int, between: tuple[float, float], points: int = 1000) -> tuple[float, float]:
@@ -217,16 +221,26 @@ class Answers(NamedTuple):
     shared: float = 0.7  # part of the luck that all runs have in common
 
     def runs(self, rng: np.random.Generator, recordings: np.ndarray, shifts: np.ndarray) -> Tensor:
-        chance = special.expit(
-            self.easy + self.spread * recordings[:, 0] + self.between * shifts[:, None]
-        ).clip(0.35, 0.9999)
+        chance, stated = self._chances(recordings[:, 0], shifts)
         own = rng.standard_normal(chance.shape)
         luck = special.ndtr(
             np.sqrt(self.shared) * recordings[:, 1] + np.sqrt(1 - self.shared) * own
         )
-        stated = special.expit(self.slope * special.logit(chance)).clip(0.35, 0.9999)
         right = around(stated, 3)
         return torch.from_numpy(np.where((luck < chance)[..., None], right, right[..., [1, 0, 2]]))
+
+    def _chances(self, ease: np.ndarray, shifts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of a right answer, (seeds, n), and as stated."""
+        chance = special.expit(
+            self.easy + self.spread * ease + self.between * shifts[:, None]
+        ).clip(0.35, 0.9999)
+        return chance, special.expit(self.slope * special.logit(chance)).clip(0.35, 0.9999)
+
+    def calibration_error(self, shift: float) -> float:
+        """Of one seed, from the chances: drawn answers would leave a calibrated method an error."""
+        points = stats.norm.ppf((np.arange(LARGE // 2) + 0.5) / (LARGE // 2))
+        chance, stated = self._chances(points, np.array([shift]))
+        return binned_error(stated[0], chance[0])
 
 
 PAIRS: dict[str, tuple[Blurred | Answers, Blurred | Answers]] = {
@@ -244,6 +258,8 @@ PAIRS: dict[str, tuple[Blurred | Answers, Blurred | Answers]] = {
         Answers(1.8, 1.0, 0.1, slope=1.5, shared=0.2),
         Answers(1.8, 1.0, 0.4, slope=0.8, shared=0.2),
     ),
+    "answers, underconfident": (Answers(3.0, 1.2, 0.3, slope=0.75), Answers(3.2, 1.2, 0.2)),
+    "answers, both calibrated": (Answers(2.8, 1.3, 0.2), Answers(2.2, 1.3, 0.2)),
 }
 COMPARED = ("accuracy", "nll", metrics.CALIBRATION)
 LABELS = {
@@ -260,7 +276,18 @@ FRESH = {  # nothing was chosen on these
     "answers, accuracy 0.85",
     "answers, accuracy 0.94",
     "answers, luck apart",
+    "answers, underconfident",
+    "answers, both calibrated",
 }
+CHOSEN_ON = {
+    "answers, accuracy 0.85",
+    "answers, accuracy 0.94",
+    "answers, luck apart",
+}  # for differences in calibration error
+
+
+def is_fresh(name: str, population: str) -> bool:
+    return population in FRESH and not (name == metrics.CALIBRATION and population in CHOSEN_ON)
 
 
 def both(
@@ -284,10 +311,19 @@ def true_differences(pair: str, one_run: bool) -> dict[str, float]:
         torch.zeros(LARGE // 10, dtype=torch.int64),
     )
     found: dict[str, list[float]] = {name: [] for name in COMPARED}
-    for shift in stats.norm.ppf((np.arange(50) + 0.5) / 50):
-        a, b = both(rng, pair, len(y), (np.array([0.0 if one_run else shift]),) * 2)
+    first, second = PAIRS[pair]
+    for spread in stats.norm.ppf((np.arange(50) + 0.5) / 50):
+        shift = 0.0 if one_run else spread
+        a, b = both(rng, pair, len(y), (np.array([shift]),) * 2)
         for name in COMPARED:
-            found[name].append(metrics.paired(name, a, b, y).value)
+            if (
+                name == metrics.CALIBRATION
+                and isinstance(first, Answers)
+                and isinstance(second, Answers)
+            ):
+                found[name].append(first.calibration_error(shift) - second.calibration_error(shift))
+            else:
+                found[name].append(metrics.paired(name, a, b, y).value)
     return {name: float(np.mean(values)) for name, values in found.items()}
 
 
@@ -347,7 +383,7 @@ def summary(results: dict[str, Any]) -> list[dict[str, Any]]:
         ),
         (
             "difference in calibration error, 3 to 10 seeds",
-            "the same, and what is left of the bias",
+            "the same, and what is left of each method's bias at one end",
             calibration,
             several,
         ),
@@ -376,7 +412,7 @@ def summary(results: dict[str, Any]) -> list[dict[str, Any]]:
     ]
     for of, interval, name, found in cells:
         for fresh in (False, True):
-            some = [row for row in found if (row["population"] in FRESH) == fresh]
+            some = [row for row in found if is_fresh(name, row["population"]) == fresh]
             wide = [row[name]["of_ideal"] for row in some if row[name]["coverage"] > CAUTIOUS]
             at = {
                 f"n = {n}": extent(row[name]["coverage"] for row in some if row["n"] == n)
@@ -398,7 +434,7 @@ def summary(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def widths(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Mean widths that docs/NOTEBOOK.md names."""
+    """Mean widths that docs/RESULTS.md names."""
     name = metrics.CALIBRATION
     cells = {
         "calibration error, true value 0": [
@@ -425,7 +461,8 @@ def misses(results: dict[str, Any]) -> list[dict[str, Any]]:
             "of": ("difference in " if kind == "paired" else "") + LABELS[name],
             "n": row["n"],
             "runs": row.get("seeds", 1),
-            "population": row["population"] + ("; fresh" if row["population"] in FRESH else ""),
+            "population": row["population"]
+            + ("; fresh" if is_fresh(name, row["population"]) else ""),
             "coverage": cell["coverage"],
             "of_ideal": cell["of_ideal"],
         }

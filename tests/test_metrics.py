@@ -126,6 +126,41 @@ def test_differences_of_the_other_metrics():
     assert found.low > 0, "twice the logits is overconfident"
 
 
+def test_what_is_left_of_the_bias_moves_the_end_that_it_may_have_moved():
+    """The first method is calibrated, and its error too high for certain: the interval of the difference reaches lower for it."""
+    rng = np.random.default_rng(0)
+    y = torch.zeros(400, dtype=torch.int64)
+    pair = "answers, underconfident"
+    b, a = coverage.both(rng, pair, len(y), (np.zeros(4), np.zeros(4)))
+    found, mirrored = (
+        metrics.paired("calibration_error", a, b, y),
+        metrics.paired("calibration_error", b, a, y),
+    )
+    assert mirrored == (
+        pytest.approx(-found.value),
+        pytest.approx(-found.high),
+        pytest.approx(-found.low),
+    )
+    scores = np.stack(
+        [
+            metrics._linear("calibration_error", p, y) - metrics._linear("calibration_error", q, y)
+            for p, q in zip(a, b, strict=True)
+        ]
+    )
+    low, high = intervals.of_crossed_mean(scores, least=1)
+    bins = [[metrics._bins(p, y) for p in runs] for runs in (a, b)]
+    first, second = (
+        [intervals.corrected_ece(of) - intervals.debiased_ece(of) for of in some] for some in bins
+    )
+    assert low - found.low == pytest.approx(
+        np.mean(np.maximum(first, 0) + np.maximum(np.negative(second), 0))
+    )
+    assert found.high - high == pytest.approx(
+        np.mean(np.maximum(second, 0) + np.maximum(np.negative(first), 0))
+    )
+    assert low - found.low > 1.5 * (found.high - high) >= 0
+
+
 def test_balanced_accuracy_covers():
     """A rare class widens the interval; equal classes give that of the accuracy."""
     rng = np.random.default_rng(0)

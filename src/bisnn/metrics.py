@@ -222,14 +222,15 @@ def paired(
     value = float(scores.mean())
     least = float(np.mean([_price_of_a_mistake(name, p) for p in (*a, *b)]))
     low, high = intervals.of_crossed_mean(scores, level, least=least, skewed=name != "accuracy")
-    below, above = value - float(low), float(high) - value
-    if name == CALIBRATION:  # two corrections of the ECE's bias differ by about what is left of it
+    if name == CALIBRATION:
+        # Two corrections of the ECE's bias differ by about what the first leaves. An error of a
+        # that is still too high makes the difference too high, one of b makes it too low: each
+        # moves one end, in full, as seeds do not average it out.
         bins = [_bins(p, truth) for p in (*a, *b)]
-        left = float(
-            np.mean([abs(intervals.debiased_ece(of) - intervals.corrected_ece(of)) for of in bins])
-        )
-        below, above = math.hypot(below, left), math.hypot(above, left)
-    return Interval(value, value - below, value + above)
+        left = np.array([intervals.corrected_ece(of) - intervals.debiased_ece(of) for of in bins])
+        too_high = left * np.repeat([1, -1], len(a)) / len(a)
+        low, high = low - too_high.clip(min=0).sum(), high - too_high.clip(max=0).sum()
+    return Interval(value, float(low), float(high))
 
 
 def _scores(name: str, predicted: Tensor, truth: Tensor) -> np.ndarray:
