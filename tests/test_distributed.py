@@ -158,7 +158,10 @@ def test_a_process_that_nobody_joins_says_so(tmp_path, rank):
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     (tmp_path / "small.toml").write_text(small().to_toml())
-    program = "from bisnn import cli; from bisnn.runs import processes; processes.MINUTES = 0.02; cli.main()"
+    program = (
+        "from bisnn import cli; from bisnn.runs import processes; processes.MINUTES = 0.02; "
+        "cli.main()"
+    )
     environment = {
         **os.environ,
         "RANK": rank,

@@ -197,7 +197,8 @@ def test_damaged_caches_are_recognised(at, bit, cut, tmp_path_factory):
 def test_two_processes_build_one_file(tmp_path):
     program = (
         "import sys, time, numpy as np; from pathlib import Path; from bisnn.data import cache\n"
-        "def record(i): time.sleep(0.02); print(i, flush=True); return np.full(9, i % 2, np.uint8)\n"
+        "def record(i): time.sleep(0.02); print(i, flush=True); "
+        "return np.full(9, i % 2, np.uint8)\n"
         "print(cache.build(Path(sys.argv[1]), (9,), 20, record).read([3]).sum())"
     )
     command = [sys.executable, "-c", program, tmp_path / "b"]
@@ -311,7 +312,10 @@ def test_what_was_left_out_is_said_once(nmnist, capsys):
     assert capsys.readouterr().err == ""
     spoilt(nmnist / "Train" / "3" / "00001.bin")
     NMNIST(nmnist, show=False)
-    said = "nmnist: events left out of 1 recording (outside the sensor: 2, bytes after the last record: 1)"
+    said = (
+        "nmnist: events left out of 1 recording (outside the sensor: "
+        "2, bytes after the last record: 1)"
+    )
     assert capsys.readouterr().err == f"{said}\n"
     NMNIST(nmnist, show=False)
     assert capsys.readouterr().err == "", "it comes from the cache"
@@ -326,9 +330,10 @@ def test_clocks_that_were_put_right_are_said(tmp_path, capsys):
         file = folder / f"mnist_5_scale04_{number:04d}.aedat"
         content = file.read_bytes()
         records = len(content) - 8 * 300
+        # the first event comes last
         file.write_bytes(
             content[:records] + content[records + 8 :] + content[records : records + 8]
-        )  # the first event comes last
+        )
     MNISTDVS(tmp_path / "D", steps=3, show=False)
     assert (
         capsys.readouterr().err
@@ -428,7 +433,9 @@ def test_all_classes_must_be_there(nmnist):
     )
     with pytest.raises(
         ValueError,
-        match=r"data\.classes: .* has no training recording of 1, 5; give a folder that has, or fewer",
+        match=(
+            r"data\.classes: .* has no training recording of 1, 5; give a folder that has, or fewer"
+        ),
     ):
         inputs.load_dataset(config)
 
@@ -556,7 +563,8 @@ def test_recordings_that_are_not_as_the_trained_ones(trained, tmp_path, capsys):
     model.predict_recordings([good, late])
     assert capsys.readouterr().err.splitlines() == [
         "recordings: events left out of 1 recording (outside the sensor: 3)",
-        "recordings: 1 recording without an event in what the model looks at, the first 12 time steps of 25,000 us",
+        "recordings: 1 recording without an event in what the model looks at, the first 12 "
+        "time steps of 25,000 us",
     ]
 
 
@@ -718,12 +726,10 @@ class Part:
     """Some recordings of another dataset, as torch's Subset."""
 
     def __init__(self, dataset: Fake, indices):
-        self.dataset, self.indices, self.sensor_size, self.data = (
-            dataset,
-            indices,
-            dataset.sensor_size,
-            None,
-        )
+        self.dataset = dataset
+        self.indices = indices
+        self.sensor_size = dataset.sensor_size
+        self.data = None
 
     def __len__(self):
         return len(self.indices)
@@ -909,7 +915,10 @@ def test_without_tonic(tmp_path, monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    message = r"data.dataset: tonic must be installed to read SHD; got none; run `pip install 'bisnn\[tonic\]'`"
+    message = (
+        r"data.dataset: tonic must be installed to read SHD; got none; "
+        r"run `pip install 'bisnn\[tonic\]'`"
+    )
     with pytest.raises(ValueError, match=message):
         training.train(parse(TONIC, "run"), tmp_path / "run", show=False)
     assert not (tmp_path / "run").exists()
@@ -938,9 +947,8 @@ def test_nothing_is_downloaded(name, tmp_path, no_network):
     ) as error:
         training.train(config, tmp_path / "run", show=False)
     code = str(error.value).split('python -c "')[1].rstrip('"')
-    with pytest.raises(
-        AssertionError, match="went to the network"
-    ):  # what it tells the user to do downloads
+    # what it tells the user to do downloads
+    with pytest.raises(AssertionError, match="went to the network"):
         exec(code, {})
 
 
@@ -1001,11 +1009,9 @@ def test_tonics_own_spoken_digits(tmp_path, no_network):
             spikes = file.create_dataset(f"spikes/{name}", (2,), dtype=h5py.vlen_dtype(dtype))
             for i, value in enumerate(values):
                 spikes[i] = np.array(value, dtype)
-        file["labels"], file["extra/keys"], file["extra/speaker"] = (
-            [1, 0],
-            np.array([b"null", b"eins"]),
-            [0, 0],
-        )
+        file["labels"] = [1, 0]
+        file["extra/keys"] = np.array([b"null", b"eins"])
+        file["extra/speaker"] = [0, 0]
     data = FromTonic(
         tonic_dataset("SHD", tmp_path, True), steps=4, bin_us=250_000, start_us=0, show=False
     )

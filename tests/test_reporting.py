@@ -236,7 +236,8 @@ def measured(
     browser: str, pages: dict[str, str], folder: Path, dark: bool = False, width: int = 360
 ) -> dict:
     frames = [
-        f'<iframe name="{name}" style="width: {width}px; height: 700px; border: 0" srcdoc="{html.escape(page)}"></iframe>'
+        f'<iframe name="{name}" style="width: {width}px; height: 700px; border: '
+        f'0" srcdoc="{html.escape(page)}"></iframe>'
         for name, page in pages.items()
     ]
     (folder / "wrapper.html").write_text(MEASURE + "\n".join(frames), encoding="utf-8")
@@ -325,8 +326,10 @@ def test_names_from_files_are_escaped(pages, runs):
 def test_same_files_same_bytes(pages, runs, tmp_path):
     """In another process, with other hashes and another style of the user's."""
     code = (
-        "import sys, matplotlib; matplotlib.rcParams.update({'axes.xmargin': 0.3, 'lines.linestyle': ':', 'svg.fonttype': 'path'});"
-        "from bisnn.reporting.page import report; report([sys.argv[1], sys.argv[2]], sys.argv[3], show=False)"
+        "import sys, matplotlib; matplotlib.rcParams.update({'axes.xmargin': "
+        "0.3, 'lines.linestyle': ':', 'svg.fonttype': 'path'});"
+        "from bisnn.reporting.page import report; "
+        "report([sys.argv[1], sys.argv[2]], sys.argv[3], show=False)"
     )
     arguments = [str(runs["validated"]), str(runs["line"]), str(tmp_path / "again.html")]
     subprocess.run(
@@ -597,7 +600,8 @@ def test_maps_have_the_spikes_of_the_most_active_channels(pages, runs):
 
 
 SAID = re.compile(
-    r"<li><span><span>(?:<a [^>]*>(\w+)</a>, )?([^<]*)</span>\s*<span><strong>(\d)</strong>(\w+)<data value=\"([\d.e-]+)\">"
+    r"<li><span><span>(?:<a [^>]*>(\w+)</a>, "
+    r")?([^<]*)</span>\s*<span><strong>(\d)</strong>(\w+)<data value=\"([\d.e-]+)\">"
 )
 
 
@@ -652,9 +656,8 @@ def test_recordings_of_one_row_are_rasters(runs, tmp_path):
 
 
 def test_the_evaluation_keeps_counts_not_spikes(runs):
-    assert (
-        RunFolder(runs["recordings"]).evaluation_file.stat().st_size < 13 * 4 * 2 * 34 * 34
-    )  # a byte for each of the input's alone
+    # a byte for each of the input's alone
+    assert RunFolder(runs["recordings"]).evaluation_file.stat().st_size < 13 * 4 * 2 * 34 * 34
 
 
 def test_best_is_over_all_runs_of_the_same_data(runs, tmp_path):

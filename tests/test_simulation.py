@@ -163,9 +163,8 @@ def test_mnist_goes_straight_into_the_cache(mnist, monkeypatch):
     ]
     images, _ = simulation.mnist(mnist)
     looked = replace(MNIST_DVS_MOTION, duration_us=30_000)
-    one = record(images[[3 * 8 + 1]], MNIST_DVS, looked, seed=0, samples=[25])[
-        0
-    ]  # the ninth 1, the second to test with
+    # the ninth 1, the second to test with
+    one = record(images[[3 * 8 + 1]], MNIST_DVS, looked, seed=0, samples=[25])[0]
     assert torch.equal(
         parts[1][4][0],
         torch.from_numpy(events.bin_events(one, 3, 10_000, size=(128, 128), crop=(48, 48, 26, 26))),
@@ -245,7 +244,9 @@ def test_one_folder_of_recordings_at_a_time(tmp_path, short):
         simulation.simulate(tmp_path / name, per_class=3, show=False)
     with pytest.raises(
         ValueError,
-        match=r"root: .* has 2 folders of such recordings, .*a/scale04 and .*b/scale04; give the one",
+        match=(
+            r"root: .* has 2 folders of such recordings, .*a/scale04 and .*b/scale04; give the one"
+        ),
     ):
         MNISTDVS(tmp_path, show=False)
     assert len(MNISTDVS(tmp_path / "a", show=False)) == 20

@@ -144,7 +144,8 @@ def test_what_stands_behind_each_table_is_what_the_configs_say():
     lines = (ROOT / "docs" / "RESULTS.md").read_text().splitlines()
     start = (
         lines.index(
-            "| config | rule | weights in training | gradient | learning rate | slope | readout gain |"
+            "| config | rule | weights in training | gradient | learning rate | slope | readout "
+            "gain |"
         )
         + 2
     )
@@ -229,9 +230,8 @@ def test_a_table_of_numbers_without_a_comment(folder):
     assert problems(plain, folder)[0].line == 1
     assert not problems(plain.replace("1", "one"), folder)
     assert not problems(f"```\n{plain}```\n", folder)
-    assert problems(
-        DOCUMENT.replace("| | ms |\n", "\n| | ms |\n"), folder
-    )  # a comment with no table behind it
+    # a comment with no table behind it
+    assert problems(DOCUMENT.replace("| | ms |\n", "\n| | ms |\n"), folder)
 
 
 def test_the_command_exits_with_1(tmp_path):

@@ -257,7 +257,8 @@ def end(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
         (["--most", 0], "--most: must be a positive whole number; got 0"),
         (
             ["--images", "none"],
-            r"--images: must be a folder that holds \*-images-idx3-ubyte.gz or kmnist-test-imgs.npz; got .*none",
+            r"--images: must be a folder that holds \*-images-idx3-ubyte.gz or "
+            r"kmnist-test-imgs.npz; got .*none",
         ),
         (["--digits", "none"], "--digits: there is no folder .*none; unpack the archive"),
         (["--digits", "images"], "--digits: .*images holds no files Train"),

@@ -187,7 +187,9 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="NAME=PJ",
-            help="Price of an operation in picojoules, in place of 45 nm; repeatable, sets --energy.",
+            help=(
+                "Price of an operation in picojoules, in place of 45 nm; repeatable, sets --energy."
+            ),
         ),
     ] = None,
     quiet: Quiet = False,
@@ -213,7 +215,8 @@ def _say_if_unfinished(run: Path, model: Model) -> None:
     train = model.config.train
     if train.keep == "last" and not train.patience and model.epoch < train.epochs:
         note(
-            f"{run}: its model is of epoch {model.epoch} of {train.epochs}; `bisnn resume` trains it to the end"
+            f"{run}: its model is of epoch {model.epoch} of {train.epochs}; "
+            "`bisnn resume` trains it to the end"
         )
 
 
@@ -230,7 +233,10 @@ def predict(
         list[Path],
         typer.Argument(
             metavar="INPUT...",
-            help="CSV, TSV, NPY or NPZ: one row per point; columns by name. Or recordings, .aedat or .bin, and folders of them.",
+            help=(
+                "CSV, TSV, NPY or NPZ: one row per point; "
+                "columns by name. Or recordings, .aedat or .bin, and folders of them."
+            ),
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Write the predictions here, as CSV.")] = None,
@@ -268,11 +274,13 @@ def predict(
     files = windows.files_of(data) if model.config.recorded else []
     if not files and data[0].suffix.lower() in events.SUFFIXES:
         raise ValueError(
-            f"{data[0]}: is a recording, and {run} was trained on points; give a CSV, NPY or NPZ file of them"
+            f"{data[0]}: is a recording, and {run} was trained on points; "
+            "give a CSV, NPY or NPZ file of them"
         )
     if not files and len(data) > 1:
         raise ValueError(
-            f"{data[1]}: {run} was trained on points, which come in one file; got {len(data)}; give one at a time"
+            f"{data[1]}: {run} was trained on points, which come in one file; got {len(data)}; "
+            "give one at a time"
         )
     x: Any = files
     labels = None
@@ -287,14 +295,11 @@ def predict(
         note(f"{data[0]}: {model.score(result, labels)}")
     header, rows = printing.prediction_rows(model, result)
     if files:
-        header, rows = (
-            ["file", *header],
-            [[str(file), *row] for file, row in zip(files, rows, strict=True)],
-        )
+        header = ["file", *header]
+        rows = [[str(file), *row] for file, row in zip(files, rows, strict=True)]
     if out is None and sys.stdout.isatty():
-        shown = [
-            i for i, name in enumerate(header) if not (files and name.startswith("p("))
-        ]  # ten classes do not fit
+        # ten classes do not fit
+        shown = [i for i, name in enumerate(header) if not (files and name.startswith("p("))]
         printing.print_rows([header[i] for i in shown], [[row[i] for i in shown] for row in rows])
     elif out is None:
         sys.stdout.write(printing.csv_text(header, rows))
@@ -314,7 +319,10 @@ def reproduce(
     figure: Annotated[
         Figure,
         typer.Argument(
-            help="The paper's figure 1 (1-D regression), 2 (two moons), all of these, or table1 (recordings)."
+            help=(
+                "The paper's figure 1 (1-D regression), 2 (two moons), all of these, or table1 "
+                "(recordings)."
+            )
         ),
     ],
     recipe: Annotated[
@@ -329,7 +337,10 @@ def reproduce(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="table1: folder of N-MNIST, MNIST-DVS or MNIST's idx files. Default: scikit-learn's digits."
+            help=(
+                "table1: folder of N-MNIST, MNIST-DVS or MNIST's idx files. Default: "
+                "scikit-learn's digits."
+            )
         ),
     ] = None,
     device: Annotated[
@@ -370,7 +381,8 @@ def reproduce(
     for name in made:
         console.print(reproduction.table(results["figures"][name]))
     console.print(
-        f"results: {out / 'results.json'}, figures: {', '.join(str(out / f'{name}.png') for name in made)}"
+        f"results: {out / 'results.json'}, figures: "
+        f"{', '.join(str(out / f'{name}.png') for name in made)}"
     )
 
 
@@ -395,7 +407,10 @@ def export(
         Predictor | None,
         typer.Option(
             "--as",
-            help="map: most probable weights. members: an ensemble. posterior: 8 bits a weight. Default: the better one.",
+            help=(
+                "map: most probable weights. members: an ensemble. posterior: "
+                "8 bits a weight. Default: the better one."
+            ),
         ),
     ] = None,
     members: Annotated[
@@ -408,7 +423,10 @@ def export(
     prefix: Annotated[
         str | None,
         typer.Option(
-            help="Of c: of all names and files, so that a program can hold several models. Default: model."
+            help=(
+                "Of c: of all names and files, so that a program can hold several models. Default: "
+                "model."
+            )
         ),
     ] = None,
     neuron: Annotated[
@@ -492,7 +510,8 @@ def inspect(
         out /= f"{file.name}.png"
     if out is not None and out.suffix.lower() != ".png":
         raise ValueError(
-            f"{out}: must be a .png file; got {out.suffix or 'no suffix'!r}; give e.g. --out look.png"
+            f"{out}: must be a .png file; got {out.suffix or 'no suffix'!r}; "
+            "give e.g. --out look.png"
         )
     from bisnn.data import events, inspection
     from bisnn.printing import print_facts
@@ -636,10 +655,12 @@ def _message(error: BaseException) -> str | None:
         return where + sentence(error)
     if isinstance(error, (ValueError, Stopped, Interrupted)):
         return where + str(error)
-    if isinstance(error, MemoryError) or "allocate" in str(
-        error
-    ):  # torch says it with a RuntimeError
-        return f"{where}not enough memory: lower train.batch_size, network.layers or the number of time steps"
+    # torch says it with a RuntimeError
+    if isinstance(error, MemoryError) or "allocate" in str(error):
+        return (
+            f"{where}not enough memory: lower train.batch_size, network.layers or the number of "
+            "time steps"
+        )
     return None
 
 

@@ -86,7 +86,8 @@ class _Lines(Progress):
             pace.ended = task.finished
             pace.said()
             note(
-                f"{task.description}: {task.percentage:.0f} %{pace.left(task.completed, task.total or 0)}"
+                f"{task.description}: {task.percentage:.0f} "
+                f"%{pace.left(task.completed, task.total or 0)}"
             )
 
 
@@ -139,12 +140,13 @@ class RunDisplay:
     def __init__(self, epochs: int, show: bool, first: bool):
         self.epochs, self.show, self.first = epochs, show and first, first
         self.last: dict[str, Any] = {}  # what only a whole epoch has
+        # fits 80 columns
         columns = (
             "{task.description}",
             BarColumn(8),
             "{task.fields[status]}",
             TimeRemainingColumn(compact=True),
-        )  # fits 80 columns
+        )
         self.progress = bars(*columns, show=self.show, transient=False)
         self.plain = isinstance(self.progress, _Lines)
         self.row: dict[str, Any] | None = None  # of the last epoch, until the log has it

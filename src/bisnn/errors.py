@@ -46,7 +46,10 @@ def sentence(error: OSError) -> str:
 
 def _reason(number: int, path: Path) -> str:
     if number in (errno.EACCES, errno.EPERM):
-        return "permission denied; change the permissions of the file and its folder, or give another place"
+        return (
+            "permission denied; change the permissions of the file and its folder, or give another "
+            "place"
+        )
     if number == errno.EROFS:
         return "lies on a read-only file system; give another place"
     if number == errno.EISDIR:

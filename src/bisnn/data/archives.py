@@ -65,7 +65,8 @@ class Recordings:
 def _files(root: Path, pattern: str, layout: str) -> list[Path]:
     if not root.is_dir():
         raise ValueError(
-            f"root: there is no folder {root}; unpack the archive and give the folder that holds {layout}"
+            f"root: there is no folder {root}; unpack the archive and give the folder that holds "
+            f"{layout}"
         )
     found = sorted(path for path in root.glob(pattern) if path.is_file())
     if not found:
@@ -136,7 +137,8 @@ class NMNIST(Recordings):
         files = [path for path in every if int(path.parent.name) in classes]
         if not files:
             raise ValueError(
-                f"classes: {root / part} has no recording of {list(classes)}; give digits that it has"
+                f"classes: {root / part} has no recording of {list(classes)}; "
+                "give digits that it has"
             )
         path = path_of("nmnist", {"steps": steps, "bin_us": bin_us}, files, root)
         bits = binned(
@@ -196,7 +198,8 @@ class MNISTDVS(Recordings):
         if len(folders) > 1:
             some = f"{folders[0]} and {folders[1]}" + (", for instance" if len(folders) > 2 else "")
             raise ValueError(
-                f"root: {root} has {len(folders)} folders of such recordings, {some}; give the one that is meant"
+                f"root: {root} has {len(folders)} folders of such recordings, {some}; "
+                "give the one that is meant"
             )
         digits = {
             path: int(match[1])
@@ -207,7 +210,8 @@ class MNISTDVS(Recordings):
         if not files:
             ids = "1 to 900" if train else "901 to 1000"
             raise ValueError(
-                f"root: {root} has no recording of {list(classes)} with an id of {ids}; give the whole archive"
+                f"root: {root} has no recording of {list(classes)} with an id of {ids}; "
+                "give the whole archive"
             )
         path = path_of("mnist_dvs", {"steps": steps, "bin_us": bin_us, "crop": crop}, files, root)
         bits = binned(
@@ -244,5 +248,6 @@ def _check_classes(classes: Sequence[int]) -> None:
     )
     if not good:
         raise ValueError(
-            f"classes: must be distinct digits from 0 to 9; got {list(classes)}; give e.g. [6, 7, 8, 9]"
+            f"classes: must be distinct digits from 0 to 9; got {list(classes)}; "
+            "give e.g. [6, 7, 8, 9]"
         )

@@ -88,7 +88,8 @@ class Bits:
         self.size = -(-math.prod(self.shape) // 8)
         if path.stat().st_size != LENGTH + self.count * (4 + self.size):
             raise BadCache(
-                f"{path}: has {path.stat().st_size} bytes, which its header does not say; delete it, and it will be made again"
+                f"{path}: has {path.stat().st_size} bytes, which its header does not say; "
+                "delete it, and it will be made again"
             )
         self._sums, self._records = _mapped(path, self.count, self.size, "r")
 
@@ -109,7 +110,8 @@ class Bits:
             row[:] = self._records[i]
             if zlib.crc32(row.data) != self._sums[i]:
                 raise BadCache(
-                    f"{self.path}: recording {i} is damaged; delete the file, and it will be made again"
+                    f"{self.path}: recording {i} is damaged; "
+                    "delete the file, and it will be made again"
                 )
         return rows
 
@@ -158,11 +160,10 @@ def build(
     partial, lock = (path.with_name(path.name + suffix) for suffix in (".partial", ".lock"))
     with FileLock(lock):
         if not path.exists():  # else another process was quicker
+            # of a file that is no recording: once it is mended, all this has another name
             try:
                 _fill(partial, shape, count, record, advance)
-            except (
-                ValueError
-            ):  # of a file that is no recording: once it is mended, all this has another name
+            except ValueError:
                 partial.unlink(missing_ok=True)
                 raise
             os.replace(partial, path)
@@ -187,9 +188,8 @@ def _fill(
     _begin(partial, header, LENGTH + count * (4 + size))
     sums, records = _mapped(partial, count, size, "r+")
     for i in range(count):
-        if not (
-            sums[i] and zlib.crc32(records[i].data) == sums[i]
-        ):  # else done before an interruption
+        # else done before an interruption
+        if not (sums[i] and zlib.crc32(records[i].data) == sums[i]):
             bits = np.packbits(record(i).reshape(-1), bitorder="little")
             records[i] = bits
             sums[i] = zlib.crc32(bits.data)
@@ -205,9 +205,8 @@ def _begin(partial: Path, header: bytes, size: int) -> None:
             return
     with open(partial, "wb") as file:
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(
-                file.fileno(), 0, size
-            )  # a full disk is an error now, and no crash in a mapped page later
+            # a full disk is an error now, and no crash in a mapped page later
+            os.posix_fallocate(file.fileno(), 0, size)
         else:
             file.truncate(size)
         file.write(header)

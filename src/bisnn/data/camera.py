@@ -35,17 +35,14 @@ from bisnn.bits.philox import Purpose, keyed_generator
 from bisnn.checks import flag, number, positive_int, tensor
 from bisnn.data.events import EVENTS
 
-Events = tuple[
-    Tensor, Tensor, Tensor
-]  # pixel, as an index into (B, height, width); time in us; whether ON
+# pixel, as an index into (B, height, width); time in us; whether ON
+Events = tuple[Tensor, Tensor, Tensor]
 Area = tuple[int, int, int, int]  # left, top, width, height on the sensor, in pixels
-_CHUNK_PIXELS, _GPU_CHUNK_PIXELS = (
-    2**17,
-    2**23,
-)  # simulated at a time: to stay in the cache, or to keep a GPU busy
-_LEAST_THRESHOLD = (
-    0.1  # of the nominal one: the tail of the mismatch must not make a pixel fire without end
-)
+# simulated at a time: to stay in the cache, or to keep a GPU busy
+_CHUNK_PIXELS = 2**17
+_GPU_CHUNK_PIXELS = 2**23
+# of the nominal one: the tail of the mismatch must not make a pixel fire without end
+_LEAST_THRESHOLD = 0.1
 _FINE = 4  # images are enlarged so many times before they are moved
 _BRIGHT_SHOT = 0.25  # rate of shot noise at white, relative to that in the dark
 
@@ -63,9 +60,8 @@ class Camera:
     mismatch: float = 0.03  # standard deviation of the thresholds over the pixels, relative to them
     dark: float = 0.01  # light of a black pixel: the display's black, and the dark current
     cutoff_hz: float = 0.0  # of the photoreceptor's low-pass, at white; 0: none
-    slowing: float = (
-        0.0  # where a pixel sees less light, its cutoff is cutoff_hz * light ** slowing
-    )
+    # where a pixel sees less light, its cutoff is cutoff_hz * light ** slowing
+    slowing: float = 0.0
     refractory_us: int = 0
     leak_hz: float = 0.0  # ON events of a pixel that sees nothing
     shot_hz: float = 0.0  # noise events of a pixel in the dark, ON and OFF together
@@ -92,7 +88,8 @@ class Camera:
             number(name, getattr(self, name), least=0)
         if self.mismatch > 0.5:
             raise ValueError(
-                f"mismatch: must be at most 0.5 of the threshold; got {self.mismatch:g}; sensors have 0.01 to 0.2"
+                f"mismatch: must be at most 0.5 of the threshold; got {self.mismatch:g}; "
+                "sensors have 0.01 to 0.2"
             )
         flag("on", self.on)
 
@@ -121,9 +118,8 @@ class Motion:
     duration_us: int
     start_us: float = 0.0  # where on its way the image is when the recording starts
     jitter_us: float = 0.0  # standard deviation of the start over the recordings
-    refresh_us: int = (
-        0  # the display shows a new position so often; 0: the image itself moves, smoothly
-    )
+    # the display shows a new position so often; 0: the image itself moves, smoothly
+    refresh_us: int = 0
     response_us: float = 0.0  # time constant with which the display's light follows
     scale: tuple[float, float] = (1.0, 1.0)  # sensor pixels for an image pixel, along x and y
     contrast: float = 1.0  # of the display: light = clip(1/2 + contrast * (grey - level), 0, 1)
@@ -132,11 +128,13 @@ class Motion:
     def __post_init__(self) -> None:
         if not self.corners or any(len(corner) != 2 for corner in self.corners):
             raise ValueError(
-                f"corners: must be pairs (x, y), at least one; got {self.corners!r}; give e.g. ((60, 64), (68, 64))"
+                f"corners: must be pairs (x, y), at least one; got {self.corners!r}; "
+                "give e.g. ((60, 64), (68, 64))"
             )
         if len(self.legs_us) != len(self.corners):
             raise ValueError(
-                f"legs_us: must be one for each of {len(self.corners)} corners; got {len(self.legs_us)}; the last leg closes"
+                f"legs_us: must be one for each of {len(self.corners)} corners; "
+                f"got {len(self.legs_us)}; the last leg closes"
             )
         for i, corner in enumerate(self.corners):
             positive_int(f"legs_us[{i}]", self.legs_us[i])
@@ -149,7 +147,8 @@ class Motion:
         number("level", self.level)
         if len(self.scale) != 2 or min(number("scale", s) for s in self.scale) <= 0:
             raise ValueError(
-                f"scale: must be two numbers > 0, along x and y; got {self.scale!r}; give e.g. (1.2, 1.2)"
+                f"scale: must be two numbers > 0, along x and y; got {self.scale!r}; "
+                "give e.g. (1.2, 1.2)"
             )
 
     def at(self, t_us: np.ndarray) -> np.ndarray:
@@ -209,11 +208,9 @@ def binned(
     frames = torch.zeros(T, len(images), 2, height, width, dtype=torch.uint8, device=images.device)
     for part, found in _parts(images, camera, motion, seed, samples, window):
         for pixel, t_us, on in found:
-            step, sample, channel = (
-                t_us // bin_us,
-                pixel // (width * height) + part.start,
-                (on == camera.on).long(),
-            )
+            step = t_us // bin_us
+            sample = pixel // (width * height) + part.start
+            channel = (on == camera.on).long()
             frames.view(-1)[
                 ((step * len(images) + sample) * 2 + channel) * (width * height)
                 + pixel % (width * height)
@@ -234,13 +231,12 @@ def watch(
     tensor("video", video)
     if video.ndim != 4 or tuple(video.shape[2:]) != (camera.height, camera.width) or len(video) < 2:
         raise ValueError(
-            f"video: must be two or more frames (F, B, {camera.height}, {camera.width}); got {tuple(video.shape)}; set the "
+            f"video: must be two or more frames (F, B, {camera.height}, {camera.width}); "
+            f"got {tuple(video.shape)}; set the "
             f"camera's width and height to the video's"
         )
-    samples, window = (
-        _checked_samples("video", video, video.shape[1], seed, samples),
-        _checked_window(None, camera),
-    )
+    samples = _checked_samples("video", video, video.shape[1], seed, samples)
+    window = _checked_window(None, camera)
     draws = _Draws(camera, seed, samples, window, (len(video) - 1) * camera.frame_us)
     return _event_arrays(
         _simulate(iter(video), camera, draws, window), len(samples), camera, window
@@ -298,9 +294,8 @@ class _Draws:
             inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
             shots.append(np.stack([t_us, (i * height + y) * width + x, on, luck])[:, inside])
         self.start = np.array(start)  # (B,), in standard deviations
-        self.leaked = torch.from_numpy(
-            np.stack(leaked)
-        )  # (B, height, width), how much of a threshold has leaked away
+        # (B, height, width), how much of a threshold has leaked away
+        self.leaked = torch.from_numpy(np.stack(leaked))
         self.shots = np.concatenate(shots, axis=1)  # (4, N)
 
     def shots_by_frame(self, device: torch.device) -> list[list[Tensor] | None]:
@@ -308,9 +303,8 @@ class _Draws:
         1).
         """
         frame, pixel = self.shots[0] // self.frame_us, self.shots[1]
-        once = np.unique(frame * 2**40 + pixel, return_index=True)[
-            1
-        ]  # in order; one for a pixel and frame is enough
+        # in order; one for a pixel and frame is enough
+        once = np.unique(frame * 2**40 + pixel, return_index=True)[1]
         t_us, pixel, on, luck = self.shots[:, once]
         columns = (
             pixel,
@@ -340,10 +334,9 @@ def _simulate(
     up, down = thresholds[0].contiguous(), -thresholds[1]  # (height, width)
     dt, leak = float(camera.frame_us), camera.leak_hz * 1e-6 * up
     target = torch.log(light.float() + camera.dark)
-    L, free = (
-        target.clone(),
-        torch.zeros_like(target),
-    )  # free: when the refractory time ends, in us from the frame's start
+    # free: when the refractory time ends, in us from the frame's start
+    L = target.clone()
+    free = torch.zeros_like(target)
     v = draws.leaked.to(light.device) * up if camera.leak_hz else torch.zeros_like(target)
     for frame, shots in enumerate(draws.shots_by_frame(light.device)):
         light, before = next(video), light
@@ -422,10 +415,8 @@ def _fire_shots(
     )
     pixel, after_us, on = pixel[fires], after_us[fires], on[fires]
     start = after_us + refractory_us
-    v.view(-1)[pixel], free.view(-1)[pixel] = (
-        slope.view(-1)[pixel] * (dt - start).clamp_(min=0),
-        start,
-    )
+    v.view(-1)[pixel] = slope.view(-1)[pixel] * (dt - start).clamp_(min=0)
+    free.view(-1)[pixel] = start
     return pixel, after_us, on
 
 
@@ -436,10 +427,8 @@ def _moving(
     image.
     """
     images = _displayed(images, camera, motion)
-    fine = (
-        motion.scale[0] / _FINE,
-        motion.scale[1] / _FINE,
-    )  # sensor pixels for a pixel of the enlarged image
+    # sensor pixels for a pixel of the enlarged image
+    fine = (motion.scale[0] / _FINE, motion.scale[1] / _FINE)
     t_us = np.arange(-(-motion.duration_us // camera.frame_us) + 1) * camera.frame_us
     if motion.refresh_us:
         t_us = t_us // motion.refresh_us * motion.refresh_us
@@ -453,12 +442,10 @@ def _moving(
     for frame in range(len(t_us)):
         if frame == 0 or t_us[frame] != t_us[frame - 1]:
             # grid_sample counts from -1 at the first pixel's centre to 1 at the last one's
-            u = (x + left - centres[frame, :, 0, None]) * (
-                2 / (fine[0] * (images.shape[2] - 1))
-            )  # (B, width)
-            w = (y + top - centres[frame, :, 1, None]) * (
-                2 / (fine[1] * (images.shape[1] - 1))
-            )  # (B, height)
+            # (B, width)
+            u = (x + left - centres[frame, :, 0, None]) * (2 / (fine[0] * (images.shape[2] - 1)))
+            # (B, height)
+            w = (y + top - centres[frame, :, 1, None]) * (2 / (fine[1] * (images.shape[1] - 1)))
             grid = torch.stack(
                 [u[:, None].expand(-1, height, -1), w[:, :, None].expand(-1, -1, width)], dim=-1
             )
@@ -488,9 +475,8 @@ def _displayed(images: Tensor, camera: Camera, motion: Motion) -> Tensor:
         shifted = [
             padded.narrow(axis, k, padded.shape[axis] - 2 * reach) for k in range(len(weights))
         ]
-        shown = torch.zeros_like(
-            shifted[0]
-        )  # a sum of shifted images: the rounding of a convolution depends on the batch
+        # a sum of shifted images: the rounding of a convolution depends on the batch
+        shown = torch.zeros_like(shifted[0])
         for weight, image in zip(weights, shifted, strict=True):
             shown += image * (weight / sum(weights))
     return shown
@@ -508,11 +494,9 @@ def _event_arrays(
     order = ((pixel // pixels << 44) + t_us).sort(stable=True).indices
     place = pixel[order].cpu().numpy()
     events = np.empty(len(place), EVENTS)
-    events["x"], events["y"], events["t"] = (
-        place % width,
-        place % pixels // width,
-        t_us[order].cpu().numpy(),
-    )
+    events["x"] = place % width
+    events["y"] = place % pixels // width
+    events["t"] = t_us[order].cpu().numpy()
     events["p"] = (on[order] == camera.on).cpu().numpy()
     return np.split(events, np.searchsorted(place // pixels, np.arange(1, B)))
 
@@ -521,7 +505,8 @@ def _checked_images(images: Tensor, seed: int, samples: Sequence[int] | None) ->
     tensor("images", images)
     if images.ndim != 3 or images.numel() == 0:
         raise ValueError(
-            f"images: must be a non-empty batch (B, h, w); got {tuple(images.shape)}; use images[None] for one"
+            f"images: must be a non-empty batch (B, h, w); got {tuple(images.shape)}; "
+            "use images[None] for one"
         )
     return _checked_samples("images", images, len(images), seed, samples)
 
@@ -537,12 +522,14 @@ def _checked_samples(
             else f"{float(light.min()):g}..{float(light.max()):g}"
         )
         raise ValueError(
-            f"{name}: must be light in [0, 1], floating-point; got {light.dtype}, {got}; divide grey levels by 255"
+            f"{name}: must be light in [0, 1], floating-point; got {light.dtype}, {got}; "
+            "divide grey levels by 255"
         )
     numbers = list(range(B)) if samples is None else [int(sample) for sample in samples]
     if len(numbers) != B or min(numbers) < 0:
         raise ValueError(
-            f"samples: must be one number >= 0 for each of {B} {name}; got {len(numbers)}; leave it out for 0, 1, ..."
+            f"samples: must be one number >= 0 for each of {B} {name}; got {len(numbers)}; "
+            "leave it out for 0, 1, ..."
         )
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise ValueError(f"seed: must be a whole number >= 0; got {seed!r}; give e.g. 0")
@@ -560,7 +547,8 @@ def _checked_window(window: Area | None, camera: Camera) -> Area:
         or top + height > camera.height
     ):
         raise ValueError(
-            f"window: must be left, top, width, height inside {camera.width}x{camera.height}; got {window!r}; try (48, 48, 26, 26)"
+            f"window: must be left, top, width, height inside {camera.width}x{camera.height}; "
+            f"got {window!r}; try (48, 48, 26, 26)"
         )
     return left, top, width, height
 

@@ -110,7 +110,8 @@ def _pair(name: str, given: Any) -> tuple[Any, Any]:
         return given[0], given[1]
     if isinstance(given, (np.ndarray, Tensor)) or not hasattr(given, "__getitem__"):
         raise ValueError(
-            f"{name}: must have labels: a pair (x, y), or a dataset of pairs (input, label); got one "
+            f"{name}: must have labels: a pair (x, y), or a dataset of pairs (input, label); "
+            "got one "
             f"{type(given).__name__}; give {name}=(x, y)"
         )
     items = [given[i] for i in range(len(given))]
@@ -131,7 +132,8 @@ def _inputs(name: str, x: Any, window: Window | None) -> np.ndarray:
         array = np.stack([np.asarray(item) for item in x])
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"{name}: its inputs must be arrays of one shape; got others ({error}); make recordings "
+            f"{name}: its inputs must be arrays of one shape; got others ({error}); "
+            "make recordings "
             "equally long, or give events with a window"
         ) from None
     if array.dtype.kind not in "biuf" or array.ndim < 2:
@@ -180,7 +182,8 @@ def _labels(name: str, y: Any, count: int) -> np.ndarray:
         y = y[:, 0]
     if y.shape != (count,):
         raise ValueError(
-            f"{name}: must have one label for each of its {count} inputs; got shape {y.shape}; give "
+            f"{name}: must have one label for each of its {count} inputs; got shape {y.shape}; "
+            "give "
             "y of shape (N,)"
         )
     if y.dtype.kind not in "iuf":
@@ -217,6 +220,7 @@ def _class_names(names: Sequence[str] | None, *y: np.ndarray) -> tuple[str, ...]
     found = [str(i) for i in range(max(count, 2))] if names is None else [str(n) for n in names]
     if len(found) < max(count, 2) or len(set(found)) < len(found):
         raise ValueError(
-            f"classes: must be a name of its own for each class, 0 to {max(count, 2) - 1}; got {found}; give them all"
+            f"classes: must be a name of its own for each class, 0 to {max(count, 2) - 1}; "
+            f"got {found}; give them all"
         )
     return tuple(found)

@@ -37,21 +37,16 @@ DVS128, NMNIST = (128, 128), (34, 34)  # sensors: width, height
 SUFFIXES = (".aedat", ".bin")
 MOST_BYTES = 256 * 2**20  # reading takes up to ten times the file in memory
 NOTHING = 64  # bytes, from which on zeros alone are no recording
-LONGEST_US = (
-    24 * 3600 * 10**6
-)  # a recording's clock that runs over more than a day is noise read as a clock
+# a recording's clock that runs over more than a day is noise read as a clock
+LONGEST_US = 24 * 3600 * 10**6
 _HEADER_BYTES = 4 * 2**20  # jAER may put all its preferences into the header
-_JITTER_US = (
-    100_000  # a step back up to this is events out of order; a longer one is a clock set back
-)
-_OVERFLOW_Y, _OVERFLOW_US = (
-    240,
-    2**13,
-)  # N-MNIST: this row is no pixel but "add so much to all times from here on"
-_TURNS_US = (
-    2**32,
-    2**31,
-)  # where AER-DAT2.0 clocks start again from 0: unsigned, or signed with the sign dropped
+# a step back up to this is events out of order; a longer one is a clock set back
+_JITTER_US = 100_000
+# N-MNIST: this row is no pixel but "add so much to all times from here on"
+_OVERFLOW_Y = 240
+_OVERFLOW_US = 2**13
+# where AER-DAT2.0 clocks start again from 0: unsigned, or signed with the sign dropped
+_TURNS_US = (2**32, 2**31)
 
 
 class BadEvents(ValueError):
@@ -65,12 +60,10 @@ class Recording:
     events: np.ndarray  # (N,) EVENTS, sorted in time
     size: tuple[int, int]  # width, height of the sensor
     format: str
-    skipped: dict[str, int] = field(
-        default_factory=dict
-    )  # by reason: records, or bytes where it says so
-    clock: dict[str, int] = field(
-        default_factory=dict
-    )  # what was put right in the times: kept events
+    # by reason: records, or bytes where it says so
+    skipped: dict[str, int] = field(default_factory=dict)
+    # what was put right in the times: kept events
+    clock: dict[str, int] = field(default_factory=dict)
     header: tuple[str, ...] = ()  # the first lines, printable characters only
 
     @property
@@ -93,7 +86,8 @@ def read_events(path: str | Path, *, most_bytes: int = MOST_BYTES) -> Recording:
     if path.suffix.lower() == ".bin":
         return _nmnist(path, content)
     raise BadEvents(
-        f"{path}: must be an .aedat (AER-DAT2.0) or a .bin (N-MNIST) file; got {path.suffix or 'no suffix'!r}; give a recording"
+        f"{path}: must be an .aedat (AER-DAT2.0) or a .bin (N-MNIST) file; "
+        f"got {path.suffix or 'no suffix'!r}; give a recording"
     )
 
 
@@ -147,12 +141,10 @@ def from_array(events: object, size: tuple[int, int], name: str = "events") -> R
     outside = len(events) - int(kept.sum())
     _refuse_noise(name, outside, len(events), f"{size[0]} x {size[1]}")
     found = np.empty(len(events) - outside, EVENTS)
-    found["x"], found["y"], found["t"], found["p"] = (
-        events["x"][kept],
-        row[kept],
-        events["t"][kept],
-        events["p"][kept] > 0,
-    )
+    found["x"] = events["x"][kept]
+    found["y"] = row[kept]
+    found["t"] = events["t"][kept]
+    found["p"] = events["p"][kept] > 0
     found = found[np.argsort(found["t"], kind="stable")]
     return _not_too_long(
         name, Recording(found, size, "array", _nonzero({"outside the sensor": outside}))
@@ -167,7 +159,10 @@ def write_aedat(path: str | Path, events: np.ndarray) -> None:
         events["y"].astype(np.uint32) << 8 | events["x"].astype(np.uint32) << 1 | (events["p"] > 0)
     )
     record[:, 1] = events["t"]
-    header = "#!AER-DAT2.0\r\n# Data format is int32 address, int32 timestamp (8 bytes total), repeated for each event\r\n"
+    header = (
+        "#!AER-DAT2.0\r\n# Data format is int32 address, int32 timestamp (8 bytes total), repeated "
+        "for each event\r\n"
+    )
     write_atomic(Path(path), (header + "# Timestamps tick is 1 us\r\n").encode() + record.tobytes())
 
 
@@ -178,7 +173,8 @@ def write_nmnist(path: str | Path, events: np.ndarray) -> None:
     _check_events(events, NMNIST, 2**23)
     if not len(events):
         raise ValueError(
-            "events: must have at least one, as an empty .bin file is taken for a failed copy; got none; leave it out"
+            "events: must have at least one, as an empty .bin file is taken for a failed copy; "
+            "got none; leave it out"
         )
     record = np.empty((len(events), 5), np.uint8)
     record[:, 0], record[:, 1] = events["x"], events["y"]
@@ -218,7 +214,8 @@ def bin_events(
             )
     if not _whole(start_us) or abs(start_us) >= 2**61:
         raise ValueError(
-            f"start_us: must be a whole number of microseconds; got {start_us!r}; give e.g. the recording's start_us"
+            f"start_us: must be a whole number of microseconds; got {start_us!r}; "
+            "give e.g. the recording's start_us"
         )
     if len(size) != 2 or not all(_whole(side) and 0 < side < 2**15 for side in size):
         raise ValueError(
@@ -227,7 +224,8 @@ def bin_events(
     x0, y0, w, h = _checked_crop(crop, size)
     if w % shrink or h % shrink:
         raise ValueError(
-            f"shrink: must divide the width and height of the frames, {w} x {h}; got {shrink!r}; change the crop"
+            f"shrink: must divide the width and height of the frames, {w} x {h}; got {shrink!r}; "
+            "change the crop"
         )
     x, y, t = events["x"], events["y"], events["t"]
     part = events[
@@ -257,7 +255,8 @@ def _checked_crop(crop: Sequence[int] | None, size: tuple[int, int]) -> tuple[in
         if min(x0, y0) >= 0 and min(w, h) > 0 and x0 + w <= size[0] and y0 + h <= size[1]:
             return x0, y0, w, h
     raise ValueError(
-        f"crop: must be (x0, y0, width, height) inside the sensor's {size}; got {crop!r}; make it smaller"
+        f"crop: must be (x0, y0, width, height) inside the sensor's {size}; got {crop!r}; "
+        "make it smaller"
     )
 
 
@@ -268,7 +267,8 @@ def _content(path: Path, most_bytes: int) -> bytes:
             size = os.fstat(file.fileno()).st_size
             if size > most_bytes:
                 raise BadEvents(
-                    f"{path}: has {size:,} bytes; at most {most_bytes:,} are read; split it, or raise most_bytes in Python"
+                    f"{path}: has {size:,} bytes; at most {most_bytes:,} are read; "
+                    "split it, or raise most_bytes in Python"
                 )
             content = file.read(size)
     except FileNotFoundError:
@@ -281,7 +281,8 @@ def _content(path: Path, most_bytes: int) -> bytes:
         raise BadEvents(str(error)) from None
     if len(content) >= NOTHING and not content.strip(b"\0"):
         raise BadEvents(
-            f"{path}: its {len(content):,} bytes are all 0, as of a download that failed; get it again"
+            f"{path}: its {len(content):,} bytes are all 0, as of a download that failed; "
+            "get it again"
         )
     if not content:
         raise BadEvents(f"{path}: is empty; copy or download it again")
@@ -293,13 +294,15 @@ def _aedat(path: Path, content: bytes) -> Recording:
     second = content.find(b"#!AER-DAT", max(start, 1))
     if second >= 0:
         raise BadEvents(
-            f"{path}: a second recording starts at byte {second}; got two files in one; split them there"
+            f"{path}: a second recording starts at byte {second}; got two files in one; "
+            "split them there"
         )
     count, rest = divmod(len(content) - start, 8)
     stated = bool(lines) and lines[0].startswith("#!AER-DAT")
     if not count and not stated:
         raise BadEvents(
-            f"{path}: must have a version line or records of 8 bytes; got {len(content)} bytes; it is no AER-DAT2.0 file"
+            f"{path}: must have a version line or records of 8 bytes; got {len(content)} bytes; "
+            "it is no AER-DAT2.0 file"
         )
     records = np.frombuffer(content, ">u4", 2 * count, start).reshape(-1, 2)
     address = records[:, 0].astype(np.uint32)
@@ -325,7 +328,8 @@ def _aedat_header(path: Path, content: bytes) -> tuple[int, tuple[str, ...]]:
         end = content.find(b"\n", start, _HEADER_BYTES)
         if end < 0 and len(content) > _HEADER_BYTES:
             raise BadEvents(
-                f"{path}: its header does not end within {_HEADER_BYTES:,} bytes; it is no AER-DAT2.0 file"
+                f"{path}: its header does not end within {_HEADER_BYTES:,} bytes; "
+                "it is no AER-DAT2.0 file"
             )
         end = len(content) if end < 0 else end + 1
         if len(lines) < 20:
@@ -337,7 +341,8 @@ def _aedat_header(path: Path, content: bytes) -> tuple[int, tuple[str, ...]]:
     version = re.match(r"#!AER-DAT(\d+\.\d+|)", lines[0]) if lines else None
     if version and version[1] != "2.0":
         raise BadEvents(
-            f"{path}: must be AER-DAT2.0; got version {version[1] or 'unknown'}; convert it, for example with jAER"
+            f"{path}: must be AER-DAT2.0; got version {version[1] or 'unknown'}; "
+            "convert it, for example with jAER"
         )
     return start, tuple(lines)
 
@@ -372,7 +377,8 @@ def _refuse_noise(path: Path | str, outside: int, count: int, format: str) -> No
     """Noise, or another camera's file, has most of its addresses outside."""
     if 2 * outside > count:
         raise BadEvents(
-            f"{path}: {outside} of {count} addresses are outside the sensor; it is no {format} recording; check its origin"
+            f"{path}: {outside} of {count} addresses are outside the sensor; "
+            f"it is no {format} recording; check its origin"
         )
 
 
@@ -405,7 +411,8 @@ def _recording(
 def _not_too_long(path: Path | str, recording: Recording) -> Recording:
     if recording.duration_us > LONGEST_US:
         raise BadEvents(
-            f"{path}: its times run over {recording.duration_us / 3.6e9:.0f} hours; at most 24 are read; it is damaged"
+            f"{path}: its times run over {recording.duration_us / 3.6e9:.0f} hours; "
+            "at most 24 are read; it is damaged"
         )
     return recording
 
@@ -430,9 +437,8 @@ def _straight(t: np.ndarray, turns_us: Sequence[int]) -> tuple[np.ndarray, dict[
     back = step < -_JITTER_US
     step[back] = 0
     t = np.concatenate([t[:1], t[0] + np.cumsum(step)])
-    t -= min(
-        0, int(t.min()) >> 32 << 32
-    )  # below 0: the first events came just after a turn, some from before it later
+    # below 0: the first events came just after a turn, some from before it later
+    t -= min(0, int(t.min()) >> 32 << 32)
     late = int((t < np.maximum.accumulate(t)).sum())
     return t, {"clock turned over": turned, "clock set back": int(back.sum()), "out of order": late}
 
@@ -451,9 +457,10 @@ def _steps(t: np.ndarray, turns_us: Sequence[int]) -> tuple[np.ndarray, int]:
             & (after < near)
             & (before - after >= turn - near)
         )
+        # out of order at a turn
         under = (
             (after >= turn - _JITTER_US) & (after < turn) & (after - before >= turn - _JITTER_US)
-        )  # out of order at a turn
+        )
         step[over] += turn
         step[under] -= turn
         turned += int(over.sum()) - int(under.sum())
@@ -476,7 +483,8 @@ def _check_fields(events: object, fields: str = "xytp") -> None:
             else type(events).__name__
         )
         raise ValueError(
-            f"events: must be an array (N,) with the fields {', '.join(fields)}; got {got}; see bisnn.data.EVENTS"
+            f"events: must be an array (N,) with the fields {', '.join(fields)}; got {got}; "
+            "see bisnn.data.EVENTS"
         )
     for name in fields.rstrip("p"):
         if events[name].dtype.kind not in "iu":
@@ -491,7 +499,8 @@ def _check_events(events: np.ndarray, size: tuple[int, int], most_us: int) -> No
         bad = values[(values < 0) | (values >= end)]
         if len(bad):
             raise ValueError(
-                f"{name}: must be at least 0 and below {end}; got {bad[0]}; crop or shift the events"
+                f"{name}: must be at least 0 and below {end}; got {bad[0]}; "
+                "crop or shift the events"
             )
     if (events["t"][1:] < events["t"][:-1]).any():
         raise ValueError("t: must not decrease; got a step back; sort the events by time")

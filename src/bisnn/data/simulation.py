@@ -102,9 +102,8 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
                 packs = 1032 if path.suffix == ".gz" else 1  # bytes that gzip makes one of, at most
                 if count > packs * os.fstat(raw.fileno()).st_size:
                     raise ValueError(f"it claims {count:,} bytes, which it cannot hold")
-                afford(
-                    path, 9 * count, f"what is {sizes} bytes", _TooLarge
-                )  # as bytes, and as floats, twice
+                # as bytes, and as floats, twice
+                afford(path, 9 * count, f"what is {sizes} bytes", _TooLarge)
                 content = file.read(count + 1)
             if len(content) != count:
                 raise ValueError("longer or shorter than it says")
@@ -148,7 +147,8 @@ def simulate(
     positive_int("per_class", per_class)
     if per_class > 9999:
         raise ValueError(
-            f"per_class: must be at most 9999, the ids that the files' names have room for; got {per_class}; lower it"
+            "per_class: must be at most 9999, the ids that the files' names have room for; "
+            f"got {per_class}; lower it"
         )
     choice("device", device, ("cpu", "cuda"))
     if device == "cuda" and not torch.cuda.is_available():
@@ -158,7 +158,8 @@ def simulate(
     folder, signed = Path(out) / "scale04", Path(out) / "simulation.json"
     if not signed.exists() and folder.is_dir() and any(folder.iterdir()):
         raise ValueError(
-            f"out: {folder} holds files that were not simulated there (no {signed.name} says so); give another folder"
+            f"out: {folder} holds files that were not simulated there (no {signed.name} says so); "
+            "give another folder"
         )
     folder.mkdir(parents=True, exist_ok=True)
     content = hashlib.blake2b(pictures.numpy().data, digest_size=16)
@@ -175,7 +176,8 @@ def simulate(
     if not any(int(path.stem[-4:]) > MNISTDVS.TRAINING_IDS for _, path in chosen):
         least = 3 if own else MNISTDVS.TRAINING_IDS + 1
         note(
-            f"per_class: {per_class} of each digit are all to train with, none to test; ask for {least} or more to have both"
+            f"per_class: {per_class} of each digit are all to train with, none to test; "
+            f"ask for {least} or more to have both"
         )
     left = [(i, path) for i, path in chosen if not path.exists()]
     with bars(show=show) as progress:
@@ -223,7 +225,8 @@ def _sign(path: Path, settings: dict[str, Any]) -> None:
         write_atomic(path, text.encode())
     elif read_bytes(path) != text.encode():
         raise ValueError(
-            f"out: {path.parent} was made with other images, another seed or another camera ({path.name}); give another folder"
+            f"out: {path.parent} was made with other images, another seed or another camera "
+            f"({path.name}); give another folder"
         )
 
 
@@ -331,7 +334,8 @@ class Digits(Recordings):
                 f"1 to {MNISTDVS.TRAINING_IDS}" if train else f"{MNISTDVS.TRAINING_IDS + 1} to 1000"
             )
             raise ValueError(
-                f"images: {folder} has no digits number {ids} of their class; give MNIST's own files, all of them"
+                f"images: {folder} has no digits number {ids} of their class; "
+                "give MNIST's own files, all of them"
             )
         files = [] if own else [_found(folder, name) for name in NAMES]
         source = cache.key({"images": "digits" if own else "mnist"}, files, folder)
@@ -363,9 +367,8 @@ def motion_of(own: bool, duration_us: int) -> Motion:
     motion = replace(
         MNIST_DVS_MOTION, corners=corners, legs_us=legs, duration_us=duration_us, start_us=0
     )
-    return replace(
-        motion, scale=(0.95, 0.95), contrast=3, level=0.5
-    )  # 8 x 8 grey pixels: sharper edges would fill the gaps
+    # 8 x 8 grey pixels: sharper edges would fill the gaps
+    return replace(motion, scale=(0.95, 0.95), contrast=3, level=0.5)
 
 
 def _part(labels: np.ndarray, train: bool, own: bool) -> list[int]:

@@ -67,7 +67,8 @@ def _kept_and_tested(
     held_out = _held_out(classes, share, seed)
     if held_out.all() or not held_out.any():
         raise ValueError(
-            f"{path}: has {len(classes)} rows, too few to hold out data.test_share = {share:g} of them"
+            f"{path}: has {len(classes)} rows, too few to hold out data.test_share = {share:g} of "
+            "them"
         )
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
@@ -88,7 +89,8 @@ def _labels(
         if blank is not None:
             name = schema.target if schema.target in part.names else part.names[-1]
             raise ValueError(
-                f"{part.where(name or '', blank)}: has no class or target; fill it in or drop the row"
+                f"{part.where(name or '', blank)}: has no class or target; "
+                "fill it in or drop the row"
             )
     texts = [
         (part.path, column)

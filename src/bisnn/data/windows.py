@@ -24,9 +24,8 @@ class Window:
     steps: int  # T
     bin_us: int  # length of a time step
     start_us: int | None = 0  # where the first one begins; None: with the first event
-    crop: tuple[int, int, int, int] | None = (
-        None  # x0, y0, width, height of the part that is kept; None: all
-    )
+    # x0, y0, width, height of the part that is kept; None: all
+    crop: tuple[int, int, int, int] | None = None
     # Edge of the squares of pixels that become one; those at the edge of the sensor may be smaller
     pool: int = 1
     channels: int = 2  # polarities; 1: whatever the polarity
@@ -72,7 +71,8 @@ class Found:
             ("times put right in", self.with_clock, self.clock),
         )
         said = [
-            f"{what} {count_of_recordings(n)} ({', '.join(f'{why}: {k:,}' for why, k in by.items())})"
+            f"{what} {count_of_recordings(n)} "
+            f"({', '.join(f'{why}: {k:,}' for why, k in by.items())})"
             for what, n, by in parts
             if n
         ]
@@ -106,7 +106,8 @@ class Loose:
         source, size = self.sources[i], self.window.size
         if not isinstance(source, (np.ndarray, events.Recording, str, Path)):
             raise ValueError(
-                f"recordings[{i}]: must be a file, or an array of events; got {type(source).__name__}; give e.g. its path"
+                f"recordings[{i}]: must be a file, or an array of events; "
+                f"got {type(source).__name__}; give e.g. its path"
             )
         if isinstance(source, np.ndarray):
             return events.from_array(source, size, f"recordings[{i}]")
@@ -115,7 +116,8 @@ class Loose:
             name = f"recordings[{i}]" if source is seen else source
             got, wanted = (f"{width} x {height} pixels" for width, height in (seen.size, size))
             raise events.BadEvents(
-                f"{name}: must have the {wanted} that the model was trained on; got {got}; give another file"
+                f"{name}: must have the {wanted} that the model was trained on; got {got}; "
+                "give another file"
             )
         return seen
 
@@ -125,7 +127,8 @@ class Loose:
         if self.silent:
             until = f"{self.window.steps} time steps of {self.window.bin_us:,} us"
             note(
-                f"recordings: {count_of_recordings(self.silent)} without an event in what the model looks at, the first {until}"
+                f"recordings: {count_of_recordings(self.silent)} without an event in what the "
+                f"model looks at, the first {until}"
             )
 
 
@@ -143,7 +146,8 @@ def files_of(paths: Iterable[str | Path]) -> list[Path]:
         )
         if not inside:
             raise ValueError(
-                f"{path}: is a folder without recordings; it must hold {' or '.join(events.SUFFIXES)} files"
+                f"{path}: is a folder without recordings; "
+                f"it must hold {' or '.join(events.SUFFIXES)} files"
             )
         files += inside
     return files

@@ -41,10 +41,9 @@ HIGHER_IS_BETTER = {
     "mae": False,
 }
 PERCENT = ("accuracy", "balanced_accuracy")
-PICTURES, RIGHT = (
-    9,
-    3,
-)  # test recordings shown, at most, and of these, that all predictors get right
+# test recordings shown, at most, and of these, that all predictors get right
+PICTURES = 9
+RIGHT = 3
 
 
 def report(
@@ -61,7 +60,8 @@ def report(
     """
     if isinstance(folders, (str, Path)) or not folders:
         raise ValueError(
-            f"folders: must be a list of one run folder or more; got {folders!r}; give e.g. [folder]"
+            f"folders: must be a list of one run folder or more; got {folders!r}; "
+            "give e.g. [folder]"
         )
     path = (
         Path(out)
@@ -112,9 +112,8 @@ def report(
 
 
 def _read(folders: Sequence[str | Path]) -> list[Run]:
-    judged = [
-        load_evaluation(folder) for folder in folders
-    ]  # first: says best what is wrong with a folder
+    # first: says best what is wrong with a folder
+    judged = [load_evaluation(folder) for folder in folders]
     names = [Path(folder).resolve().name for folder in folders]
     labels = [
         name if names.count(name) == 1 else str(folder)
@@ -283,10 +282,8 @@ def _best(name: str, rows: list[tuple[Run, str]], same: bool) -> int | None:
     for other in values.keys() - {best}:
         if same:
             (run, predictor), (rival, by) = rows[best], rows[other]
-            mine, theirs = (
-                run.judged.predictors[predictor].mean,
-                rival.judged.predictors[by].mean,
-            )
+            mine = run.judged.predictors[predictor].mean
+            theirs = rival.judged.predictors[by].mean
             found = metrics.paired(name, [mine], [theirs], run.judged.y, level=level)
             beyond = min(sign * found.low, sign * found.high) > 0
         else:
@@ -389,9 +386,8 @@ def _seen(group: list[tuple[int, Run]]) -> dict[str, Any]:
     """Recordings that these runs were tested on, what most predictors get wrong first: a chart of
     each, and what they say.
     """
-    kept: dict[
-        int, tuple[Run, int]
-    ] = {}  # the first run that keeps a recording, and its place there
+    # the first run that keeps a recording, and its place there
+    kept: dict[int, tuple[Run, int]] = {}
     for _, run in group:
         for i, point in enumerate(run.judged.raster.points.tolist()):
             kept.setdefault(point, (run, i))

@@ -117,7 +117,8 @@ class NeuronSettings(Section):
             raise ValueError('fraction is of kind = "fixed": leave it out, or set that')
         if self.tau_mem <= self.tau_syn:
             raise ValueError(
-                f"tau_mem must be above tau_syn = {self.tau_syn:g}, or the synaptic filter is not positive"
+                f"tau_mem must be above tau_syn = {self.tau_syn:g}, or the synaptic filter is not "
+                "positive"
             )
         return self
 
@@ -233,15 +234,18 @@ class Config(Section):
                 raise ValueError(f"{name} must be below {where} = {self.steps}; got {burn_in}")
         if recordings and self.encode != Encode():
             raise ValueError(
-                f"encode is for points; {self.data.name} has recordings, with data.steps and data.bin_us: leave it out"
+                f"encode is for points; {self.data.name} has recordings, with data.steps and "
+                "data.bin_us: leave it out"
             )
         if recordings and self.predict.encodings > 1:
             raise ValueError(
-                f"predict.encodings: recordings are spikes already, in one way; got {self.predict.encodings}"
+                "predict.encodings: recordings are spikes already, in one way; "
+                f"got {self.predict.encodings}"
             )
         if not recordings and (self.network.conv or self.augment != Augment()):
             raise ValueError(
-                f"network.conv and augment are for recordings; {self.data.name} has points: leave them out"
+                f"network.conv and augment are for recordings; {self.data.name} has points: "
+                "leave them out"
             )
         if self.augment != Augment() and len(self.data.shape_recorded()) != 3:
             raise ValueError(
@@ -250,7 +254,8 @@ class Config(Section):
             )
         if (self.loss == "logistic") != (self.task == "classification"):
             raise ValueError(
-                f'train.loss = "{self.loss}" does not fit the task {self.task}: leave it out for the usual one'
+                f'train.loss = "{self.loss}" does not fit the task {self.task}: '
+                "leave it out for the usual one"
             )
         return self
 
@@ -258,11 +263,13 @@ class Config(Section):
     def _together(self) -> Config:
         if (self.train.keep == "best" or self.train.patience) and not self.data.validation:
             raise ValueError(
-                'train.keep = "best" and train.patience need held-out points: set data.validation, e.g. to 0.2'
+                'train.keep = "best" and train.patience need held-out points: '
+                "set data.validation, e.g. to 0.2"
             )
         if self.train.samples > 1 and self.rule.posterior() is False:
             raise ValueError(
-                f'train.samples: rule "{self.rule.name}" has one realisation of its weights; got {self.train.samples}'
+                f'train.samples: rule "{self.rule.name}" has one realisation of its weights; '
+                f"got {self.train.samples}"
             )
         if not self.rule.any_levels and alphabet_of(self.network.weights) != BINARY:
             raise ValueError(
@@ -276,13 +283,15 @@ class Config(Section):
             )
         if self.train.chunk and self.train.activity:
             raise ValueError(
-                "train.activity looks at whole recordings, train.chunk never sees one: leave one of the two at 0"
+                "train.activity looks at whole recordings, train.chunk never sees one: "
+                "leave one of the two at 0"
             )
         depth = len(self.network.conv) + len(self.network.layers)
         local = self.network.gradient == "local" and depth > 1
         if local and self.network.readout_after == "last":
             raise ValueError(
-                'network.readout_after must be "every" with local gradients, or layers below the last never learn'
+                'network.readout_after must be "every" with local gradients, or layers below the '
+                "last never learn"
             )
         return self
 
@@ -335,7 +344,8 @@ def resumed(path: Path, overrides: Sequence[str] = ()) -> Config:
     fixed = [key for key in differences(before, config) if key not in CHANGEABLE]
     if fixed:
         raise ValueError(
-            f"--set {', '.join(fixed)}: a run keeps the settings it began with, but for {', '.join(CHANGEABLE)}; train a new run"
+            f"--set {', '.join(fixed)}: a run keeps the settings it began with, but for "
+            f"{', '.join(CHANGEABLE)}; train a new run"
         )
     return config
 
@@ -371,9 +381,10 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise ValueError(f"{file}: is not valid TOML: {error}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{file}: is not a text file in UTF-8; give a TOML config") from None
+    # the rule first
     for override in sorted(
         overrides, key=lambda text: text.partition("=")[0].strip() != "rule.name"
-    ):  # the rule first
+    ):
         key, equals, value = override.partition("=")
         if key.count(".") > DOTS:
             raise ValueError(f"--set {key:.40}...: {TOO_DEEP}")
@@ -400,7 +411,8 @@ def parse(settings: dict[str, Any], source: str) -> Config:
     if version != VERSION:
         got = "none" if version is None else repr(version)
         raise ValueError(
-            f"{source}: version: this bisnn reads configs of version {VERSION}; got {got}; write version = {VERSION}, or "
+            f"{source}: version: this bisnn reads configs of version {VERSION}; got {got}; "
+            f"write version = {VERSION}, or "
             "install the bisnn that the config was written for"
         )
     try:
@@ -463,7 +475,8 @@ def _drop_keys_of_another_rule(settings: dict[str, Any], name: Any) -> None:
     if dropped:
         stays = ", ".join(f"{key} = {value!r}" for key, value in rule.items() if key != "name")
         note(
-            f"rule.name = {name}: leaves out {', '.join(dropped)}, which it does not have; keeps {stays or 'nothing'}"
+            f"rule.name = {name}: leaves out {', '.join(dropped)}, which it does not have; "
+            f"keeps {stays or 'nothing'}"
         )
 
 

@@ -163,7 +163,10 @@ def _nearest(key: str, settings: dict[str, Any], config: type[BaseModel]) -> str
     ]
     if meant and not here:
         section = meant[0].partition(".")[0]
-        return f"you may mean {meant[0]}, which {section} {settings[section].get('name')} does not have"
+        return (
+            f"you may mean {meant[0]}, which {section} {settings[section].get('name')} does not "
+            "have"
+        )
     everywhere = {valid.rpartition(".")[2]: valid for valid in every}
     near = here or difflib.get_close_matches(key, own, n=1)
     near = near or [everywhere[name] for name in difflib.get_close_matches(leaf, everywhere, n=1)]

@@ -185,7 +185,8 @@ class EventData(DataSection):
         root = self._folder()
         if not root:
             raise ValueError(
-                f"data.root: must name the folder of {self._archive()}; got none; give it, or set the "
+                f"data.root: must name the folder of {self._archive()}; got none; "
+                "give it, or set the "
                 "environment's BISNN_DATA"
             )
         try:
@@ -208,7 +209,8 @@ class EventData(DataSection):
         if missing:
             names = ", ".join(train.names[i] for i in missing)
             raise ValueError(
-                f"classes: {root} has no training recording of {names}; give a folder that has, or fewer classes"
+                f"classes: {root} has no training recording of {names}; "
+                "give a folder that has, or fewer classes"
             )
 
     def complaint(self, run: object) -> str | None:
@@ -306,7 +308,8 @@ class SimulatedData(DigitEventData):
 
         if not self.root:
             note(
-                "recordings: this model knows digits along a path of their own, which no file has; of others, expect guesses"
+                "recordings: this model knows digits along a path of their own, which no file has; "
+                "of others, expect guesses"
             )
 
 
@@ -346,5 +349,6 @@ class TonicData(EventData):
     def check_recordings(self, recordings: Sequence[Any]) -> None:
         if self.dataset != "NMNIST" and any(isinstance(some, (str, Path)) for some in recordings):
             raise ValueError(
-                f"recordings: no file that can be read here is one of {self.dataset}; give arrays, as tonic's dataset[i][0]"
+                f"recordings: no file that can be read here is one of {self.dataset}; "
+                "give arrays, as tonic's dataset[i][0]"
             )

@@ -139,7 +139,8 @@ def _warn_of_guesses(folder: str | Path, verdict: Verdict) -> None:
     for name, row in verdict.metrics.items():
         if name not in verdict.beaten_by:
             note(
-                f"{folder}: {name} ({metric} {row[metric].value:.4g}) is no better, beyond chance, than always answering with "
+                f"{folder}: {name} ({metric} {row[metric].value:.4g}) is no better, beyond chance, "
+                "than always answering with "
                 f"the {label} ({baseline[metric].value:.4g}): train longer, or look at the data"
             )
 
@@ -350,9 +351,10 @@ def _activity(model: Model, x: Tensor | Clips, some: Tensor, few: Tensor) -> dic
         s = _test_spikes(model, x, points)
         return [s, *net(s, weights=realised).spikes]
 
+    # spikes of all are too many
     parts = [
         [s.sum((0, 1)).flatten() for s in run(points)[1:]] for points in some.split(model.batch)
-    ]  # spikes of all are too many
+    ]
     rates = [sum(layer) / (model.config.steps * len(some)) for layer in zip(*parts, strict=True)]
     inputs, *layers = run(few)
     shape, data = tuple(inputs.shape[2:]), model.config.data

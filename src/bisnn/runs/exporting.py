@@ -36,9 +36,8 @@ TARGETS = ("packed", "c", "nir")
 PREDICTORS = ("map", "members", "posterior")
 PROFILES = ("exact", "cubalif")
 NOISE = 0.05  # spikes of random recordings
-POINTS = (
-    50  # at random in the range of the features: golden vectors and disagreements need no data file
-)
+# at random in the range of the features: golden vectors and disagreements need no data file
+POINTS = 50
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,8 @@ def export(
     if not isinstance(run, (str, Path)):
         way = "for a network that is no run use bisnn.packing.describe and bisnn.packed.write"
         raise ValueError(
-            f"run: must be the path of a run folder or of its model file; got a {type(run).__name__}; {way}"
+            "run: must be the path of a run folder or of its model file; "
+            f"got a {type(run).__name__}; {way}"
         )
     source = model.file_of(run)
     options: dict[str, Any] = {"predictor": predictor, "members": members}
@@ -182,7 +182,8 @@ def _written(
         return _write_packed(packed, Path(out or folder / "packed.safetensors"))
     if packed.layers[0].posterior is not None:
         raise ValueError(
-            f'predictor: "posterior" is for --to packed, which draws members when it loads; got it with {to!r}; use "members"'
+            'predictor: "posterior" is for --to packed, which draws members when it loads; '
+            f'got it with {to!r}; use "members"'
         )
     recordings = _recordings(trained)
     if to == "c":
@@ -217,7 +218,8 @@ def _check_target(path: Path) -> None:
             file.read(path)
         except file.BadFile:
             raise ValueError(
-                f"out: {path} is there and is no packed network, and would be lost; give another name"
+                f"out: {path} is there and is no packed network, and would be lost; "
+                "give another name"
             ) from None
 
 
@@ -255,7 +257,8 @@ def describe_model(
     net, config = trained.net, trained.config
     if predictor != "map" and trained.members is None:
         raise ValueError(
-            f"predictor: the rule {config.rule.name!r} has no posterior; got {predictor!r}; use 'map'"
+            f"predictor: the rule {config.rule.name!r} has no posterior; got {predictor!r}; "
+            "use 'map'"
         )
     if predictor == "map" and members is not None:
         way = (
@@ -264,13 +267,14 @@ def describe_model(
             else "leave it out, or use predictor 'members'"
         )
         raise ValueError(
-            f"members: are drawn from a posterior, and the map is one set of weights; got {members}; {way}"
+            "members: are drawn from a posterior, and the map is one set of weights; "
+            f"got {members}; {way}"
         )
-    drawn, count = (
-        None,
+    drawn = None
+    count = (
         positive_int("members", trained.members if members is None else members)
         if predictor != "map"
-        else 0,
+        else 0
     )
     if predictor == "members":
         drawn = weights.draw_members([layer.weight for layer in net.layers], count, config.seed)

@@ -67,18 +67,14 @@ def load_tree(path: Path, kind: str) -> Any:
         raise Damaged(f"{path}: is no bisnn {kind} file; it says {said!r:.50}")
     if header.get("version") != VERSION:
         raise Damaged(
-            f"{path}: was written by another version of bisnn: format {header.get('version')!r:.50}, this one reads {VERSION}"
+            f"{path}: was written by another version of bisnn: "
+            f"format {header.get('version')!r:.50}, this one reads {VERSION}"
         )
+    # RecursionError is a RuntimeError
     try:
         if header.get("digest") == _digest(header["tree"], tensors):
             return _unpacked(json.loads(header["tree"]), tensors)
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        RuntimeError,
-    ) as error:  # RecursionError is a RuntimeError
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise Damaged(f"{path}: its header does not describe a {kind} ({_short(error)})") from None
     raise Damaged(f"{path}: is damaged: its content does not match its digest")
 
@@ -246,7 +242,8 @@ class RunFolder:
             raise ValueError(f"{self}: there is no such run folder; `bisnn train CONFIG` makes one")
         if not self.config_file.exists():
             raise ValueError(
-                f"{self}: is no run folder: it has no config.toml; give the folder that `bisnn train` wrote"
+                f"{self}: is no run folder: it has no config.toml; "
+                "give the folder that `bisnn train` wrote"
             )
 
     def read_config(self, overrides: Sequence[str] = ()) -> Config:
@@ -289,7 +286,8 @@ class RunFolder:
                 damaged.append(str(error))
         if damaged:
             raise ValueError(
-                f"{self}: no checkpoint is whole: {'; '.join(damaged)}; train again in another folder"
+                f"{self}: no checkpoint is whole: {'; '.join(damaged)}; "
+                "train again in another folder"
             )
         return None, []
 
@@ -312,7 +310,8 @@ class RunFolder:
         whole = [line for line in lines if line.endswith(b"\n")]
         if len(whole) < rows:
             raise ValueError(
-                f"{self.metrics_file}: has {len(whole)} rows where the checkpoint knows {rows}; restore the file"
+                f"{self.metrics_file}: has {len(whole)} rows where the checkpoint knows {rows}; "
+                "restore the file"
             )
         if len(lines) != rows:
             write_atomic(self.metrics_file, b"".join(whole[:rows]))

@@ -104,7 +104,8 @@ class Training:
         self.config = config
         if config.train.batch_size < processes.count:
             raise ValueError(
-                f"train.batch_size: must be at least the {processes.count} processes; got {config.train.batch_size}"
+                f"train.batch_size: must be at least the {processes.count} processes; "
+                f"got {config.train.batch_size}"
             )
         self.steps_per_epoch = math.ceil(points / config.train.batch_size)
         self.net = build_network(
@@ -114,9 +115,10 @@ class Training:
             list(self.net.parameters()), config.seed, self.steps_per_epoch
         )
         self.model = DistributedDataParallel(self.net) if dist.is_initialized() else self.net
+        # and so `share` is 1
         recorded = (
             processes.device.type == "cuda" and not dist.is_initialized() and not config.train.chunk
-        )  # and so `share` is 1
+        )
         self._graphs = Graphs(list(self.net.parameters())) if recorded else None
         self._began = 0  # epochs before this process
         self.step = 0  # updates so far
@@ -176,7 +178,8 @@ class Training:
         changed = [key for key in differences(began, self.config) if key not in CHANGEABLE]
         if changed:
             raise ValueError(
-                f"{folder.config_file}: was changed since the run began, in {', '.join(changed)}; change it back"
+                f"{folder.config_file}: was changed since the run began, in {', '.join(changed)}; "
+                "change it back"
             )
         check_unchanged(self.config, self.data, state["data"], folder)
         for name in PROGRESS:
@@ -189,7 +192,8 @@ class Training:
         if self.step > self.config.train.epochs * self.steps_per_epoch:
             got, least = self.config.train.epochs, self._epoch
             raise ValueError(
-                f"train.epochs: the run is in epoch {least} already; got {got}; give {least} or more"
+                f"train.epochs: the run is in epoch {least} already; got {got}; "
+                f"give {least} or more"
             )
 
     # One step

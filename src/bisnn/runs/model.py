@@ -186,7 +186,8 @@ class Model:
         """
         if self.config.recorded:
             raise ValueError(
-                f"x: this model was trained on {self.config.data.name} recordings and takes no features; use predict_recordings"
+                f"x: this model was trained on {self.config.data.name} recordings and takes no "
+                "features; use predict_recordings"
             )
         if self.schema is not None:
             x, notes = self.schema.encode(x)
@@ -195,7 +196,8 @@ class Model:
         x = np.asarray(x, dtype=np.float64)
         if x.ndim != 2 or x.shape[1] != self.features or len(x) == 0 or not np.isfinite(x).all():
             raise ValueError(
-                f"x: must be finite, (N, {self.features}) with N >= 1; got shape {x.shape}; one row a point"
+                f"x: must be finite, (N, {self.features}) with N >= 1; got shape {x.shape}; "
+                "one row a point"
             )
         members = self._members(samples)
         return self.predict_points(rescaled(x, self.low, self.high), members, over_time, advance)
@@ -221,11 +223,13 @@ class Model:
         data = self.config.data
         if not self.config.recorded:
             raise ValueError(
-                f"recordings: this model was trained on the points of {data.name} and takes no recordings; use predict"
+                f"recordings: this model was trained on the points of {data.name} and takes no "
+                "recordings; use predict"
             )
         if not isinstance(recordings, (list, tuple)) or not recordings:
             raise ValueError(
-                f"recordings: must be a list of one or more; got {type(recordings).__name__}; give e.g. [file]"
+                f"recordings: must be a list of one or more; got {type(recordings).__name__}; "
+                "give e.g. [file]"
             )
         data.check_recordings(recordings)
         loose = Loose(recordings, data.window())
@@ -249,13 +253,15 @@ class Model:
         """
         if not self.config.recorded:
             raise ValueError(
-                f"x: this model was trained on the points of {self.config.data.name} and takes no spikes; use predict"
+                f"x: this model was trained on the points of {self.config.data.name} and takes no "
+                "spikes; use predict"
             )
         trains = np.asarray(x)
         shape = (self.config.steps, *self.net.input_shape)
         if trains.shape[1:] != shape or len(trains) == 0 or not np.isin(trains, (0, 1)).all():
             raise ValueError(
-                f"x: must be spikes, 0 or 1, (N, {', '.join(map(str, shape))}) with N >= 1; got shape {trains.shape}; "
+                f"x: must be spikes, 0 or 1, (N, {', '.join(map(str, shape))}) with N >= 1; "
+                f"got shape {trains.shape}; "
                 "recordings come first, then time"
             )
         clips = Clips(
@@ -266,7 +272,8 @@ class Model:
     def _members(self, samples: int | Literal["usual"] | None) -> int | None:
         if samples not in (None, "usual") and self.members is None:
             raise ValueError(
-                f"samples: the rule {self.config.rule.name!r} has no posterior to draw from; got {samples!r}; leave it out"
+                f"samples: the rule {self.config.rule.name!r} has no posterior to draw from; "
+                f"got {samples!r}; leave it out"
             )
         count = self.members if samples == "usual" else samples
         if isinstance(count, int):
@@ -357,7 +364,8 @@ def file_of(path: str | Path) -> Path:
     run.check()
     if not run.model_file.exists():
         raise ValueError(
-            f"{path}: has no model yet: its training has not ended; continue it with: bisnn resume {path}"
+            f"{path}: has no model yet: its training has not ended; continue it with: "
+            f"bisnn resume {path}"
         )
     return run.model_file
 

@@ -136,7 +136,8 @@ class OwnData(DataSection):
         window = self.recorded and self.recorded.window
         if not window:
             raise ValueError(
-                "recordings: this model was trained on spikes, and knows no way from events to them; "
+                "recordings: this model was trained on spikes, and knows no way from events to "
+                "them; "
                 "use predict_spikes"
             )
         settings = window.model_dump()

@@ -14,10 +14,11 @@ from bisnn.files import file_digest, read_text
 from bisnn.intervals import Interval
 from bisnn.runs.results import Verdict
 
+# the first decides; lower is better
 SHOWN = {
     "classification": ("nll", "accuracy"),
     "regression": ("rmse",),
-}  # the first decides; lower is better
+}
 NAMES = {"nll": "NLL", "rmse": "RMSE"}
 
 
@@ -74,7 +75,8 @@ def warn_of_map(run: str | Path, file: Path, way: str) -> None:
     found = compare(file)
     if found is not None and found.map_clearly_worse:
         note(
-            f"{run}: MAP is clearly worse than its {found.ensemble} on the test points: {found}; {way}"
+            f"{run}: MAP is clearly worse than its {found.ensemble} on the test points: {found}; "
+            f"{way}"
         )
 
 
@@ -86,7 +88,8 @@ def recommended(run: str | Path, file: Path, members: int) -> str:
     if found is None:
         way = f"bisnn evaluate {run} compares it with MAP"
         note(
-            f"{run}: has no evaluation of this model, so its usual ensemble of {members} is taken; {way}"
+            f"{run}: has no evaluation of this model, so its usual ensemble of {members} is taken; "
+            f"{way}"
         )
         return "members"
     name = "MAP" if found.recommended == "map" else f"the {found.ensemble}"

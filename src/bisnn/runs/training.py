@@ -128,7 +128,8 @@ def _run(
             training.load(state, folder)
             if state["processes"] != processes.count:
                 display.say(
-                    f"the run had {state['processes']} processes and has {processes.count} now: its bits will differ"
+                    f"the run had {state['processes']} processes and has {processes.count} now: "
+                    "its bits will differ"
                 )
         if overrides:
             processes.first(lambda: folder.write_config(config))

@@ -30,13 +30,12 @@ from bisnn.runs.config import Config
 from bisnn.runs.results import Evaluation
 
 WIDTH = 340  # of a chart, in points
-LEFT, RIGHT, TOP, BOTTOM, GAP = (
-    52,
-    12,
-    24,
-    46,
-    27,
-)  # margins around the axes, and between those above each other
+# margins around the axes, and between those above each other
+LEFT = 52
+RIGHT = 12
+TOP = 24
+BOTTOM = 46
+GAP = 27
 SIDE = WIDTH - LEFT - RIGHT  # of the axes, and of a square plot
 
 TITLES = {
@@ -58,6 +57,7 @@ VARIABLES = {SOFT: "--soft", LINE: "--line", BACK: "--card"} | {
 # An image cannot follow the theme: colours of contrast 4 on both backgrounds, which the
 # colour-blind can tell apart.
 BLUE, ORANGE = (47, 127, 193), (205, 95, 10)
+# near the series' colours
 CLASSES = [
     BLUE,
     ORANGE,
@@ -65,7 +65,7 @@ CLASSES = [
     (176, 80, 138),
     (168, 120, 0),
     (107, 114, 128),
-]  # near the series' colours
+]
 FAINT = 0.3  # opacity of the least that is drawn in a picture
 LOOK: dict[str, Any] = {
     **dict.fromkeys(
@@ -215,9 +215,8 @@ def gallery(groups: dict[str, list[tuple[str, np.ndarray]]], columns: int) -> Fi
             headings.append((heading, top + line / 2))
             top += line
         for k, (name, image) in enumerate(images):
-            height = edge * min(
-                max(image.shape[0] / image.shape[1], 0.15), 2
-            )  # a single row of pixels shows, too
+            # a single row of pixels shows, too
+            height = edge * min(max(image.shape[0] / image.shape[1], 0.15), 2)
             places.append((name, image, 1 + k % columns * (edge + gap), top + line, height))
             if k % columns == columns - 1 or k == len(images) - 1:
                 top += line + height + 4
