@@ -31,9 +31,7 @@ class Interrupted(RuntimeError):
 
 
 def sentence(error: OSError) -> str:
-    """An error of the file system in words: the path, what is wrong with it, what to do. A message
-    of our own stays as it is.
-    """
+    """An error of the file system in words: path, fault, fix; a message of our own unchanged."""
     if error.filename is None or error.errno is None or error.strerror != os.strerror(error.errno):
         return (
             str(error)

@@ -49,12 +49,12 @@ def print_verdict(folder: Path, found: Verdict) -> None:
         )
     out = console()
     out.print(table)
-    told = (
+    calibration = (
         "ECE {ece:.4f}; if its confidences were calibrated: "
         "{calibrated_mean:.4f}, in 95 of 100 up to {calibrated_high:.4f}"
     )
     for predictor, ece in found.calibration.items():
-        out.print(f"{predictor}: {told.format(**ece.model_dump())}")
+        out.print(f"{predictor}: {calibration.format(**ece.model_dump())}")
     out.print(
         "{weights:,} weights: {bytes:,} bytes at {bits} bit, {bytes_32_bit:,} at 32".format(
             **found.memory.model_dump()
@@ -63,9 +63,7 @@ def print_verdict(folder: Path, found: Verdict) -> None:
 
 
 def _interval(found: Interval) -> str:
-    """A value over its interval; large ones, of targets in their own units, with fewer digits
-    behind the point.
-    """
+    """A value over its interval; large ones with fewer digits behind the point."""
     digits = max(0, 3 - max(0, math.floor(math.log10(max(abs(found.high), 1)))))
     return f"{found.value:.{digits + 1}f}\n{found.low:.{digits}f}-{found.high:.{digits}f}"
 
@@ -139,10 +137,10 @@ def print_exported(to: str, done: Exported) -> None:
         out.print(f"NIR graph ({done.profile}): {done.bytes:,} bytes in {done.path}")
         if done.disagreement is not None:
             classes = done.disagreement.predictions
-            told = "" if classes is None else f", {classes:.2%} of the predicted classes"
+            of_classes = "" if classes is None else f", {classes:.2%} of the predicted classes"
             out.print(
                 f"not the network's own spikes: {done.disagreement.spikes:.1%} of them "
-                f"differ{told}, on random points"
+                f"differ{of_classes}, on random points"
             )
 
 
@@ -188,9 +186,7 @@ def csv_text(header: list[str], rows: list[list[Any]]) -> str:
 
 
 def _no_formula(cell: str) -> str:
-    """A name that a spreadsheet would run, such as "=cmd|...", behind a single quote, which makes
-    it text; "-1" is a number.
-    """
+    """Quote a name that a spreadsheet would run, such as "=cmd|...", but no number like "-1"."""
     if not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
         return cell
     try:

@@ -52,9 +52,7 @@ class Recordings:
         return self.bits.digest(index.numpy())
 
     def batch(self, index: Tensor | Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-        """Spikes of several recordings, uint8 (T, B, C, H, W). To a GPU go bits, which are unpacked
-        there.
-        """
+        """Spikes of several recordings, uint8 (T, B, C, H, W); a GPU gets bits and unpacks them."""
         if torch.device(device).type == "cpu":
             return torch.from_numpy(self.bits.read(np.asarray(index))).movedim(0, 1)
         packed = to_device(torch.from_numpy(self.bits.packed(np.asarray(index))), device)
@@ -92,9 +90,7 @@ def binned(
     read: Callable[[int], events.Recording],
     show: bool,
 ) -> cache.Bits:
-    """The bits of recordings, from the cache or made now, with a progress bar and a line on what
-    was left out of them.
-    """
+    """The bits of recordings, from the cache or made now, and a line on what was left out."""
     if path.exists():
         return cache.Bits(path)
     found = Found()

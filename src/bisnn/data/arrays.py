@@ -1,6 +1,4 @@
-"""Arrays from NPY and NPZ files of outside: only those that are asked for, and only once their
-headers' claims are affordable.
-"""
+"""Arrays from others' NPY and NPZ files: only those asked for, if their headers are affordable."""
 
 from __future__ import annotations
 

@@ -36,9 +36,7 @@ class BadCache(ValueError):
 
 
 def folder() -> Path:
-    """Where caches lie: the environment variable BISNN_CACHE, or a folder of the user's cache
-    folder.
-    """
+    """Where caches lie: the environment variable BISNN_CACHE, or the user's cache folder."""
     chosen = os.environ.get("BISNN_CACHE")
     if chosen:
         return Path(chosen)
@@ -51,9 +49,7 @@ def folder() -> Path:
 
 
 def key(about: dict[str, Any], files: Iterable[Path], root: Path) -> str:
-    """A digest of settings, and of every file's name, size and time of change: another one for
-    whatever might give other bits.
-    """
+    """A digest of settings, and of every file's name, size and time of change."""
     digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
     for file in files:
         status = file.stat()
@@ -116,9 +112,7 @@ class Bits:
         return rows
 
     def digest(self, index: Sequence[int] | np.ndarray) -> bytes:
-        """A fingerprint of some records, of their check sums: the same for the same bits, on
-        whatever machine they were made.
-        """
+        """A fingerprint of some records by their check sums: the same bits on any machine."""
         return hashlib.blake2b(
             repr(self.shape).encode() + self._sums[index].tobytes(), digest_size=16
         ).digest()

@@ -49,9 +49,7 @@ _BRIGHT_SHOT = 0.25  # rate of shot noise at white, relative to that in the dark
 
 @dataclass(frozen=True)
 class Camera:
-    """Pixels and their faults. Thresholds are in units of log intensity, light is relative to
-    white.
-    """
+    """Pixels and their faults; thresholds in units of log intensity, light relative to white."""
 
     width: int = 128
     height: int = 128
@@ -225,7 +223,8 @@ def watch(
     `record` makes them.
 
     >>> brightening = torch.tensor([0.1, 0.5])[:, None, None, None]
-    >>> watch(brightening, Camera(1, 1, threshold_on=0.5, mismatch=0, dark=1e-9), seed=0)[0]["t"].tolist()
+    >>> camera = Camera(1, 1, threshold_on=0.5, mismatch=0, dark=1e-9)
+    >>> watch(brightening, camera, seed=0)[0]["t"].tolist()
     [310, 621, 932]
     """
     tensor("video", video)
@@ -267,9 +266,7 @@ def _parts(
 
 
 class _Draws:
-    """All that is random in some recordings: drawn for the whole sensor, keyed by (seed, sample),
-    then cut to the window.
-    """
+    """All that is random in some recordings, keyed by (seed, sample), cut to the window."""
 
     def __init__(
         self, camera: Camera, seed: int, samples: Sequence[int], window: Area, duration_us: int
@@ -299,9 +296,7 @@ class _Draws:
         self.shots = np.concatenate(shots, axis=1)  # (4, N)
 
     def shots_by_frame(self, device: torch.device) -> list[list[Tensor] | None]:
-        """Shot noise for each frame: pixel, time within the frame, whether ON, and a draw from [0,
-        1).
-        """
+        """Shot noise by frame: pixel, time within the frame, whether ON, a draw from [0, 1)."""
         frame, pixel = self.shots[0] // self.frame_us, self.shots[1]
         # in order; one for a pixel and frame is enough
         once = np.unique(frame * 2**40 + pixel, return_index=True)[1]
@@ -323,9 +318,7 @@ class _Draws:
 def _simulate(
     video: Iterator[Tensor], camera: Camera, draws: _Draws, window: Area
 ) -> Iterator[Events]:
-    """The equations at the top, for frames (B, height, width) of light, from time 0. Within a
-    frame, times run from 0 to dt.
-    """
+    """Solve the equations at the top for frames (B, height, width) of light, from time 0."""
     left, top, width, height = window
     light = next(video)
     thresholds = torch.from_numpy(
@@ -374,9 +367,7 @@ def _crossings(
     dt: float,
     refractory_us: float,
 ) -> tuple[list[Events], Tensor]:
-    """Events of one frame, each pixel's first, its second, ..., and v at the frame's end; free is
-    changed in place.
-    """
+    """Events of one frame, each pixel's first, second, ..., and v at its end; changes free."""
     end = torch.addcmul(v, slope, (dt - free).clamp_(min=0))
     pixel = ((end >= up) | (end <= down)).view(-1).nonzero()[:, 0]
     place = pixel % up.numel()
@@ -406,9 +397,7 @@ def _fire_shots(
     dt: float,
     refractory_us: float,
 ) -> Events:
-    """Shot noise of one frame, at pixels past their refractory time; as any event it sets the pixel
-    back: v, free, in place.
-    """
+    """Fire one frame's shot noise, at pixels past their refractory time; reset v and free."""
     pixel, after_us, on, luck = shots
     fires = (free.view(-1)[pixel] <= after_us) & (
         luck < 1 - (1 - _BRIGHT_SHOT) * light.reshape(-1)[pixel]
@@ -423,9 +412,7 @@ def _fire_shots(
 def _moving(
     images: Tensor, camera: Camera, motion: Motion, draws: _Draws, window: Area
 ) -> Iterator[Tensor]:
-    """Frames (B, height, width) of images (B, h, w) on their way, from time 0; black around the
-    image.
-    """
+    """Frames (B, height, width) of moving images (B, h, w), from time 0; black around them."""
     images = _displayed(images, camera, motion)
     # sensor pixels for a pixel of the enlarged image
     fine = (motion.scale[0] / _FINE, motion.scale[1] / _FINE)
@@ -457,9 +444,7 @@ def _moving(
 
 
 def _displayed(images: Tensor, camera: Camera, motion: Motion) -> Tensor:
-    """Images as the display shows them and the lens blurs them: enlarged _FINE times, so that edges
-    stay sharp, with a margin.
-    """
+    """Images as displayed and blurred by the lens: enlarged _FINE times, with a margin."""
     shown = F.interpolate(
         F.pad(images.float(), (1, 1, 1, 1))[:, None], scale_factor=_FINE, mode="bilinear"
     )[:, 0]
@@ -558,12 +543,13 @@ def _checked_window(window: Area | None, camera: Camera) -> Area:
 # values, not data of the device (bisnn_experiments/camera.py judges them). Contrast and level say
 # that the displayed digits have sharper edges than MNIST's images. jAER's files write ON as 0.
 MNIST_DVS = Camera(
-    threshold_on=0.68, threshold_off=0.664, mismatch=0.27, dark=0.027, cutoff_hz=120, slowing=0.22, refractory_us=450,
-    leak_hz=0.016, shot_hz=0.006, frame_us=2224, blur_px=0.055, on=False,
+    threshold_on=0.68, threshold_off=0.664, mismatch=0.27, dark=0.027, cutoff_hz=120, slowing=0.22,
+    refractory_us=450, leak_hz=0.016, shot_hz=0.006, frame_us=2224, blur_px=0.055, on=False,
 )  # fmt: skip
 MNIST_DVS_MOTION = Motion(  # there and back along the two arms of a V
-    corners=((70.8, 64.58), (64.98, 59.95), (59.36, 64.74), (64.98, 59.95)), legs_us=(311_900,) * 4, duration_us=2_260_000,
-    start_us=957_000, jitter_us=17_000, refresh_us=13_344, response_us=8500, scale=(1.21, 1.025), contrast=12, level=0.17,
+    corners=((70.8, 64.58), (64.98, 59.95), (59.36, 64.74), (64.98, 59.95)),
+    legs_us=(311_900,) * 4, duration_us=2_260_000, start_us=957_000, jitter_us=17_000,
+    refresh_us=13_344, response_us=8500, scale=(1.21, 1.025), contrast=12, level=0.17,
 )  # fmt: skip
 # A path like that of N-MNIST, for a sensor of 34 x 34 pixels: three saccades round a triangle. Not
 # judged against recordings.

@@ -17,7 +17,7 @@ from bisnn.kernels.graphs import to_device
 
 
 class SpikeTrains:
-    """Recordings in memory: spikes uint8 (N, T, ...), and the window that events were seen through."""
+    """Recordings in memory: spikes uint8 (N, T, ...), and the window that events came through."""
 
     def __init__(self, spikes: Tensor, window: Window | None = None):
         self.spikes, self.window = spikes, window
@@ -84,9 +84,7 @@ class Dataset:
         return f"Dataset({what} {shape}, {train} to train, {test} to test, {about})"
 
     def load(self, validation: float, seed: int) -> LoadedData:
-        """Splits as a run uses them, with a share of the training points held out; all that is
-        learned comes from those that stay.
-        """
+        """Splits as a run uses them, a share of the training points held out of all learning."""
         x: list[Any] = [torch.from_numpy(part) for part in self.x]
         y = [torch.from_numpy(part) for part in self.y]
         low = high = torch.zeros(0, dtype=torch.float64)
@@ -97,10 +95,17 @@ class Dataset:
         if isinstance(train.x, Tensor):
             low, high = ranges(train.x.numpy())
             splits = [Split(rescaled(x.numpy(), low, high), y) for x, y in splits]  # type: ignore[union-attr]
-        train, test, *held = splits
+        train, test, *validation_split = splits
         scale = (0.0, 1.0) if self.classes else units(train.y.numpy(), "train")
         return LoadedData(
-            train, held[0] if held else None, test, self.classes, low, high, None, *scale
+            train,
+            validation_split[0] if validation_split else None,
+            test,
+            self.classes,
+            low,
+            high,
+            None,
+            *scale,
         )
 
 

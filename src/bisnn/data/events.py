@@ -7,10 +7,10 @@ microseconds, polarity `p`. Rows are sorted in time; `t` starts where the file s
 for bit:
 
     AER-DAT2.0   x = (a >> 1) & 127, y = (a >> 8) & 127, p = a & 1 of the address a. tonic exchanges
-    x and y; jAER shows 127 - x,
-                 with y upwards, and calls a set bit OFF, where the format's document calls it ON.
+                 x and y; jAER shows 127 - x, with y upwards, and calls a set bit OFF, where the
+                 format's document calls it ON.
     N-MNIST      bytes x, y, then a bit p and 23 bits of time. y counts downwards: `image[y, x]`
-    shows the digit upright.
+                 shows the digit upright.
 
 Which bit is ON is the formats' word, not a fact of the scene: in the recordings of MNIST-DVS and of
 N-MNIST events with p = 1 trail those with p = 0 in the direction of motion, as OFF events of a
@@ -96,17 +96,16 @@ def read_aedat(path: str | Path, *, most_bytes: int = MOST_BYTES) -> Recording:
     microseconds.
 
     Skipped and counted: special events (bit 15 of the address), addresses beyond the sensor (bits
-        16 to 31), single records whose
-    time lies far from both neighbours, bytes after the last whole record. Times that start again
-    from 0 at 2^31 or 2^32 go on. Steps back of up to 0.1 s are sorted; a longer one is a clock that
-    was set back, and goes on from where it was.
+    16 to 31), single records whose time lies far from both neighbours, bytes after the last whole
+    record. Times that start again from 0 at 2^31 or 2^32 go on. Steps back of up to 0.1 s are
+    sorted; a longer one is a clock that was set back, and goes on from where it was.
     """
     path = Path(path)
     return _aedat(path, _content(path, most_bytes))
 
 
 def read_nmnist(path: str | Path, *, most_bytes: int = MOST_BYTES) -> Recording:
-    """N-MNIST: 5 bytes an event, x, y, a bit of polarity and 23 bits of time in microseconds,
+    """N-MNIST: 5 bytes per event, x, y, a bit of polarity and 23 bits of time in microseconds,
     big-endian; 34 x 34 pixels.
 
     A record with y = 240 is no event: all times from it on are 2^13 us later. (The format has it
@@ -128,7 +127,8 @@ def from_array(events: object, size: tuple[int, int], name: str = "events") -> R
         size: the sensor's width and height.
         name: of the recording, for messages.
 
-    >>> from_array(np.array([(3, 20, 1), (9, 10, 1)], [("x", int), ("t", int), ("p", int)]), (5, 1)).skipped
+    >>> events = np.array([(3, 20, 1), (9, 10, 1)], [("x", int), ("t", int), ("p", int)])
+    >>> from_array(events, (5, 1)).skipped
     {'outside the sensor': 1}
     """
     try:
@@ -152,7 +152,7 @@ def from_array(events: object, size: tuple[int, int], name: str = "events") -> R
 
 
 def write_aedat(path: str | Path, events: np.ndarray) -> None:
-    """Events of a DVS128 as AER-DAT2.0, the whole file or none. `read_aedat` gives the same events."""
+    """Write events of a DVS128 as AER-DAT2.0, the whole file or none; see `read_aedat`."""
     _check_events(events, DVS128, 2**32)
     record = np.empty((len(events), 2), ">u4")
     record[:, 0] = (
@@ -167,9 +167,7 @@ def write_aedat(path: str | Path, events: np.ndarray) -> None:
 
 
 def write_nmnist(path: str | Path, events: np.ndarray) -> None:
-    """Events of a 34 x 34 sensor as N-MNIST has them, the whole file or none. `read_nmnist` gives
-    the same events.
-    """
+    """Write events of a 34 x 34 sensor as N-MNIST, the whole file or none; see `read_nmnist`."""
     _check_events(events, NMNIST, 2**23)
     if not len(events):
         raise ValueError(
@@ -198,9 +196,9 @@ def bin_events(
 
     Channel p is polarity p, whichever of the two a format calls ON.
 
-    `size` is the sensor's (width, height), `crop` the part (x0, y0, w, h) of it to
-    keep; `shrink` puts squares of that many pixels a side together. Bin k has the times start_us +
-    k bin_us <= t < start_us + (k + 1) bin_us. Events outside the bins or the crop are left out.
+    `size` is the sensor's (width, height), `crop` the part (x0, y0, w, h) of it to keep; `shrink`
+    puts squares of that many pixels a side together. Bin k has the times start_us + k bin_us <= t <
+    start_us + (k + 1) bin_us. Events outside the bins or the crop are left out.
 
     >>> events = np.array([(5, 1, 30, True), (5, 1, 99, False)], EVENTS)
     >>> bin_events(events, 3, 50, size=(34, 34), crop=(4, 0, 2, 2))[:, :, 1, 1].tolist()
@@ -228,22 +226,12 @@ def bin_events(
             "change the crop"
         )
     x, y, t = events["x"], events["y"], events["t"]
-    part = events[
-        (t >= start_us)
-        & (t < start_us + steps * bin_us)
-        & (x >= x0)
-        & (x < x0 + w)
-        & (y >= y0)
-        & (y < y0 + h)
-    ]
+    in_time = (t >= start_us) & (t < start_us + steps * bin_us)
+    part = events[in_time & (x >= x0) & (x < x0 + w) & (y >= y0) & (y < y0 + h)]
     frames = np.zeros((steps, 2, h // shrink, w // shrink), np.uint8)
     step = (part["t"].astype(np.int64) - start_us) // bin_us
-    frames[
-        step,
-        (part["p"] > 0).astype(np.intp),
-        (part["y"] - y0) // shrink,
-        (part["x"] - x0) // shrink,
-    ] = 1
+    row, column = (part["y"] - y0) // shrink, (part["x"] - x0) // shrink
+    frames[step, (part["p"] > 0).astype(np.intp), row, column] = 1
     return frames
 
 
@@ -320,9 +308,7 @@ def _aedat(path: Path, content: bytes) -> Recording:
 
 
 def _aedat_header(path: Path, content: bytes) -> tuple[int, tuple[str, ...]]:
-    """Where the records start, and the first lines. A header may be missing, end in any line end,
-    or at the end of the file.
-    """
+    """Where the records start, and the first lines; the header may be missing or cut off."""
     start, lines = 0, list[str]()
     while content.startswith(b"#", start):
         end = content.find(b"\n", start, _HEADER_BYTES)
@@ -392,15 +378,13 @@ def _recording(
     header: tuple[str, ...],
     turns_us: Sequence[int],
 ) -> Recording:
-    """Events in the file's order to a recording: times put right, sorted, all that was done
-    counted.
-    """
+    """Events in the file's order to a recording: times put right, sorted, and all counted."""
     clock: dict[str, int] = {}
     if (events["t"][1:] < events["t"][:-1]).any():
         stray = _strays(events["t"], turns_us)
         events = events[~stray]
         skipped["stray times"] = int(stray.sum())
-        events["t"], clock = _straight(events["t"], turns_us)
+        events["t"], clock = _straightened(events["t"], turns_us)
         events = events[np.argsort(events["t"], kind="stable")]
     skipped["bytes after the last record"] = rest
     return _not_too_long(
@@ -418,9 +402,7 @@ def _not_too_long(path: Path | str, recording: Recording) -> Recording:
 
 
 def _strays(t: np.ndarray, turns_us: Sequence[int]) -> np.ndarray:
-    """Single times far from both neighbours, which agree: a damaged record, which must not move all
-    that follow it.
-    """
+    """Single times far from both neighbours: damaged records, which must not move the rest."""
     step = _steps(t, turns_us)[0]
     stray = np.zeros(len(t), bool)
     back_and_forth = (np.abs(step[:-1]) > _JITTER_US) & (np.abs(step[1:]) > _JITTER_US)
@@ -429,10 +411,8 @@ def _strays(t: np.ndarray, turns_us: Sequence[int]) -> np.ndarray:
     return stray
 
 
-def _straight(t: np.ndarray, turns_us: Sequence[int]) -> tuple[np.ndarray, dict[str, int]]:
-    """Times that go on where the clock turned over or was set back; small steps back stay, for
-    sorting.
-    """
+def _straightened(t: np.ndarray, turns_us: Sequence[int]) -> tuple[np.ndarray, dict[str, int]]:
+    """Times that go on where the clock turned over or was set back; small steps back stay."""
     step, turned = _steps(t, turns_us)
     back = step < -_JITTER_US
     step[back] = 0
@@ -444,9 +424,7 @@ def _straight(t: np.ndarray, turns_us: Sequence[int]) -> tuple[np.ndarray, dict[
 
 
 def _steps(t: np.ndarray, turns_us: Sequence[int]) -> tuple[np.ndarray, int]:
-    """Steps between times, and how often the clock turned over: close to the top of its range, then
-    close to 0.
-    """
+    """Steps between times, and how often the clock turned over, from near its top to near 0."""
     step, turned = np.diff(t), 0
     for turn in turns_us:
         before, after = t[:-1], t[1:]

@@ -47,9 +47,7 @@ def facts(recording: Recording) -> dict[str, str]:
 
 
 def draw(recording: Recording, path: Path) -> None:
-    """A PNG: the events of each sixth of the time on the sensor, p = 1 orange and p = 0 blue, and
-    their rate over time.
-    """
+    """Draw the events of each sixth of the time, p = 1 orange and p = 0 blue, and their rate."""
     events, (width, height) = recording.events, recording.size
     since_us = events["t"] - recording.start_us
     end_us = recording.duration_us + 1

@@ -1,4 +1,4 @@
-"""Datasets as a run uses them: splits of points or recordings, in the units that the network sees."""
+"""Datasets as a run uses them: splits of points or recordings, in the network's units."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ class Batches(Protocol):
 
 
 class Clips:
-    """Some recordings of a dataset, in some order: what a split of points is to a table. Or some
-    loose ones.
-    """
+    """Some recordings of a dataset, or loose ones, in some order: a split of recordings."""
 
     def __init__(self, recordings: Batches, index: Tensor):
         self.recordings, self.index = recordings, index
@@ -50,9 +48,7 @@ class Clips:
 
 
 class Split(NamedTuple):
-    """x: points (N, d) float32, or recordings; y (N,) int64 labels or (N, 1) targets: float32, a
-    table's float64.
-    """
+    """Points x (N, d) float32, or recordings, and y: labels (N,) int64 or targets (N, 1)."""
 
     x: Tensor | Clips
     y: Tensor

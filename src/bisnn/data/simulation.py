@@ -40,9 +40,7 @@ NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 
 
 def sklearn_digits() -> tuple[Tensor, np.ndarray]:
-    """The 1,797 digits of scikit-learn, grown from 8 x 8 to MNIST's 20 x 20 in 28 x 28, float32 in
-    [0, 1]; and their labels.
-    """
+    """The 1,797 digits of scikit-learn, grown to MNIST's format, float32 in [0, 1]; labels."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -64,7 +62,7 @@ def mnist_labels(folder: Path) -> np.ndarray:
 
 
 def mnist(folder: Path) -> tuple[Tensor, np.ndarray]:
-    """MNIST's training images, float32 in [0, 1], and labels, from its idx files, gzipped or not."""
+    """MNIST's training images, float32 in [0, 1], and labels, from idx files, gzipped or not."""
     images, labels = read_idx(_found(folder, NAMES[0]), 3), mnist_labels(folder)
     if len(images) != len(labels):
         counts = f"{len(labels)} and {len(images)}"
@@ -195,9 +193,7 @@ def simulate(
 
 
 def _numbered(which: np.ndarray, per_class: int, own: bool) -> list[tuple[int, int]]:
-    """Images of a digit with their ids, which never depend on how many are asked for; up to 900
-    train, the others test.
-    """
+    """Images of a digit with their fixed ids; those up to 900 train, the others test."""
     if not own:
         return [(int(i), place + 1) for place, i in enumerate(which[:per_class])]
     training = round(len(which) * (1 - SOME))
@@ -356,9 +352,7 @@ class Digits(Recordings):
 
 
 def motion_of(own: bool, duration_us: int) -> Motion:
-    """How digits move: MNIST's as in MNIST-DVS; scikit-learn's (`own`) once along a V and back,
-    about the middle of the crop.
-    """
+    """How digits move: MNIST's as in MNIST-DVS; scikit-learn's (`own`) along a V and back."""
     if not own:
         return replace(MNIST_DVS_MOTION, duration_us=duration_us)
     x, y = 60.5, 60.5

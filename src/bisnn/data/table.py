@@ -70,9 +70,7 @@ class Rows:
 
 
 def read(path: str | Path) -> Rows:
-    """All rows of a CSV or TSV file, an NPY file, or the arrays `x`, `y` and `names` (of x's
-    columns) of an NPZ file.
-    """
+    """All rows of a CSV, TSV or NPY file, or the arrays `x`, `y` and `names` of an NPZ file."""
     path = _existing(path)
     if path.suffix.lower() in (".csv", ".tsv"):
         return _csv_rows(path)
@@ -239,9 +237,7 @@ def _check_distinct(path: Path, names: Sequence[str]) -> None:
 def labels(
     path: str | Path, texts: list[str], classes: tuple[str, ...] | None = None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Class numbers (N,) int64 and the classes' names; in order of value if they are numbers, else
-    of the alphabet.
-    """
+    """Class numbers (N,) int64 and the classes' names, ordered by value or by the alphabet."""
     blank = [i for i, text in enumerate(texts) if is_blank(text)]
     if blank:
         raise ValueError(f"{path}: row {blank[0] + 1} has no class; fill it in or drop the row")
@@ -292,9 +288,7 @@ def _existing(path: str | Path) -> Path:
 
 
 def _csv_rows(path: Path) -> Rows:
-    """A first row of words, none blank but perhaps the first, is the header. Empty lines are passed
-    over.
-    """
+    """A first row of words, none blank but perhaps the first, is the header; skip empty lines."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             first = re.sub(r'"[^"]*"', "", file.readline())  # a quoted cell may hold any character
@@ -342,9 +336,7 @@ _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?")
 def _with_decimal_points(
     path: Path, rows: list[tuple[list[str], int]]
 ) -> list[tuple[list[str], int]]:
-    """1,5 as 1.5; a file that has both could mean thousands by one of them. Rows come with their
-    line numbers.
-    """
+    """Read 1,5 as 1.5, but not where both occur: one could mean thousands."""
     if not any(_DECIMAL_COMMA.fullmatch(cell) for row, _ in rows for cell in row):
         return rows
     for row, line in rows:

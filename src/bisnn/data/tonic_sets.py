@@ -1,6 +1,4 @@
-"""Datasets of tonic's, or like them, as recordings of ours: binned, one bit each, cached on disk.
-Needs the extra `tonic`.
-"""
+"""Datasets of tonic's kind as our recordings: binned, in bits, cached. Needs the extra `tonic`."""
 
 from __future__ import annotations
 
@@ -181,9 +179,7 @@ def tonic_dataset(name: str, root: str | Path, train: bool) -> Any:
 
 
 def _files_behind(dataset: Any) -> list[Path]:
-    """The files that a dataset of tonic's reads: one a recording in `data`, or one for all of them;
-    none where it does not say.
-    """
+    """The files that a dataset of tonic's reads: one per recording, one for all, or unknown."""
     data = getattr(dataset, "data", None)
     data = list(data) if isinstance(data, (list, tuple)) else []
     if not data and hasattr(dataset, "data_filename"):  # SHD, SSC

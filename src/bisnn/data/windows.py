@@ -1,4 +1,4 @@
-"""What of a recording the network sees, and recordings of no dataset, each read when it is looked at."""
+"""What of a recording the network sees, and recordings of no dataset, each read when needed."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ class Found:
             ("events left out of", self.with_skipped, self.skipped),
             ("times put right in", self.with_clock, self.clock),
         )
-        said = [
+        lines = [
             f"{what} {count_of_recordings(n)} "
             f"({', '.join(f'{why}: {k:,}' for why, k in by.items())})"
             for what, n, by in parts
             if n
         ]
-        if said:
-            note(f"{name}: {', '.join(said)}")
+        if lines:
+            note(f"{name}: {', '.join(lines)}")
 
 
 def count_of_recordings(count: int) -> str:
@@ -85,9 +85,7 @@ def count_of_recordings(count: int) -> str:
 
 
 class Loose:
-    """Recordings of no dataset: files and arrays of events, each read when it is looked at, all by
-    one window.
-    """
+    """Recordings of no dataset: files and arrays of events, read when needed, by one window."""
 
     def __init__(
         self, sources: Sequence[str | Path | np.ndarray | events.Recording], window: Window
@@ -133,7 +131,7 @@ class Loose:
 
 
 def files_of(paths: Iterable[str | Path]) -> list[Path]:
-    """Files as they are named, and of folders all recordings in them, in the order of their names."""
+    """Files as they are named, and of folders all recordings in them, ordered by name."""
     files: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir():

@@ -63,23 +63,7 @@ def report(
             f"folders: must be a list of one run folder or more; got {folders!r}; "
             "give e.g. [folder]"
         )
-    path = (
-        Path(out)
-        if out is not None
-        else RunFolder(folders[0]).report_file
-        if len(folders) == 1
-        else Path("report.html")
-    )
-    if path.is_dir():
-        raise ValueError(
-            f"{path}: is a folder; give the name of a file, e.g. {path / 'report.html'}"
-        )
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"{path}: the report is an HTML page; give a name that ends in .html")
-    if out is not None and not path.parent.is_dir():
-        raise ValueError(
-            f"{path}: there is no folder {path.parent}; make it first, or give another file"
-        )
+    path = _checked_path(folders, out)
     runs = _read(folders)
     shared = _recordings(runs)
     sections = []
@@ -89,7 +73,7 @@ def report(
         progress.advance(bar)
         recordings = []
         for group in shared:
-            recordings.append(_seen(group))
+            recordings.append(_disputed(group))
             progress.advance(bar)
         for run in runs:
             drawn = {}
@@ -108,6 +92,26 @@ def report(
             f"{error.strerror}; the report was not written: give another file with out",
             str(path),
         ) from None
+    return path
+
+
+def _checked_path(folders: Sequence[str | Path], out: str | Path | None) -> Path:
+    """The file to write: `out`, or report.html in the only run's folder or in the current one."""
+    path = Path("report.html")
+    if out is not None:
+        path = Path(out)
+    elif len(folders) == 1:
+        path = RunFolder(folders[0]).report_file
+    if path.is_dir():
+        raise ValueError(
+            f"{path}: is a folder; give the name of a file, e.g. {path / 'report.html'}"
+        )
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"{path}: the report is an HTML page; give a name that ends in .html")
+    if out is not None and not path.parent.is_dir():
+        raise ValueError(
+            f"{path}: there is no folder {path.parent}; make it first, or give another file"
+        )
     return path
 
 
@@ -216,7 +220,7 @@ def _baselines(runs: list[Run], names: list[str]) -> list[dict[str, Any]]:
 
 
 def _differing(runs: list[Run]) -> dict[str, list[str]]:
-    """The settings in which the runs differ, by dotted key: the value of each run, as TOML has it."""
+    """The settings in which the runs differ, by dotted key: each run's value, as in TOML."""
     first, *others = (run.config for run in runs)
     keys = dict.fromkeys(key for other in others for key in differences(first, other))
     return {key: [_setting(run.config, key) for run in runs] for key in keys}
@@ -370,9 +374,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 
 def _recordings(runs: list[Run]) -> list[list[tuple[int, Run]]]:
-    """The runs that have recordings to draw, by number: those that were tested on the same ones
-    together.
-    """
+    """Runs that have recordings to draw, by number, grouped by the recordings they share."""
     groups: dict[tuple[Any, ...], list[tuple[int, Run]]] = {}
     for number, run in enumerate(runs, 1):
         judged = run.judged
@@ -382,25 +384,26 @@ def _recordings(runs: list[Run]) -> list[list[tuple[int, Run]]]:
     return list(groups.values())
 
 
-def _seen(group: list[tuple[int, Run]]) -> dict[str, Any]:
-    """Recordings that these runs were tested on, what most predictors get wrong first: a chart of
-    each, and what they say.
-    """
+def _disputed(group: list[tuple[int, Run]]) -> dict[str, Any]:
+    """Recordings that these runs were tested on, the most disputed first, with the answers."""
     # the first run that keeps a recording, and its place there
     kept: dict[int, tuple[Run, int]] = {}
     for _, run in group:
         for i, point in enumerate(run.judged.raster.points.tolist()):
             kept.setdefault(point, (run, i))
-    said = {point: _said(group, point) for point in kept}
-    order = sorted(said, key=lambda point: sum(row["right"] for row in said[point]))
-    disputed = [point for point in order if not all(row["right"] for row in said[point])]
+    answers = {point: _answers(group, point) for point in kept}
+    order = sorted(answers, key=lambda point: sum(row["right"] for row in answers[point]))
+    disputed = [point for point in order if not all(row["right"] for row in answers[point])]
     right = [point for point in order if point not in disputed][:RIGHT]
     shown = disputed[: PICTURES - len(right)] + right
-    return {"runs": group, "seen": [(charts.events(*kept[point]), said[point]) for point in shown]}
+    return {
+        "runs": group,
+        "seen": [(charts.events(*kept[point]), answers[point]) for point in shown],
+    }
 
 
-def _said(group: list[tuple[int, Run]], point: int) -> list[dict[str, Any]]:
-    said = []
+def _answers(group: list[tuple[int, Run]], point: int) -> list[dict[str, Any]]:
+    answers = []
     for number, run in group:
         for predictor, result in run.judged.predictors.items():
             confidence, top = result.mean[point].max(-1)
@@ -410,5 +413,5 @@ def _said(group: list[tuple[int, Run]], point: int) -> list[dict[str, Any]]:
                 "confidence": float(confidence),
                 "right": right,
             }
-            said.append({"number": number, "run": run, "predictor": predictor, **verdict})
-    return said
+            answers.append({"number": number, "run": run, "predictor": predictor, **verdict})
+    return answers

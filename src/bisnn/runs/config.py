@@ -61,7 +61,7 @@ class Convolution(Section):
 
 
 class Dense(Section):
-    """A layer of neurons; in a file, its number of neurons alone stands for one with all defaults."""
+    """A layer of neurons; in a file, a number of neurons stands for one with all defaults."""
 
     neurons: Count
     recurrent: bool = False  # each neuron reads all neurons of the layer too, one time step later
@@ -299,9 +299,7 @@ class Config(Section):
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
     def updated(self, **values: Any) -> Config:
-        """A copy with some settings changed, by dotted key: `config.updated(**{"rule.lr": 0.1})`.
-        Validated like a file.
-        """
+        """A copy with settings changed by dotted key, `updated(**{"rule.lr": 0.1})`, validated."""
         settings = self.model_dump(exclude_none=True)
         for key, value in values.items():
             _assign(settings, key, value, "config.updated")
@@ -334,9 +332,7 @@ CHANGEABLE = (
 
 
 def resumed(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """The config of a run folder, changed for a run that goes on; other keys than those that may
-    change are a ValueError.
-    """
+    """The config of a run folder, with overrides of what may change; others are a ValueError."""
     before = load(path)
     if not overrides:
         return before
@@ -404,9 +400,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def parse(settings: dict[str, Any], source: str) -> Config:
-    """Settings as read from TOML to a Config, or a ValueError with one line for each thing wrong,
-    `source` and the key first.
-    """
+    """Settings from TOML to a Config; a ValueError has a line for each thing wrong."""
     version = settings.get("version")
     if version != VERSION:
         got = "none" if version is None else repr(version)
@@ -461,9 +455,7 @@ def _assign(settings: dict[str, Any], key: str, value: Any, source: str) -> None
 
 
 def _drop_keys_of_another_rule(settings: dict[str, Any], name: Any) -> None:
-    """Leave out what the rule that is asked for does not have, and say so; an unknown rule is
-    another's complaint.
-    """
+    """Leave out what the new rule does not have, and say so; ignore an unknown rule here."""
     rule = settings.get("rule")
     kind = _kind_of("rule", {"rule": {"name": name}})
     if kind is None or not isinstance(rule, dict):
@@ -489,9 +481,7 @@ def _value(text: str) -> Any:
 
 
 def _toml(text: str, source: str) -> dict[str, Any]:
-    """TOML, or a ValueError where it is nested deeper than the parser goes, or than it has memory
-    for (keys of many parts).
-    """
+    """Parse TOML; a ValueError where it is nested too deep for the parser or its memory."""
     if any(line.count(".") > DOTS for line in text.splitlines()):
         raise ValueError(f"{source}: {TOO_DEEP}")
     try:

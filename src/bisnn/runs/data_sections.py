@@ -245,9 +245,7 @@ class NMNISTData(DigitEventData):
 
 
 class MNISTDVSData(DigitEventData):
-    """MNIST-DVS: scale04/mnist_<digit>_scale04_<id>.aedat; ids up to 900 to train, those above to
-    test.
-    """
+    """MNIST-DVS: scale04/mnist_<digit>_scale04_<id>.aedat; ids above 900 are for testing."""
 
     name: Literal["mnist_dvs"]
     scale: Literal[4, 8, 16] = 4
@@ -267,9 +265,7 @@ class MNISTDVSData(DigitEventData):
 
 
 class SimulatedData(DigitEventData):
-    """Digits in front of the simulated camera: those of MNIST, whose idx files lie in `root`;
-    without one, scikit-learn's.
-    """
+    """Digits in front of the simulated camera: MNIST's, from `root`, or scikit-learn's."""
 
     name: Literal["digits"]
     crop: Annotated[int, Field(ge=1, le=128)] = 26
@@ -314,9 +310,7 @@ class SimulatedData(DigitEventData):
 
 
 class TonicData(EventData):
-    """A dataset that tonic reads; `root` is its `save_to`. Recordings differ in length, so T and
-    the time step have no default.
-    """
+    """A dataset that tonic reads from `root`, its `save_to`; steps and bin_us have no default."""
 
     name: Literal["tonic"]
     dataset: Literal["NMNIST", "DVSGesture", "SHD"]

@@ -78,7 +78,7 @@ def export(
             golden vectors; "nir", a graph.
         out: file or folder to write; by default named after the target, in the run folder.
         predictor: "map", the most probable weights; "members", draws from the posterior, those of
-            `bisnn predict`; "posterior", the posterior itself at 8 bits a weight, from which
+            `bisnn predict`; "posterior", the posterior itself at 8 bits per weight, from which
             members are drawn when it is loaded ("packed" alone). By default the one that the run's
             evaluation recommends, of lower NLL or RMSE; members where there is none, or `members`
             says how many; the map where there is no posterior, and for "nir", a graph of one
@@ -208,7 +208,7 @@ def _write_packed(packed: PackedNetwork, path: Path) -> Exported:
 
 
 def _check_target(path: Path) -> None:
-    """A packed file may replace a packed file and nothing else: not a run's model, state or config."""
+    """A packed file may replace a packed file and nothing else, such as a run's model."""
     if path.suffix != ".safetensors":
         raise ValueError(
             f"out: must end in .safetensors; got {str(path)!r}; give e.g. packed.safetensors"
@@ -224,9 +224,7 @@ def _check_target(path: Path) -> None:
 
 
 def _recordings(trained: model.Model) -> np.ndarray:
-    """Inputs of the network, uint8 (T, POINTS, ...): random points, encoded; noise where it takes
-    recordings.
-    """
+    """Inputs of the network, uint8 (T, POINTS, ...): random points, encoded, or noise."""
     config = trained.config
     recordings = config.recorded
     shape = (

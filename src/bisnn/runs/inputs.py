@@ -40,9 +40,7 @@ def check_unchanged(config: Config, data: LoadedData, digest: str, run: object) 
 
 
 def input_shape(config: Config, features: int) -> tuple[int, ...]:
-    """Of the network's input, after (T, B), for points of so many features, or for the config's
-    recordings.
-    """
+    """The shape of the network's input, after (T, B): for points, or for recordings."""
     if config.recorded:
         return config.data.shape_recorded()
     return (features * config.encode.neurons if config.encode.code == "population" else features,)

@@ -61,9 +61,7 @@ AHEAD = {"cpu": 0, "cuda": 1}  # steps that are handed out before a step's sums 
 
 
 def _state_after_a_step(rule: Rule | torch.optim.Optimizer) -> dict[str, Any]:
-    """What a copy of the rule has in its state after a step: the structure of every checkpoint of
-    it.
-    """
+    """What a copy of the rule has in its state after a step: the structure of checkpoints."""
     twin = copy.deepcopy(rule)
     with twin.sampled() if isinstance(twin, Rule) else nullcontext():
         for p in (p for group in twin.param_groups for p in group["params"]):
@@ -199,9 +197,7 @@ class Training:
     # One step
 
     def update(self) -> Tensor:
-        """One update of the weights; returns what it adds to the epoch's sums, over all processes,
-        still on their device.
-        """
+        """Update the weights once; return what adds to the epoch's sums, over all processes."""
         config, data = self.config, self.data.train
         epoch, position = divmod(self.step, self.steps_per_epoch)
         order = torch.from_numpy(
@@ -244,9 +240,7 @@ class Training:
         return self.processes.total(sums)
 
     def _seen(self, epoch: int, samples: Tensor) -> Sequence[Tensor]:
-        """Factors (B, n) of the spikes that each readout sees: 0, or 1/(1 - dropout); none where
-        all are seen.
-        """
+        """Factors (B, n) of the spikes that each readout sees, 0 or 1/(1 - dropout), if any."""
         p = self.config.network.dropout
         if not p:
             return ()
@@ -261,9 +255,7 @@ class Training:
         return ((drawn >= p).to(self.net.dtype) / (1 - p)).split(sizes, 1)
 
     def _backward(self, share: float, x: Tensor, y: Tensor, *seen: Tensor) -> Tensor:
-        """Gradients of one realisation, times `share`; returns 1, its loss, its score and each
-        layer's rate, float64.
-        """
+        """Add `share` times one realisation's gradients; return 1, its loss, score and rates."""
         train, spikes, readouts = self.config.train, [], []
 
         def note(output: Output) -> None:

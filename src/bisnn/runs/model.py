@@ -1,6 +1,4 @@
-"""From a config to a network, and from a trained network to a file that predicts on raw features,
-or on recordings.
-"""
+"""From a config to a network, and from a trained network to a file that predicts."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ VALUES, VALUES_ON_GPU = 1 << 25, 1 << 29
 
 
 def _planned(config: Config, shape: Shape) -> list[tuple[Layer, LayerSpec]]:
-    """The layers of a config, still without weights, and their descriptions; predictions by them
-    are within the budget.
-    """
+    """The layers of a config, without weights yet, and their descriptions, within the budget."""
     planned: list[tuple[Layer, LayerSpec]] = []
     neuron, alphabet = _neuron(config), alphabet_of(config.network.weights)
     entries: list[Convolution | Dense] = [*config.network.conv, *config.network.layers]
@@ -113,9 +109,7 @@ def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Netwo
 
 @dataclass(frozen=True)
 class Model:
-    """A trained network with all it takes to predict: encoding, scale of features and targets,
-    names of columns and classes.
-    """
+    """A trained network with all it takes to predict: encoding, scales, names of columns."""
 
     net: Network
     config: Config
@@ -150,9 +144,7 @@ class Model:
 
     @property
     def members(self) -> int | None:
-        """Members of the usual predictor: those of the config's ensemble, or None where there is no
-        posterior to draw from.
-        """
+        """Members of the config's ensemble, or None where there is no posterior to draw from."""
         return self.config.predict.samples if self.config.rule.posterior() else None
 
     @property
@@ -197,7 +189,7 @@ class Model:
         if x.ndim != 2 or x.shape[1] != self.features or len(x) == 0 or not np.isfinite(x).all():
             raise ValueError(
                 f"x: must be finite, (N, {self.features}) with N >= 1; got shape {x.shape}; "
-                "one row a point"
+                "one row per point"
             )
         members = self._members(samples)
         return self.predict_points(rescaled(x, self.low, self.high), members, over_time, advance)
@@ -287,9 +279,7 @@ class Model:
         over_time: str = "mean",
         advance: Callable[[int], Any] = lambda points: None,
     ) -> Classification | Regression:
-        """Predict points x (N, d) in the units of the encoding, or recordings: all by the same
-        members, on the same spikes.
-        """
+        """Predict points x (N, d), encoded alike, or recordings: all by the same members."""
         members_of: list[Tensor] = []  # each (K, ..., C), of some of the points
         device = next(self.net.parameters()).device
         members = None

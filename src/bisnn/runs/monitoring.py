@@ -1,6 +1,4 @@
-"""What a training run watches for: signals, layers that cannot learn, results near chance, a full
-disk; and its log for TensorBoard.
-"""
+"""What a run watches for: signals, layers that cannot learn, chance, a full disk; TensorBoard."""
 
 from __future__ import annotations
 
@@ -91,16 +89,14 @@ def advice_on_a_full_disk(folder: object) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         way = f"{error.strerror}; what was saved is whole: make room, then bisnn resume {folder}"
-        told = OSError(error.errno, way, error.filename)
-        told.from_first = getattr(error, "from_first", False)  # type: ignore[attr-defined]
-        raise told from None
+        advised = OSError(error.errno, way, error.filename)
+        advised.from_first = getattr(error, "from_first", False)  # type: ignore[attr-defined]
+        raise advised from None
 
 
 @contextmanager
 def signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM noted instead of obeyed: [number], 0 for none. A second Ctrl-C stops at
-    once; ignored stays ignored.
-    """
+    """Note Ctrl-C and SIGTERM as [number], 0 for none; a second Ctrl-C stops at once."""
     caught = [0]
     if threading.current_thread() is not threading.main_thread():
         yield caught  # only the main thread may take signals

@@ -1,8 +1,9 @@
 """Data and rules of the user's own: given from Python, or named `module:name` in a config.
 
-A name makes bisnn import a module, which runs its code. That happens where a run is trained, resumed
-or evaluated, and a line says so. Loading a model, predicting and exporting import nothing: what they
-need to know of the data and the rule is recorded in the run's config when training begins.
+A name makes bisnn import a module, which runs its code. That happens where a run is trained,
+resumed or evaluated, and a line says so. Loading a model, predicting and exporting import nothing:
+what they need to know of the data and the rule is recorded in the run's config when training
+begins.
 """
 
 from __future__ import annotations
@@ -104,9 +105,7 @@ class DataRecord(Section):
 
 
 class OwnData(DataSection):
-    """Data given from Python, or a function `module:name` of the user's, with its options, that
-    returns a `bisnn.data.Dataset`.
-    """
+    """Data given from Python, or by a function `module:name`, with options, of the user's."""
 
     model_config = OPEN
     name: Annotated[str, Field(pattern=r"^(python|[\w.]+:\w+)$")]

@@ -23,9 +23,7 @@ NAMES = {"nll": "NLL", "rmse": "RMSE"}
 
 
 class Comparison(NamedTuple):
-    """MAP and the ensemble on the test points: for each metric shown, the one's value and the
-    other's.
-    """
+    """MAP and the ensemble on the test points: for each metric shown, both values."""
 
     ensemble: str
     values: dict[str, tuple[Interval, Interval]]
@@ -53,9 +51,7 @@ class Comparison(NamedTuple):
 
 
 def compare(file: Path) -> Comparison | None:
-    """What the evaluation of a run with a posterior found, by its model file; None where there is
-    none of this model that can be read.
-    """
+    """What the run's evaluation found of this model; None if it has no such evaluation."""
     try:
         found = Verdict.model_validate_json(read_text(file.parent / "evaluation.json"))
         if found.model != file_digest(file):
@@ -69,9 +65,7 @@ def compare(file: Path) -> Comparison | None:
 
 
 def warn_of_map(run: str | Path, file: Path, way: str) -> None:
-    """A line if the run's evaluation found MAP clearly worse than the ensemble; `way` says how to
-    get the latter.
-    """
+    """Print a line if MAP was clearly worse than the ensemble; `way` leads to the latter."""
     found = compare(file)
     if found is not None and found.map_clearly_worse:
         note(
@@ -81,9 +75,7 @@ def warn_of_map(run: str | Path, file: Path, way: str) -> None:
 
 
 def recommended(run: str | Path, file: Path, members: int) -> str:
-    """ "map" or "members": what the run's evaluation recommends, else the usual one; a line says
-    which and why.
-    """
+    """ "map" or "members": what the evaluation recommends, or the usual; a line says why."""
     found = compare(file)
     if found is None:
         way = f"bisnn evaluate {run} compares it with MAP"

@@ -1,6 +1,4 @@
-"""What a classifier predicts: the plane of two features, calibration, which classes it confuses,
-what it gets wrong.
-"""
+"""What a classifier predicts: the plane of two features, calibration, confusions, mistakes."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ def parts_of(run: Run) -> list[Part]:
 
 
 def _plane(run: Run, name: str) -> list[Part]:
-    """The most probable class over the plane of the two features, the stronger the surer, as in the
-    paper's Figure 2.
-    """
+    """The most probable class over the plane, the stronger the surer, as in Figure 2."""
     plane, classes = run.judged.plane, run.judged.classes
     if plane is None:
         return []
@@ -139,9 +135,7 @@ def _confidence(run: Run, name: str, probs: Tensor) -> Chart:
 
 
 def _confusion(run: Run, name: str, probs: Tensor) -> Table:
-    """Which classes are taken for which: the whole matrix, or of many classes the pairs that are
-    confused most.
-    """
+    """Which classes are taken for which: the matrix, or of many classes the worst pairs."""
     classes, y = run.judged.classes, run.judged.y.numpy()
     counts = np.zeros((len(classes), len(classes)), int)  # (true, predicted)
     np.add.at(counts, (y, probs.argmax(-1).numpy()), 1)

@@ -166,9 +166,7 @@ def _curves(
     scale: Callable[[Axes], Any] | None,
     run: Run | None = None,
 ) -> Chart:
-    """Lines over epochs, by name; of a run whose model is not that of its last epoch, also where it
-    is from.
-    """
+    """Lines over epochs, by name, with a mark where the model is not of the last epoch."""
     figure, (ax,) = plot()
     styles = itertools.cycle((colour, style) for style in STYLES for colour in SERIES)
     for line, (colour, style) in zip(lines.values(), styles, strict=False):

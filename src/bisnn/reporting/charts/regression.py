@@ -1,6 +1,4 @@
-"""What a regression predicts: over x, against the target, and how its error compares with its
-deviation.
-"""
+"""What a regression predicts: over x, against the target, and its error against its deviation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Spikes of single test points: events of recordings, maps of convolutional layers, rasters of
-neurons in a row.
-"""
+"""Spikes of single test points: events of recordings, maps of channels, rasters of neurons."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ SHARP = 4
 
 
 def parts_of(run: Run) -> list[Part]:
-    """Of two of the worst test points and a good one: maps of what leaves convolutional layers,
-    rasters of neurons in a row.
-    """
+    """Maps of channels and rasters of neurons, of two of the worst points and a good one."""
     kept = run.judged.raster
     layers = {"input": kept.input} | {f"layer {i}": layer for i, layer in enumerate(kept.layers, 1)}
     rows = {name: s for name, s in layers.items() if isinstance(s, Tensor)}  # (T, n, N) each
@@ -75,9 +71,7 @@ def _raster(run: Run, rows: dict[str, Tensor], i: int) -> Chart:
 
 
 def _ticks(s: np.ndarray) -> np.ndarray:
-    """Spikes (T, N) as rows of a raster, (n, columns): of evenly chosen neurons, time steps joined
-    where there are too many.
-    """
+    """Spikes (T, N) as rows of a raster, (n, columns): some neurons, time steps joined."""
     T, N = s.shape
     every, join = -(-N // NEURONS), -(-T // STEPS)
     padded = np.zeros((T + -T % join, N), np.uint8)
@@ -134,14 +128,15 @@ def events(run: Run, i: int) -> Chart:
         "event; where both kinds met it "
         "is grey."
     )
-    legend, spoken = ("polarity p = 0", "p = 1"), f"Events in each slice of time. {'; '.join(alt)}."
-    return chart(_point(run, i), caption, gallery({"": pictures}, 3), legend, spoken)
+    legend, alt_text = (
+        ("polarity p = 0", "p = 1"),
+        f"Events in each slice of time. {'; '.join(alt)}.",
+    )
+    return chart(_point(run, i), caption, gallery({"": pictures}, 3), legend, alt_text)
 
 
 def _point(run: Run, i: int, of_recording: str = "") -> str:
-    """A title for the i-th of the test points whose spikes are kept; that of a recording says what
-    of it is drawn.
-    """
+    """A title for the i-th test point with spikes; for a recording, with the part drawn."""
     judged = run.judged
     point = int(judged.raster.points[i])
     mean, y = list(judged.predictors.values())[-1].mean[point], judged.y[point]

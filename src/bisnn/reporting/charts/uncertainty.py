@@ -84,9 +84,7 @@ def _ends(t: np.ndarray) -> tuple[float, float]:
 
 
 def _change(curve: np.ndarray) -> int:
-    """-1, 0 or 1: whether a curve falls, keeps within 2 % or rises, from its first tenth to its
-    last.
-    """
+    """-1, 0 or 1: whether a curve falls, stays within 2 % or rises, from first tenth to last."""
     first, last = _tenths(curve)
     return (
         int(np.sign(last - first)) if abs(last - first) > 0.02 * max(abs(first), abs(last)) else 0
