@@ -137,7 +137,7 @@ def test_predictions_as_csv(bisnn_, trained, tmp_path):
         float(row["mutual_information"]) for row in rows
     ] == expected.mutual_information.tolist()
     assert [int(row["class"]) for row in rows] == expected.mean.argmax(-1).tolist()
-    # enough for a bar, which must not get into the output
+    # Enough for a bar, which must not get into the output
     np.save(tmp_path / "many.npy", np.tile(x, (70, 1)))
     code, out, _ = bisnn_("predict", trained, tmp_path / "many.npy")
     assert len(list(csv.DictReader(out.splitlines()))) == 280
@@ -266,7 +266,7 @@ def test_names_are_no_markup(bisnn_, tmp_path, monkeypatch):
     folder = tmp_path / "a [/b] [red] b"
     code, out, error = bisnn_("train", tmp_path / "small.toml", "--out", folder, "-q")
     assert code == 0
-    # that the features say nothing
+    # That the features say nothing
     assert all(line.startswith(f"{folder}: ") for line in error.splitlines())
     assert f"report: {folder / 'report.html'}\n" in out
     (tmp_path / "x.csv").write_text("1,2\n")

@@ -414,7 +414,7 @@ def test_predictions_are_near_the_targets(priced):
     folders, x = priced
     for name, offset in (("plain", 0), ("offset", 1e9)):
         mean = model.load(folders[name]).predict(x).mean[:, 0].numpy() - offset
-        # the targets' deviation is 65
+        # The targets' deviation is 65
         assert np.sqrt(np.mean((mean - (300 + 200 * x[:, 0] - 100 * x[:, 1])) ** 2)) < 50
         assert metrics_of(folders[name])["rmse"]["value"] < 50
 

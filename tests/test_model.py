@@ -127,7 +127,7 @@ def test_batches_of_points_change_nothing(runs, monkeypatch, over_time):
             pieces = trained.predict(points(7, features), over_time=over_time, advance=seen.append)
         assert seen == [3, 3, 1]
         for field in whole.__dataclass_fields__:
-            # sums in float32
+            # Sums in float32
             torch.testing.assert_close(
                 getattr(pieces, field), getattr(whole, field), rtol=1e-6, atol=1e-6
             )

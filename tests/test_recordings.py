@@ -330,7 +330,7 @@ def test_clocks_that_were_put_right_are_said(tmp_path, capsys):
         file = folder / f"mnist_5_scale04_{number:04d}.aedat"
         content = file.read_bytes()
         records = len(content) - 8 * 300
-        # the first event comes last
+        # The first event comes last
         file.write_bytes(
             content[:records] + content[records + 8 :] + content[records : records + 8]
         )
@@ -947,7 +947,7 @@ def test_nothing_is_downloaded(name, tmp_path, no_network):
     ) as error:
         training.train(config, tmp_path / "run", show=False)
     code = str(error.value).split('python -c "')[1].rstrip('"')
-    # what it tells the user to do downloads
+    # What it tells the user to do downloads
     with pytest.raises(AssertionError, match="went to the network"):
         exec(code, {})
 

@@ -656,7 +656,7 @@ def test_recordings_of_one_row_are_rasters(runs, tmp_path):
 
 
 def test_the_evaluation_keeps_counts_not_spikes(runs):
-    # a byte for each of the input's alone
+    # A byte for each of the input's alone
     assert RunFolder(runs["recordings"]).evaluation_file.stat().st_size < 13 * 4 * 2 * 34 * 34
 
 

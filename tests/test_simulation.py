@@ -163,7 +163,7 @@ def test_mnist_goes_straight_into_the_cache(mnist, monkeypatch):
     ]
     images, _ = simulation.mnist(mnist)
     looked = replace(MNIST_DVS_MOTION, duration_us=30_000)
-    # the ninth 1, the second to test with
+    # The ninth 1, the second to test with
     one = record(images[[3 * 8 + 1]], MNIST_DVS, looked, seed=0, samples=[25])[0]
     assert torch.equal(
         parts[1][4][0],

@@ -220,7 +220,7 @@ def test_target_drop_and_categorical(tmp_path):
     path = write(tmp_path, "a.csv", TABLE)
     x, texts = labelled(path, target="town", drop=["id", "kind"], categorical=["rooms"])
     assert texts == ["Rom", "Ulm", "?", "Rom"]
-    # age, is blank, rooms 2, 3, 4
+    # Age, is blank, rooms 2, 3, 4
     assert x.tolist() == [
         [10, 0, 1, 0, 0],
         [30, 1, 0, 1, 0],

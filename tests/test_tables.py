@@ -230,7 +230,7 @@ def test_a_table_of_numbers_without_a_comment(folder):
     assert problems(plain, folder)[0].line == 1
     assert not problems(plain.replace("1", "one"), folder)
     assert not problems(f"```\n{plain}```\n", folder)
-    # a comment with no table behind it
+    # A comment with no table behind it
     assert problems(DOCUMENT.replace("| | ms |\n", "\n| | ms |\n"), folder)
 
 

@@ -333,7 +333,7 @@ def test_sums_that_are_read_late_are_the_same(tmp_path, monkeypatch, signal_at):
     with nullcontext() if signal_at is None else pytest.raises(Interrupted):
         training.train(small(**SELDOM), folder, show=False)
     if signal_at is not None:
-        # points of the epoch under way
+        # Points of the epoch under way
         assert RunFolder(folder).load_state()[0]["sums"][0] == {4: 24, 5: 0}[signal_at]
         signal_at = None
         training.resume(folder, show=False)
@@ -366,7 +366,7 @@ def test_signals_save_and_say_how_to_resume(tmp_path, monkeypatch, uninterrupted
 
     with monkeypatch.context() as patch:
         patch.setattr(training.Training, "update", interrupted)
-        # so that only the signal saves
+        # So that only the signal saves
         settings = config.updated(**{"train.checkpoint_seconds": 1e6})
         with pytest.raises(
             Interrupted,
@@ -441,7 +441,7 @@ def test_hopeless_runs_stop_with_advice(tmp_path, change, message):
 
 
 def test_saturated_runs_stop_with_advice(tmp_path, monkeypatch):
-    # the refractory feedback keeps small networks well below the real bound
+    # The refractory feedback keeps small networks well below the real bound
     monkeypatch.setattr(monitoring, "SATURATED", 0.05)
     with pytest.raises(Stopped, match=r"is saturated .* raise neuron\.threshold"):
         training.train(small(), tmp_path / "run", show=False)
@@ -705,7 +705,7 @@ def test_more_epochs_survive_a_kill(tmp_path, monkeypatch):
 
 
 def test_more_patience_trains_on(tmp_path):
-    # nothing is learned, so every validation is the same
+    # Nothing is learned, so every validation is the same
     changes = {
         "data.validation": 0.25,
         "train.epochs": 30,
@@ -844,7 +844,7 @@ def test_progress_shows_what_happens_within_80_columns(tmp_path, monkeypatch, ca
     training.train(small(**{"data.validation": 0.25}), tmp_path / "run")
     shown = capsys.readouterr().err
     row = RunFolder(tmp_path / "run").read_metrics()[-1]
-    # no colours; cursor moves end a line
+    # No colours; cursor moves end a line
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "\n", re.sub(r"\x1b\[[0-9;]*m", "", shown))
     last = [line for line in plain.splitlines() if "4/4" in line][-1]
     assert len(last) <= 80

@@ -138,7 +138,7 @@ class RunDisplay:
     def __init__(self, epochs: int, show: bool, first: bool):
         self.epochs, self.show, self.first = epochs, show and first, first
         self.last: dict[str, Any] = {}  # what only a whole epoch has
-        # fits 80 columns
+        # Fits 80 columns
         columns = (
             "{task.description}",
             BarColumn(8),

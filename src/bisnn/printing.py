@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bisnn.shipping.conversion import Changes
     from bisnn.shipping.energy import Ledger
 
-# names of metrics that are read as letters
+# Names of metrics that are read as letters
 SHORT = {
     "nll": "NLL",
     "ece": "ECE",
@@ -36,7 +36,7 @@ def print_verdict(folder: Path, found: Verdict) -> None:
     """Print what `evaluate` found: every metric of every predictor with its interval."""
     title = f"{folder}: {found.points} test points; value and 95 % interval"
     table = Table(title=title, box=box.SIMPLE)
-    # six columns of intervals fit into 80 characters
+    # Six columns of intervals fit into 80 characters
     table.collapse_padding = True
     table.pad_edge = False
     table.add_column("predictor")
@@ -70,7 +70,7 @@ def _interval(found: Interval) -> str:
 
 def print_ledger(found: Ledger) -> None:
     """Print what an inference takes, by predictor and layer."""
-    # loads PyTorch, which other tables do without
+    # Loads PyTorch, which other tables do without
     from bisnn.shipping.energy import ANN, HYPOTHETICAL, LayerExpenses, si
 
     title = f"One inference of {found.steps} time steps, mean over {found.recordings} test points"
@@ -181,7 +181,7 @@ def csv_text(header: list[str], rows: list[list[Any]]) -> str:
         [_no_formula(visible(cell)) if isinstance(cell, str) else cell for cell in row]
         for row in (header, *rows)
     )
-    # bytes of file names that are no UTF-8
+    # Bytes of file names that are no UTF-8
     return text.getvalue().encode(errors="backslashreplace").decode()
 
 
@@ -200,7 +200,7 @@ def print_rows(header: list[str], found: list[list[Any]], most: int = 20) -> Non
     """Print the first rows of predictions as a table."""
     table = Table()
     for name in header:
-        # a path is known by its end
+        # A path is known by its end
         table.add_column(name, overflow="fold" if name == "file" else "ellipsis")
     for row in found[:most]:
         table.add_row(*(f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row))

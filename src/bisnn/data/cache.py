@@ -154,7 +154,7 @@ def build(
     partial, lock = (path.with_name(path.name + suffix) for suffix in (".partial", ".lock"))
     with FileLock(lock):
         if not path.exists():  # else another process was quicker
-            # of a file that is no recording: once it is mended, all this has another name
+            # Of a file that is no recording: once it is mended, all this has another name
             try:
                 _fill(partial, shape, count, record, advance)
             except ValueError:
@@ -182,7 +182,7 @@ def _fill(
     _begin(partial, header, LENGTH + count * (4 + size))
     sums, records = _mapped(partial, count, size, "r+")
     for i in range(count):
-        # else done before an interruption
+        # Else done before an interruption
         if not (sums[i] and zlib.crc32(records[i].data) == sums[i]):
             bits = np.packbits(record(i).reshape(-1), bitorder="little")
             records[i] = bits
@@ -199,7 +199,7 @@ def _begin(partial: Path, header: bytes, size: int) -> None:
             return
     with open(partial, "wb") as file:
         if hasattr(os, "posix_fallocate"):
-            # a full disk is an error now, and no crash in a mapped page later
+            # A full disk is an error now, and no crash in a mapped page later
             os.posix_fallocate(file.fileno(), 0, size)
         else:
             file.truncate(size)

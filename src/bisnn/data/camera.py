@@ -28,22 +28,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bisnn.bits.philox import Purpose, keyed_generator
 from bisnn.checks import flag, number, positive_int, tensor
 from bisnn.data.events import EVENTS
+from bisnn.data.motion import Area, Motion, moving
 
-# pixel, as an index into (B, height, width); time in us; whether ON
+# Pixel, as an index into (B, height, width); time in us; whether ON
 Events = tuple[Tensor, Tensor, Tensor]
-Area = tuple[int, int, int, int]  # left, top, width, height on the sensor, in pixels
-# simulated at a time: to stay in the cache, or to keep a GPU busy
+# Simulated at a time: to stay in the cache, or to keep a GPU busy
 _CHUNK_PIXELS = 2**17
 _GPU_CHUNK_PIXELS = 2**23
-# of the nominal one: the tail of the mismatch must not make a pixel fire without end
+# Of the nominal one: the tail of the mismatch must not make a pixel fire without end
 _LEAST_THRESHOLD = 0.1
-_FINE = 4  # images are enlarged so many times before they are moved
 _BRIGHT_SHOT = 0.25  # rate of shot noise at white, relative to that in the dark
 
 
@@ -58,7 +56,7 @@ class Camera:
     mismatch: float = 0.03  # standard deviation of the thresholds over the pixels, relative to them
     dark: float = 0.01  # light of a black pixel: the display's black, and the dark current
     cutoff_hz: float = 0.0  # of the photoreceptor's low-pass, at white; 0: none
-    # where a pixel sees less light, its cutoff is cutoff_hz * light ** slowing
+    # Where a pixel sees less light, its cutoff is cutoff_hz * light ** slowing
     slowing: float = 0.0
     refractory_us: int = 0
     leak_hz: float = 0.0  # ON events of a pixel that sees nothing
@@ -100,61 +98,6 @@ class Camera:
         return (scale * np.array([self.threshold_on, self.threshold_off])[:, None, None]).astype(
             np.float32
         )
-
-
-@dataclass(frozen=True)
-class Motion:
-    """How an image moves over the sensor: round and round a closed polygon, at constant speed along
-    each leg, for `duration_us`.
-
-    The image's centre is at corner i when leg i starts, and legs are as long in time as `legs_us`
-    says.
-    """
-
-    corners: tuple[tuple[float, float], ...]  # (x, y) on the sensor, in pixels, y downwards
-    legs_us: tuple[int, ...]
-    duration_us: int
-    start_us: float = 0.0  # where on its way the image is when the recording starts
-    jitter_us: float = 0.0  # standard deviation of the start over the recordings
-    # the display shows a new position so often; 0: the image itself moves, smoothly
-    refresh_us: int = 0
-    response_us: float = 0.0  # time constant with which the display's light follows
-    scale: tuple[float, float] = (1.0, 1.0)  # sensor pixels for an image pixel, along x and y
-    contrast: float = 1.0  # of the display: light = clip(1/2 + contrast * (grey - level), 0, 1)
-    level: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not self.corners or any(len(corner) != 2 for corner in self.corners):
-            raise ValueError(
-                f"corners: must be pairs (x, y), at least one; got {self.corners!r}; "
-                "give e.g. ((60, 64), (68, 64))"
-            )
-        if len(self.legs_us) != len(self.corners):
-            raise ValueError(
-                f"legs_us: must be one for each of {len(self.corners)} corners; "
-                f"got {len(self.legs_us)}; the last leg closes"
-            )
-        for i, corner in enumerate(self.corners):
-            positive_int(f"legs_us[{i}]", self.legs_us[i])
-            for value in corner:
-                number(f"corners[{i}]", value)
-        positive_int("duration_us", self.duration_us)
-        for name in ("start_us", "jitter_us", "refresh_us", "response_us"):
-            number(name, getattr(self, name), least=0)
-        number("contrast", self.contrast, above=0)
-        number("level", self.level)
-        if len(self.scale) != 2 or min(number("scale", s) for s in self.scale) <= 0:
-            raise ValueError(
-                f"scale: must be two numbers > 0, along x and y; got {self.scale!r}; "
-                "give e.g. (1.2, 1.2)"
-            )
-
-    def at(self, t_us: np.ndarray) -> np.ndarray:
-        """The image's centre (x, y) at these times, (..., 2)."""
-        knots = np.concatenate([[0], np.cumsum(self.legs_us)])
-        closed = np.array([*self.corners, self.corners[0]], dtype=np.float64)
-        phase = (t_us + self.start_us) % knots[-1]
-        return np.stack([np.interp(phase, knots, closed[:, axis]) for axis in (0, 1)], axis=-1)
 
 
 def record(
@@ -261,7 +204,9 @@ def _parts(
         draws = _Draws(camera, seed, samples[part], window, motion.duration_us)
         yield (
             part,
-            _simulate(_moving(images[part], camera, motion, draws, window), camera, draws, window),
+            _simulate(
+                moving(images[part], camera, motion, draws.start, window), camera, draws, window
+            ),
         )
 
 
@@ -298,7 +243,7 @@ class _Draws:
     def shots_by_frame(self, device: torch.device) -> list[list[Tensor] | None]:
         """Shot noise by frame: pixel, time within the frame, whether ON, a draw from [0, 1)."""
         frame, pixel = self.shots[0] // self.frame_us, self.shots[1]
-        # in order; one for a pixel and frame is enough
+        # In order; one for a pixel and frame is enough
         once = np.unique(frame * 2**40 + pixel, return_index=True)[1]
         t_us, pixel, on, luck = self.shots[:, once]
         columns = (
@@ -407,64 +352,6 @@ def _fire_shots(
     v.view(-1)[pixel] = slope.view(-1)[pixel] * (dt - start).clamp_(min=0)
     free.view(-1)[pixel] = start
     return pixel, after_us, on
-
-
-def _moving(
-    images: Tensor, camera: Camera, motion: Motion, draws: _Draws, window: Area
-) -> Iterator[Tensor]:
-    """Frames (B, height, width) of moving images (B, h, w), from time 0; black around them."""
-    images = _displayed(images, camera, motion)
-    # sensor pixels for a pixel of the enlarged image
-    fine = (motion.scale[0] / _FINE, motion.scale[1] / _FINE)
-    t_us = np.arange(-(-motion.duration_us // camera.frame_us) + 1) * camera.frame_us
-    if motion.refresh_us:
-        t_us = t_us // motion.refresh_us * motion.refresh_us
-    centres = torch.from_numpy(
-        motion.at(t_us[:, None] + motion.jitter_us * draws.start).astype(np.float32)
-    ).to(images.device)
-    left, top, width, height = window
-    x, y = (torch.arange(n, device=images.device, dtype=torch.float32) for n in (width, height))
-    share = -math.expm1(-camera.frame_us / motion.response_us) if motion.response_us else 1.0
-    shown = light = images  # replaced at the first frame
-    for frame in range(len(t_us)):
-        if frame == 0 or t_us[frame] != t_us[frame - 1]:
-            # grid_sample counts from -1 at the first pixel's centre to 1 at the last one's
-            # (B, width)
-            u = (x + left - centres[frame, :, 0, None]) * (2 / (fine[0] * (images.shape[2] - 1)))
-            # (B, height)
-            w = (y + top - centres[frame, :, 1, None]) * (2 / (fine[1] * (images.shape[1] - 1)))
-            grid = torch.stack(
-                [u[:, None].expand(-1, height, -1), w[:, :, None].expand(-1, -1, width)], dim=-1
-            )
-            shown = F.grid_sample(
-                images[:, None], grid, mode="bilinear", padding_mode="zeros", align_corners=True
-            )[:, 0]
-        light = shown if frame == 0 or share == 1 else torch.lerp(light, shown, share)
-        yield light
-
-
-def _displayed(images: Tensor, camera: Camera, motion: Motion) -> Tensor:
-    """Images as displayed and blurred by the lens: enlarged _FINE times, with a margin."""
-    shown = F.interpolate(
-        F.pad(images.float(), (1, 1, 1, 1))[:, None], scale_factor=_FINE, mode="bilinear"
-    )[:, 0]
-    shown = (0.5 + motion.contrast * (shown - motion.level)).clamp(0, 1)
-    scale = motion.scale[0] / _FINE, motion.scale[1] / _FINE
-    for axis, sigma in ((2, camera.blur_px / scale[0]), (1, camera.blur_px / scale[1])):
-        reach = math.ceil(3 * sigma)
-        margin = 2 * reach + _FINE
-        padded = F.pad(shown, (margin, margin) if axis == 2 else (0, 0, margin, margin))
-        weights = [
-            math.exp(-0.5 * (k / sigma) ** 2) if sigma else 1.0 for k in range(-reach, reach + 1)
-        ]
-        shifted = [
-            padded.narrow(axis, k, padded.shape[axis] - 2 * reach) for k in range(len(weights))
-        ]
-        # a sum of shifted images: the rounding of a convolution depends on the batch
-        shown = torch.zeros_like(shifted[0])
-        for weight, image in zip(weights, shifted, strict=True):
-            shown += image * (weight / sum(weights))
-    return shown
 
 
 def _event_arrays(

@@ -37,15 +37,15 @@ DVS128, NMNIST = (128, 128), (34, 34)  # sensors: width, height
 SUFFIXES = (".aedat", ".bin")
 MOST_BYTES = 256 * 2**20  # reading takes up to ten times the file in memory
 NOTHING = 64  # bytes, from which on zeros alone are no recording
-# a recording's clock that runs over more than a day is noise read as a clock
+# A recording's clock that runs over more than a day is noise read as a clock
 LONGEST_US = 24 * 3600 * 10**6
 _HEADER_BYTES = 4 * 2**20  # jAER may put all its preferences into the header
-# a step back up to this is events out of order; a longer one is a clock set back
+# A step back up to this is events out of order; a longer one is a clock set back
 _JITTER_US = 100_000
 # N-MNIST: this row is no pixel but "add so much to all times from here on"
 _OVERFLOW_Y = 240
 _OVERFLOW_US = 2**13
-# where AER-DAT2.0 clocks start again from 0: unsigned, or signed with the sign dropped
+# Where AER-DAT2.0 clocks start again from 0: unsigned, or signed with the sign dropped
 _TURNS_US = (2**32, 2**31)
 
 
@@ -60,9 +60,9 @@ class Recording:
     events: np.ndarray  # (N,) EVENTS, sorted in time
     size: tuple[int, int]  # width, height of the sensor
     format: str
-    # by reason: records, or bytes where it says so
+    # By reason: records, or bytes where it says so
     skipped: dict[str, int] = field(default_factory=dict)
-    # what was put right in the times: kept events
+    # What was put right in the times: kept events
     clock: dict[str, int] = field(default_factory=dict)
     header: tuple[str, ...] = ()  # the first lines, printable characters only
 
@@ -417,7 +417,7 @@ def _straightened(t: np.ndarray, turns_us: Sequence[int]) -> tuple[np.ndarray, d
     back = step < -_JITTER_US
     step[back] = 0
     t = np.concatenate([t[:1], t[0] + np.cumsum(step)])
-    # below 0: the first events came just after a turn, some from before it later
+    # Below 0: the first events came just after a turn, some from before it later
     t -= min(0, int(t.min()) >> 32 << 32)
     late = int((t < np.maximum.accumulate(t)).sum())
     return t, {"clock turned over": turned, "clock set back": int(back.sum()), "out of order": late}
@@ -435,7 +435,7 @@ def _steps(t: np.ndarray, turns_us: Sequence[int]) -> tuple[np.ndarray, int]:
             & (after < near)
             & (before - after >= turn - near)
         )
-        # out of order at a turn
+        # Out of order at a turn
         under = (
             (after >= turn - _JITTER_US) & (after < turn) & (after - before >= turn - _JITTER_US)
         )

@@ -58,7 +58,7 @@ def draw(recording: Recording, path: Path) -> None:
         _image(events[(since_us >= low) & (since_us < high)], width, height)
         for low, high in pairwise(edges_us)
     ]
-    # a hot pixel must not darken the others
+    # A hot pixel must not darken the others
     most = max(1.0, *(float(np.quantile(image.max(-1), 0.995)) for image in images))
     for k, image in enumerate(images):
         axis = figure.add_subplot(grid[0, k])

@@ -28,7 +28,8 @@ from torch import Tensor
 from bisnn.checks import choice, positive_int
 from bisnn.data import cache, events
 from bisnn.data.archives import MNISTDVS, Recordings
-from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, Area, Camera, Motion, binned, record
+from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, Camera, binned, record
+from bisnn.data.motion import Area, Motion
 from bisnn.display import bars, note
 from bisnn.files import afford, open_regular, read_bytes, write_atomic
 
@@ -100,7 +101,7 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
                 packs = 1032 if path.suffix == ".gz" else 1  # bytes that gzip makes one of, at most
                 if count > packs * os.fstat(raw.fileno()).st_size:
                     raise ValueError(f"it claims {count:,} bytes, which it cannot hold")
-                # as bytes, and as floats, twice
+                # As bytes, and as floats, twice
                 afford(path, 9 * count, f"what is {sizes} bytes", _TooLarge)
                 content = file.read(count + 1)
             if len(content) != count:
@@ -142,30 +143,18 @@ def simulate(
         device: where to simulate, "cpu" or "cuda".
         show: a progress bar.
     """
-    positive_int("per_class", per_class)
-    if per_class > 9999:
-        raise ValueError(
-            "per_class: must be at most 9999, the ids that the files' names have room for; "
-            f"got {per_class}; lower it"
-        )
-    choice("device", device, ("cpu", "cuda"))
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device: PyTorch finds no GPU here; got 'cuda'; use 'cpu'")
+    _check_request(per_class, device)
     own = str(images) == "digits"
     pictures, labels = sklearn_digits() if own else mnist(Path(images))
     folder, signed = Path(out) / "scale04", Path(out) / "simulation.json"
+    source = {"images": "digits" if own else "mnist", "content": _digest(pictures, labels)}
     if not signed.exists() and folder.is_dir() and any(folder.iterdir()):
         raise ValueError(
             f"out: {folder} holds files that were not simulated there (no {signed.name} says so); "
             "give another folder"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    content = hashlib.blake2b(pictures.numpy().data, digest_size=16)
-    content.update(labels.data)
-    _sign(
-        signed,
-        {"images": "digits" if own else "mnist", "content": content.hexdigest(), "seed": seed},
-    )
+    _sign(signed, {**source, "seed": seed})
     chosen = [
         (i, folder / f"mnist_{digit}_scale04_{number:04d}.aedat")
         for digit in range(10)
@@ -183,13 +172,30 @@ def simulate(
         for first in range(0, len(left), TOGETHER):
             part = left[first : first + TOGETHER]
             index = [i for i, _ in part]
-            made = record(
-                pictures[index].to(device), MNIST_DVS, MNIST_DVS_MOTION, seed=seed, samples=index
-            )
-            for (_, path), recording in zip(part, made, strict=True):
+            light = pictures[index].to(device)
+            recordings = record(light, MNIST_DVS, MNIST_DVS_MOTION, seed=seed, samples=index)
+            for (_, path), recording in zip(part, recordings, strict=True):
                 events.write_aedat(path, recording)
             progress.advance(bar, len(part))
     return len(chosen)
+
+
+def _check_request(per_class: int, device: str) -> None:
+    positive_int("per_class", per_class)
+    if per_class > 9999:
+        raise ValueError(
+            "per_class: must be at most 9999, the ids that the files' names have room for; "
+            f"got {per_class}; lower it"
+        )
+    choice("device", device, ("cpu", "cuda"))
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: PyTorch finds no GPU here; got 'cuda'; use 'cpu'")
+
+
+def _digest(pictures: Tensor, labels: np.ndarray) -> str:
+    content = hashlib.blake2b(pictures.numpy().data, digest_size=16)
+    content.update(labels.data)
+    return content.hexdigest()
 
 
 def _numbered(which: np.ndarray, per_class: int, own: bool) -> list[tuple[int, int]]:

@@ -293,7 +293,7 @@ def _csv_rows(path: Path) -> Rows:
         with open(path, newline="", encoding="utf-8-sig") as file:
             first = re.sub(r'"[^"]*"', "", file.readline())  # a quoted cell may hold any character
             file.seek(0)
-            # a comma beside these is a decimal one
+            # A comma beside these is a decimal one
             delimiter = next((mark for mark in "\t;" if mark in first), ",")
             reader = csv.reader(file, delimiter=delimiter)
             numbered = [([cell.strip() for cell in row], reader.line_num) for row in reader if row]

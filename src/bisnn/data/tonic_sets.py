@@ -19,7 +19,7 @@ from bisnn.data.archives import Recordings
 from bisnn.data.windows import Window
 
 MOST_CLASSES = 2**16
-# sensor (W, H, P), and `Window.start_us`, by name of tonic's class
+# Sensor (W, H, P), and `Window.start_us`, by name of tonic's class
 TONIC: dict[str, tuple[tuple[int, int, int], int | None]] = {
     "NMNIST": ((34, 34, 2), 0),
     "DVSGesture": ((128, 128, 2), None),
@@ -141,7 +141,7 @@ def tonic_dataset(name: str, root: str | Path, train: bool) -> Any:
         ) from None
     missing = []
 
-    # instead of tonic's own, which it calls where it does not find all
+    # Instead of tonic's own, which it calls where it does not find all
     def download(self: Any) -> None:
         place = Path(self.location_on_system, getattr(self, "data_filename", self.folder_name))
         there = place.is_file() or (
@@ -170,7 +170,7 @@ def tonic_dataset(name: str, root: str | Path, train: bool) -> Any:
         raise ValueError(
             f"root: tonic cannot read {name} in {root} ({error}); download it again"
         ) from error
-    # by name: tonic may have them in the disk's own order
+    # By name: tonic may have them in the disk's own order
     order = sorted(range(len(dataset.data)), key=dataset.data.__getitem__)
     dataset.data, dataset.targets = (
         [some[i] for i in order] for some in (dataset.data, dataset.targets)
@@ -200,7 +200,7 @@ def _about(dataset: Any, files: Sequence[Path]) -> dict[str, Any]:
         repr(list(getattr(dataset, "targets", ()))).encode(), digest_size=16
     ).hexdigest()
     for name, value in vars(dataset).items():
-        # a folder may move
+        # A folder may move
         if isinstance(value, (bool, int, float, str)) and name != "location_on_system":
             about[f".{name}"] = value
         elif isinstance(value, (list, tuple, range, np.ndarray)) and name not in (

@@ -41,7 +41,7 @@ HIGHER_IS_BETTER = {
     "mae": False,
 }
 PERCENT = ("accuracy", "balanced_accuracy")
-# test recordings shown, at most, and of these, that all predictors get right
+# Test recordings shown, at most, and of these, that all predictors get right
 PICTURES = 9
 RIGHT = 3
 
@@ -116,7 +116,7 @@ def _checked_path(folders: Sequence[str | Path], out: str | Path | None) -> Path
 
 
 def _read(folders: Sequence[str | Path]) -> list[Run]:
-    # first: says best what is wrong with a folder
+    # First: says best what is wrong with a folder
     judged = [load_evaluation(folder) for folder in folders]
     names = [Path(folder).resolve().name for folder in folders]
     labels = [
@@ -386,7 +386,7 @@ def _recordings(runs: list[Run]) -> list[list[tuple[int, Run]]]:
 
 def _disputed(group: list[tuple[int, Run]]) -> dict[str, Any]:
     """Recordings that these runs were tested on, the most disputed first, with the answers."""
-    # the first run that keeps a recording, and its place there
+    # The first run that keeps a recording, and its place there
     kept: dict[int, tuple[Run, int]] = {}
     for _, run in group:
         for i, point in enumerate(run.judged.raster.points.tolist()):

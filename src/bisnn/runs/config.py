@@ -320,8 +320,7 @@ def differences(a: Config, b: Config) -> list[str]:
     return [key for key in changed if key != "train.threads"]
 
 
-# What a run may go on with otherwise than it began: how long, when it stops or saves, and where it
-# is computed.
+# What may change when a run is resumed: how long, when it stops or saves, and where it is computed.
 CHANGEABLE = (
     "train.epochs",
     "train.patience",
@@ -377,7 +376,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise ValueError(f"{file}: is not valid TOML: {error}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{file}: is not a text file in UTF-8; give a TOML config") from None
-    # the rule first
+    # The rule first
     for override in sorted(
         overrides, key=lambda text: text.partition("=")[0].strip() != "rule.name"
     ):
@@ -406,15 +405,13 @@ def parse(settings: dict[str, Any], source: str) -> Config:
         got = "none" if version is None else repr(version)
         raise ValueError(
             f"{source}: version: this bisnn reads configs of version {VERSION}; got {got}; "
-            f"write version = {VERSION}, or "
-            "install the bisnn that the config was written for"
+            f"write version = {VERSION}, or install the bisnn that the config was written for"
         )
     try:
         return Config.model_validate(settings)
     except ValidationError as error:
-        raise ValueError(
-            "\n".join(f"{source}: {line}" for line in _lines(error, settings))
-        ) from None
+        lines = [f"{source}: {line}" for line in _lines(error, settings)]
+        raise ValueError("\n".join(lines)) from None
 
 
 def _lines(error: ValidationError, settings: dict[str, Any]) -> list[str]:

@@ -36,7 +36,7 @@ TARGETS = ("packed", "c", "nir")
 PREDICTORS = ("map", "members", "posterior")
 PROFILES = ("exact", "cubalif")
 NOISE = 0.05  # spikes of random recordings
-# at random in the range of the features: golden vectors and disagreements need no data file
+# At random in the range of the features: golden vectors and disagreements need no data file
 POINTS = 50
 
 

@@ -113,7 +113,7 @@ class Training:
             list(self.net.parameters()), config.seed, self.steps_per_epoch
         )
         self.model = DistributedDataParallel(self.net) if dist.is_initialized() else self.net
-        # and so `share` is 1
+        # And so `share` is 1
         recorded = (
             processes.device.type == "cuda" and not dist.is_initialized() and not config.train.chunk
         )
@@ -342,8 +342,7 @@ class Training:
                 if save or stop or self.finished:
                     read(0)
                     saved = time.monotonic()
-                    if not all(bool(torch.isfinite(p).all()) for p in self.net.parameters()):
-                        raise Stopped(NOT_FINITE.format(epoch=self._epoch, folder=folder))
+                    self._check_weights(folder)
                     first(lambda: folder.save_state(self.state()))
         if tensorboard:
             tensorboard.close()
@@ -352,16 +351,20 @@ class Training:
         if self.finished and row and (guess := near_chance(row, self.data.train.y)):
             display.say(f"{folder}: {guess}")
         if stop:
-            where = (
-                "at its end"
-                if self.finished
-                else f"in epoch {self._epoch} of {self.config.train.epochs}"
-            )
-            raise Interrupted(
-                f"stopped {where} and saved; go on with: bisnn resume {folder}",
-                caught[0] or signal.SIGTERM,
-            )
+            raise self._interrupted(folder, caught[0] or signal.SIGTERM)
         return model
+
+    def _check_weights(self, folder: RunFolder) -> None:
+        if not all(bool(torch.isfinite(p).all()) for p in self.net.parameters()):
+            raise Stopped(NOT_FINITE.format(epoch=self._epoch, folder=folder))
+
+    def _interrupted(self, folder: RunFolder, number: int) -> Interrupted:
+        """The error that says where signal `number` stopped the run, and how to go on."""
+        where = f"in epoch {self._epoch} of {self.config.train.epochs}"
+        if self.finished:
+            where = "at its end"
+        text = f"stopped {where} and saved; go on with: bisnn resume {folder}"
+        return Interrupted(text, number)
 
     @property
     def _epoch(self) -> int:

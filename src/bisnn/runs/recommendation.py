@@ -14,7 +14,7 @@ from bisnn.files import file_digest, read_text
 from bisnn.intervals import Interval
 from bisnn.runs.results import Verdict
 
-# the first decides; lower is better
+# The first decides; lower is better
 SHOWN = {
     "classification": ("nll", "accuracy"),
     "regression": ("rmse",),

@@ -30,7 +30,7 @@ from bisnn.runs.config import Config
 from bisnn.runs.results import Evaluation
 
 WIDTH = 340  # of a chart, in points
-# margins around the axes, and between those above each other
+# Margins around the axes, and between those above each other
 LEFT = 52
 RIGHT = 12
 TOP = 24
@@ -57,7 +57,7 @@ VARIABLES = {SOFT: "--soft", LINE: "--line", BACK: "--card"} | {
 # An image cannot follow the theme: colours of contrast 4 on both backgrounds, which the
 # colour-blind can tell apart.
 BLUE, ORANGE = (47, 127, 193), (205, 95, 10)
-# near the series' colours
+# Near the series' colours
 CLASSES = [
     BLUE,
     ORANGE,
@@ -209,7 +209,7 @@ def gallery(groups: dict[str, list[tuple[str, np.ndarray]]], columns: int) -> Fi
             headings.append((heading, top + line / 2))
             top += line
         for k, (name, image) in enumerate(images):
-            # a single row of pixels shows, too
+            # A single row of pixels shows, too
             height = edge * min(max(image.shape[0] / image.shape[1], 0.15), 2)
             places.append((name, image, 1 + k % columns * (edge + gap), top + line, height))
             if k % columns == columns - 1 or k == len(images) - 1:

@@ -98,7 +98,7 @@ def _reliability(run: Run, name: str, probs: Tensor) -> Chart:
     ax.set(title="share right", xlim=(0, 1), ylim=(0, 1))
     colours: dict[str, Any] = {"color": SERIES[0], "alpha": 0.45, "ec": BACK, "lw": 1}
     counts.bar(edges[:-1][used], size[used], np.diff(edges)[used], align="edge", **colours)
-    # every bar says its number
+    # Every bar says its number
     counts.set(ylim=(0, 1.4 * size.max()), yticks=[], xlabel="confidence")
     counts.set_title("points in the bin", pad=3)
     for left, right_edge, n in zip(

@@ -112,7 +112,7 @@ def events(run: Run, i: int) -> Chart:
     kept = run.judged.raster.input
     assert isinstance(kept, Slices)
     counts = kept.counts[i].int().numpy()  # (slices, 2, H, W)
-    # a hot pixel must not fade the others
+    # A hot pixel must not fade the others
     most = max(1.0, float(np.quantile(counts.sum(1), 0.995)))
     pictures, alt = [], []
     for (start_us, end_us), (off, on) in zip(
