@@ -280,9 +280,7 @@ FORMULA, ESCAPE = "=cmd|' /C calc'!A0", "a\x1b]0;owned\x07\x9b2J\u202eb"
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    """A run whose classes, and a recording's folder whose files, have names that a spreadsheet or a
-    terminal would obey.
-    """
+    """A run and a folder with names that a spreadsheet or a terminal would obey."""
     folder = tmp_path_factory.mktemp("hostile")
     classes = [FORMULA, ESCAPE, "-1", "@x", "+1e3", "-x"]
     rows = [[i % 7, i % 5, classes[i % 6]] for i in range(120)]
@@ -457,9 +455,7 @@ def test_unwritable_folder_is_one_line(bisnn_, tmp_path, monkeypatch):
 
 
 def drop_the_right_to_write_anywhere():
-    """Root may write into read-only folders by two capabilities, which this process, about to start
-    another program, gives up.
-    """
+    """Give up the capabilities by which root may write into read-only folders."""
     libc = ctypes.CDLL(None)
     for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
         libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
@@ -467,9 +463,7 @@ def drop_the_right_to_write_anywhere():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="takes rights from root by Linux capabilities")
 def test_every_command_that_writes_says_where_it_may_not(trained, tmp_path):
-    """Read-only folders, a file where a folder is needed and the other way round: one line that
-    begins with the path.
-    """
+    """Read-only folders, a file for a folder and a folder for a file: one line, path first."""
     run = shutil.copytree(trained, tmp_path / "run")
     evaluation.evaluate(run, show=False)
     shutil.copytree(run, tmp_path / "locked").joinpath(".lock").unlink(missing_ok=True)
@@ -513,7 +507,8 @@ import contextlib, io, json, sys
 from bisnn import cli
 for arguments in json.load(sys.stdin):
     sys.argv = ["bisnn", *arguments.split()]
-    with contextlib.redirect_stderr(io.StringIO()) as error, contextlib.redirect_stdout(io.StringIO()):
+    error = io.StringIO()
+    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
         try:
             cli.main()
         except SystemExit as end:

@@ -1,6 +1,4 @@
-"""Tables of one's own: columns by name, blanks and categories, targets in their units; the same in
-training, files and engine.
-"""
+"""Tables of one's own: columns by name, blanks, categories, targets; in files and the engine."""
 
 from __future__ import annotations
 
@@ -56,9 +54,7 @@ def write(path, rows, header=HEADER, delimiter=",", named=True):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run on a table with everything: blanks, categories in words and in numbers, a dropped
-    column.
-    """
+    """A run on a table with everything: blanks, categories as words and numbers, a drop."""
     folder = tmp_path_factory.mktemp("table")
     data = {
         "name": "table",
@@ -365,7 +361,7 @@ def test_bad_descriptions_are_refused(run, tmp_path):
 
 @pytest.fixture(scope="module")
 def priced(tmp_path_factory):
-    """Runs on the same prices: as they are, in units 1024 times smaller, and with a large offset."""
+    """Runs on the same prices: as they are, in units 1024 times smaller, with a large offset."""
     base = tmp_path_factory.mktemp("prices")
     x = np.random.default_rng(7).random((60, 2))
     y = 300 + 200 * x[:, 0] - 100 * x[:, 1]

@@ -1,4 +1,4 @@
-"""Configs: every shipped one loads; a mistake is one line with file, key and the nearest valid key."""
+"""Configs: every shipped one loads; a mistake is one line with file, key and nearest valid key."""
 
 from __future__ import annotations
 

@@ -55,9 +55,7 @@ def test_predict_is_the_network_on_keyed_spikes(runs):
 
 
 def test_a_prediction_does_not_depend_on_the_row(runs):
-    """Any order, subset and repetition of points; the same in the packed engine; and so in a
-    report's parts.
-    """
+    """Any order, subset and repetition of points; also in the packed engine and in a report."""
     trained = model.load(runs["bayes"])
     x = points(40)
     whole = trained.predict(x).mean

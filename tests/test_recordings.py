@@ -1,6 +1,4 @@
-"""Event datasets and their cache: the right bits, never stale, never half-written; keyed
-augmentation; a run from end to end.
-"""
+"""Event datasets and their cache: right bits, never stale or half-written; augmentation; a run."""
 
 from __future__ import annotations
 
@@ -77,9 +75,7 @@ def test_nmnist_has_the_bits_of_its_files(nmnist):
 
 
 def test_mnist_dvs_by_the_authors_protocol(tmp_path):
-    """Ids to 900 train, the rest tests; 26 x 26 pixels from 48 on; time begins with the first
-    event.
-    """
+    """Ids to 900 train, the rest test; 26 x 26 pixels from 48 on; time from the first event."""
     folder = tmp_path / "D" / "scale04"
     folder.mkdir(parents=True)
     for number in (1, 900, 901):
@@ -174,9 +170,7 @@ def test_bits_come_back(shape, seed, tmp_path_factory):
 
 @given(at=st.integers(0, 10**6), bit=st.integers(0, 7), cut=st.integers(0, 10**6))
 def test_damaged_caches_are_recognised(at, bit, cut, tmp_path_factory):
-    """A flipped bit anywhere but in the padding is noticed: by the header, by the size, or by a
-    record's checksum.
-    """
+    """A flipped bit is noticed by the header, the size or a record's checksum, but in padding."""
     path = tmp_path_factory.mktemp("c") / "b"
     x = np.random.default_rng(0).integers(0, 2, (3, 100), dtype=np.uint8)
     cache.build(path, (100,), 3, lambda i: x[i])
@@ -252,9 +246,7 @@ def test_augmentation_and_unpacking_on_a_gpu_give_the_same_bits(tmp_path):
 
 
 def test_augmentation_moves_and_thins():
-    """A single dot moves by at most the stated steps and pixels, both ways; spikes are lost at the
-    stated rate.
-    """
+    """A dot moves at most the stated steps and pixels, both ways; spikes are lost at the rate."""
     x = torch.zeros(11, 400, 2, 9, 9, dtype=torch.uint8)
     x[5, :, 1, 4, 4] = 1
     moved = augmented(x, Augmentation(shift=2, jitter=3), 0, 0, torch.arange(400)).nonzero()
@@ -272,9 +264,7 @@ def test_augmentation_moves_and_thins():
 
 
 def test_augmentation_turns_and_grows_about_the_middle():
-    """Against a loop over pixels: each shows what lay, before, at its place turned back and shrunk
-    back.
-    """
+    """Against a loop over pixels: each shows what lay at its place turned and shrunk back."""
     x = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (2, 40, 1, 9, 7), dtype=np.uint8))
     samples = torch.arange(40) + 10
     turned = augmented(x, Augmentation(rotate=50, zoom=0.4), 3, 7, samples)
@@ -391,9 +381,7 @@ def test_a_run_on_recordings(nmnist, tmp_path, monkeypatch):
 @pytest.mark.parametrize("gradient", ["local", "bptt"])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_step_on_a_gpu_waits_for_nothing(nmnist, rule, gradient):
-    """Reading, augmentation (but `drop`), dropout and update hand their work to the GPU: the next
-    step begins before it is done.
-    """
+    """Reading, augmentation, dropout and update hand work to the GPU and do not wait for it."""
     augment = {"rotate": 10.0, "zoom": 0.1, "shift": 1, "jitter": 1}
     network = {**RECORDED["network"], "gradient": gradient, "dropout": 0.5}
     config = parse({**RECORDED, "rule": RULES[rule], "augment": augment, "network": network}, "run")
@@ -739,9 +727,7 @@ class Part:
 
 
 def test_parts_of_a_dataset_have_caches_of_their_own(tmp_path):
-    """Even if they begin and end with the same recordings; and another dataset behind them is
-    noticed.
-    """
+    """Even with the same first and last recordings; another dataset behind them is noticed."""
     parts = [
         FromTonic(Part(Fake(), indices), **LOOKS)
         for indices in ([0, 1, 4], [0, 2, 4], np.array([0, 3, 4]))
@@ -953,9 +939,7 @@ def test_nothing_is_downloaded(name, tmp_path, no_network):
 
 
 def test_tonics_own_nmnist(nmnist, tmp_path, no_network):
-    """As tonic lays it out, read by tonic, gives the same bits as our reader; an archive half
-    unpacked is refused.
-    """
+    """Read by tonic, it gives the same bits as our reader; a half-unpacked one is refused."""
     (tmp_path / "saved").mkdir()
     nmnist.rename(tmp_path / "saved" / "NMNIST")
     ours = NMNIST(tmp_path / "saved" / "NMNIST", steps=6, bin_us=50_000, show=False)

@@ -1,6 +1,4 @@
-"""Datasets made by the simulated camera: MNIST's layout, MNIST-DVS's layout, and the digits that
-need no file.
-"""
+"""Datasets of the simulated camera: the layouts of MNIST and MNIST-DVS, and built-in digits."""
 
 from __future__ import annotations
 
@@ -139,9 +137,7 @@ def test_digits_need_no_file():
 
 
 def test_digits_stay_inside_the_crop():
-    """Of scikit-learn's digits the crop misses next to nothing: its outermost pixels see noise
-    alone.
-    """
+    """The crop misses next to nothing of scikit-learn's digits: its outermost pixels see noise."""
     test = simulation.Digits(train=False, steps=5, bin_us=60_000, show=False)
     counts = test.batch(range(len(test))).sum((0, 1, 2)).float()
     rim = torch.cat([counts[[0, -1]].flatten(), counts[:, [0, -1]].flatten()])
@@ -149,9 +145,7 @@ def test_digits_stay_inside_the_crop():
 
 
 def test_mnist_goes_straight_into_the_cache(mnist, monkeypatch):
-    """Ids and labels are those of MNIST-DVS, the events those of the camera; the images are not
-    read again.
-    """
+    """Ids and labels are MNIST-DVS's, events the camera's; the images are not read again."""
     monkeypatch.setattr(MNISTDVS, "TRAINING_IDS", 7)
     parts = [
         simulation.Digits(train, mnist, steps=3, bin_us=10_000, show=False)

@@ -303,9 +303,7 @@ def test_every_rule_resumes_to_the_same_bits(tmp_path, monkeypatch, rule):
 
 @pytest.fixture
 def signals_as_usual():
-    """A shell that starts the tests in the background has SIGINT ignored, and what is ignored stays
-    so.
-    """
+    """A shell that starts tests in the background ignores SIGINT, and what is ignored stays so."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -575,9 +573,7 @@ def test_without_tensorboard(tmp_path, monkeypatch):
 
 
 def test_graphs_are_recorded_once_mini_batches_of_all_sizes_have_passed(tmp_path):
-    """In the epoch after the first one of this process, begun or resumed: shown by a stand-in for
-    the graphs, on the CPU.
-    """
+    """In the epoch after this process's first: shown by a stand-in for the graphs, on the CPU."""
 
     class Graphs:
         def __init__(self):
@@ -661,9 +657,7 @@ def test_no_gpu_is_a_clear_message(tmp_path):
 
 
 def test_a_finished_run_gets_more_epochs(tmp_path):
-    """It is then as if it had been asked for so many at once, also with a learning rate that falls
-    over all of them.
-    """
+    """As if it had been asked for so many at once, also with a learning rate that falls."""
     for schedule in ("constant", "cosine"):
         config = small(**{"train.schedule": schedule})
         folder = training.train(config, tmp_path / schedule, show=False)
@@ -688,9 +682,7 @@ def test_a_finished_run_gets_more_epochs(tmp_path):
 
 
 def test_more_epochs_survive_a_kill(tmp_path, monkeypatch):
-    """Before the first checkpoint of the longer run, when its config and its metrics are ahead of
-    the state.
-    """
+    """Before the longer run's first checkpoint, when config and metrics are ahead of the state."""
     rare = {"train.checkpoint_seconds": 1e6}
     whole = training.train(small(**rare, **{"train.epochs": 7}), tmp_path / "whole", show=False)
     folder = training.train(small(**rare), tmp_path / "run", show=False)
@@ -771,9 +763,7 @@ def train_with_torchrun(tmp_path, config, name, processes=2):
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo between local processes")
 @pytest.mark.parametrize(("rule", "steps"), [("bayes", 1), ("bayes", 21), ("st", 21)])
 def test_two_processes_equal_one(tmp_path, rule, steps):
-    """One float32 step to 1e-6; 21 float64 steps with equal signs, where the last batch of an epoch
-    is a single point.
-    """
+    """One float32 step to 1e-6; 21 float64 steps with equal signs and a last batch of one point."""
     changes = {"train.epochs": 1, "train.batch_size": 50}
     if steps > 1:
         # 43 points
@@ -857,9 +847,7 @@ def test_progress_shows_what_happens_within_80_columns(tmp_path, monkeypatch, ca
 
 
 def log_lines(tmp_path, monkeypatch, capsys, seconds, **changes):
-    """What a training run writes where stderr is no terminal, when every look at the clock is
-    `seconds` on.
-    """
+    """What a run writes where stderr is no terminal; the clock is `seconds` on at every look."""
     clock = itertools.count(0, seconds)
     monkeypatch.setattr(loop.time, "monotonic", lambda: float(next(clock)))
     training.train(small(**changes), tmp_path / "run")

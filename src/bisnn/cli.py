@@ -172,7 +172,7 @@ def _message(error: BaseException) -> str | None:
         return where + sentence(error)
     if isinstance(error, (ValueError, Stopped, Interrupted)):
         return where + str(error)
-    # torch says it with a RuntimeError
+    # PyTorch reports it by a RuntimeError
     if isinstance(error, MemoryError) or "allocate" in str(error):
         return (
             f"{where}not enough memory: lower train.batch_size, network.layers or the number of "

@@ -58,7 +58,7 @@ def resume(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run that was stopped, to the same bits as without the stop; or train it longer."""
+    """Go on with a run that was stopped, to the same bits as without; or train it longer."""
     from bisnn.runs import training
 
     _finish(training.resume_run(run, set_ or (), show=not quiet), no_report, quiet)

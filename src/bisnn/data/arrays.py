@@ -82,7 +82,7 @@ def _array(path: Path, file: IO[bytes], size: int) -> np.ndarray:
         raise ValueError(
             f"its header claims an array {shape} of {dtype}, which {size:,} bytes cannot hold"
         )
-    # It, as float64, and a mask
+    # The array, as float64, and a mask
     afford(path, count * (dtype.itemsize + 9), f"an array {shape} of {dtype}", _Refused)
     file.seek(0)
     return npy.read_array(file, allow_pickle=False)

@@ -154,10 +154,10 @@ def build(
     partial, lock = (path.with_name(path.name + suffix) for suffix in (".partial", ".lock"))
     with FileLock(lock):
         if not path.exists():  # else another process was quicker
-            # Of a file that is no recording: once it is mended, all this has another name
             try:
                 _fill(partial, shape, count, record, advance)
             except ValueError:
+                # A file is no recording: once it is mended, all this has another name
                 partial.unlink(missing_ok=True)
                 raise
             os.replace(partial, path)

@@ -37,10 +37,10 @@ from bisnn.data.motion import Area, Motion, moving
 
 # Pixel, as an index into (B, height, width); time in us; whether ON
 Events = tuple[Tensor, Tensor, Tensor]
-# Simulated at a time: to stay in the cache, or to keep a GPU busy
+# Pixels simulated at a time: to stay in the cache, or to keep a GPU busy
 _CHUNK_PIXELS = 2**17
 _GPU_CHUNK_PIXELS = 2**23
-# Of the nominal one: the tail of the mismatch must not make a pixel fire without end
+# Relative to the nominal one: the tail of the mismatch must not make a pixel fire without end
 _LEAST_THRESHOLD = 0.1
 _BRIGHT_SHOT = 0.25  # rate of shot noise at white, relative to that in the dark
 
@@ -71,16 +71,8 @@ class Camera:
             positive_int(name, getattr(self, name))
         for name in ("threshold_on", "threshold_off", "dark"):
             number(name, getattr(self, name), above=0)
-        for name in (
-            "mismatch",
-            "cutoff_hz",
-            "slowing",
-            "refractory_us",
-            "leak_hz",
-            "shot_hz",
-            "blur_px",
-            "sensor",
-        ):
+        rates = ("cutoff_hz", "leak_hz", "shot_hz")
+        for name in ("mismatch", "slowing", "refractory_us", "blur_px", "sensor", *rates):
             number(name, getattr(self, name), least=0)
         if self.mismatch > 0.5:
             raise ValueError(
@@ -91,13 +83,11 @@ class Camera:
 
     def thresholds(self) -> np.ndarray:
         """theta_on and theta_off of each pixel, (2, height, width) float32."""
-        draws = keyed_generator(self.sensor, Purpose.CAMERA_SENSOR).standard_normal(
-            (2, self.height, self.width)
-        )
+        rng = keyed_generator(self.sensor, Purpose.CAMERA_SENSOR)
+        draws = rng.standard_normal((2, self.height, self.width))
         scale = np.maximum(1 + self.mismatch * draws, _LEAST_THRESHOLD)
-        return (scale * np.array([self.threshold_on, self.threshold_off])[:, None, None]).astype(
-            np.float32
-        )
+        nominal = np.array([self.threshold_on, self.threshold_off])[:, None, None]
+        return (scale * nominal).astype(np.float32)
 
 
 def record(
@@ -388,11 +378,9 @@ def _checked_samples(
 ) -> list[int]:
     """The samples' numbers, after checks of the light and of all that keys the draws."""
     if not light.is_floating_point() or not bool(((light >= 0) & (light <= 1)).all()):
-        got = (
-            "NaN"
-            if bool(light.isnan().any())
-            else f"{float(light.min()):g}..{float(light.max()):g}"
-        )
+        got = f"{float(light.min()):g}..{float(light.max()):g}"
+        if bool(light.isnan().any()):
+            got = "NaN"
         raise ValueError(
             f"{name}: must be light in [0, 1], floating-point; got {light.dtype}, {got}; "
             "divide grey levels by 255"
@@ -412,12 +400,8 @@ def _checked_window(window: Area | None, camera: Camera) -> Area:
     if window is None:
         return 0, 0, camera.width, camera.height
     left, top, width, height = window
-    if (
-        min(left, top) < 0
-        or min(width, height) < 1
-        or left + width > camera.width
-        or top + height > camera.height
-    ):
+    inside = left + width <= camera.width and top + height <= camera.height
+    if min(left, top) < 0 or min(width, height) < 1 or not inside:
         raise ValueError(
             f"window: must be left, top, width, height inside {camera.width}x{camera.height}; "
             f"got {window!r}; try (48, 48, 26, 26)"

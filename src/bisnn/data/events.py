@@ -429,16 +429,11 @@ def _steps(t: np.ndarray, turns_us: Sequence[int]) -> tuple[np.ndarray, int]:
     for turn in turns_us:
         before, after = t[:-1], t[1:]
         near = turn >> 6  # about a minute without an event, at most
-        over = (
-            (before >= turn - near)
-            & (before < turn)
-            & (after < near)
-            & (before - after >= turn - near)
-        )
+        from_top = (before >= turn - near) & (before < turn)
+        over = from_top & (after < near) & (before - after >= turn - near)
         # Out of order at a turn
-        under = (
-            (after >= turn - _JITTER_US) & (after < turn) & (after - before >= turn - _JITTER_US)
-        )
+        to_top = (after >= turn - _JITTER_US) & (after < turn)
+        under = to_top & (after - before >= turn - _JITTER_US)
         step[over] += turn
         step[under] -= turn
         turned += int(over.sum()) - int(under.sum())
@@ -450,16 +445,12 @@ def _nonzero(counts: dict[str, int]) -> dict[str, int]:
 
 
 def _check_fields(events: object, fields: str = "xytp") -> None:
-    if (
-        not isinstance(events, np.ndarray)
-        or events.ndim != 1
-        or not set(fields) <= set(events.dtype.names or ())
-    ):
-        got = (
-            f"{events.dtype} of shape {events.shape}"
-            if isinstance(events, np.ndarray)
-            else type(events).__name__
-        )
+    got = type(events).__name__
+    names: set[str] = set()
+    if isinstance(events, np.ndarray):
+        got = f"{events.dtype} of shape {events.shape}"
+        names = set(events.dtype.names or ()) if events.ndim == 1 else names
+    if not isinstance(events, np.ndarray) or not set(fields) <= names:
         raise ValueError(
             f"events: must be an array (N,) with the fields {', '.join(fields)}; got {got}; "
             "see bisnn.data.EVENTS"

@@ -35,7 +35,7 @@ class Motion:
     duration_us: int
     start_us: float = 0.0  # where on its way the image is when the recording starts
     jitter_us: float = 0.0  # standard deviation of the start over the recordings
-    # the display shows a new position so often; 0: the image itself moves, smoothly
+    # The display shows a new position so often; 0: the image itself moves, smoothly
     refresh_us: int = 0
     response_us: float = 0.0  # time constant with which the display's light follows
     scale: tuple[float, float] = (1.0, 1.0)  # sensor pixels for an image pixel, along x and y
@@ -84,14 +84,13 @@ def moving(
     `start` (B,) is where each starts on its way, in standard deviations of the jitter.
     """
     images = _displayed(images, camera, motion)
-    # sensor pixels for a pixel of the enlarged image
+    # Sensor pixels for a pixel of the enlarged image
     fine = (motion.scale[0] / _FINE, motion.scale[1] / _FINE)
     t_us = np.arange(-(-motion.duration_us // camera.frame_us) + 1) * camera.frame_us
     if motion.refresh_us:
         t_us = t_us // motion.refresh_us * motion.refresh_us
-    centres = torch.from_numpy(
-        motion.at(t_us[:, None] + motion.jitter_us * start).astype(np.float32)
-    ).to(images.device)
+    centres_xy = motion.at(t_us[:, None] + motion.jitter_us * start).astype(np.float32)
+    centres = torch.from_numpy(centres_xy).to(images.device)
     left, top, width, height = window
     x, y = (torch.arange(n, device=images.device, dtype=torch.float32) for n in (width, height))
     share = -math.expm1(-camera.frame_us / motion.response_us) if motion.response_us else 1.0

@@ -141,8 +141,8 @@ def tonic_dataset(name: str, root: str | Path, train: bool) -> Any:
         ) from None
     missing = []
 
-    # Instead of tonic's own, which it calls where it does not find all
     def download(self: Any) -> None:
+        # Instead of tonic's own, which it calls where it does not find all
         place = Path(self.location_on_system, getattr(self, "data_filename", self.folder_name))
         there = place.is_file() or (
             place.is_dir() and any(file.is_file() for file in place.rglob("*"))

@@ -376,10 +376,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise ValueError(f"{file}: is not valid TOML: {error}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{file}: is not a text file in UTF-8; give a TOML config") from None
-    # The rule first
-    for override in sorted(
-        overrides, key=lambda text: text.partition("=")[0].strip() != "rule.name"
-    ):
+    rule_first = sorted(overrides, key=lambda o: o.partition("=")[0].strip() != "rule.name")
+    for override in rule_first:
         key, equals, value = override.partition("=")
         if key.count(".") > DOTS:
             raise ValueError(f"--set {key:.40}...: {TOO_DEEP}")

@@ -331,7 +331,7 @@ def _activity(model: Model, x: Tensor | Clips, some: Tensor, few: Tensor) -> dic
         s = _test_spikes(model, x, points)
         return [s, *net(s, weights=realised).spikes]
 
-    # Spikes of all are too many
+    # In parts, as the spikes of all are too many
     parts = [
         [s.sum((0, 1)).flatten() for s in run(points)[1:]] for points in some.split(model.batch)
     ]

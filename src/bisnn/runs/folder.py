@@ -1,9 +1,9 @@
 """Files of a run: atomic writes, checked safetensors, and the run folder that only one process
 writes at a time.
 
-A run folder has `config.toml` (resolved), `metrics.jsonl` (one row per epoch), `state.safetensors` and
-`state.previous.safetensors` (all that the next step depends on), `model.safetensors`, and what is
-made from them later. Loading any of them runs no code.
+A run folder has `config.toml` (resolved), `metrics.jsonl` (one row per epoch), `state.safetensors`
+and `state.previous.safetensors` (all that the next step depends on), `model.safetensors`, and what
+is made from them later. Loading any of them runs no code.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def load_tree(path: Path, kind: str) -> Any:
             f"{path}: was written by another version of bisnn: "
             f"format {header.get('version')!r:.50}, this one reads {VERSION}"
         )
-    # RecursionError is a RuntimeError
     try:
         if header.get("digest") == _digest(header["tree"], tensors):
             return _unpacked(json.loads(header["tree"]), tensors)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        # A RecursionError is a RuntimeError
         raise Damaged(f"{path}: its header does not describe a {kind} ({_short(error)})") from None
     raise Damaged(f"{path}: is damaged: its content does not match its digest")
 

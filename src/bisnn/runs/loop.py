@@ -113,10 +113,8 @@ class Training:
             list(self.net.parameters()), config.seed, self.steps_per_epoch
         )
         self.model = DistributedDataParallel(self.net) if dist.is_initialized() else self.net
-        # And so `share` is 1
-        recorded = (
-            processes.device.type == "cuda" and not dist.is_initialized() and not config.train.chunk
-        )
+        alone = not dist.is_initialized()  # and so `share` is 1
+        recorded = processes.device.type == "cuda" and alone and not config.train.chunk
         self._graphs = Graphs(list(self.net.parameters())) if recorded else None
         self._began = 0  # epochs before this process
         self.step = 0  # updates so far
