@@ -33,11 +33,9 @@ class Interrupted(RuntimeError):
 def sentence(error: OSError) -> str:
     """An error of the file system in words: path, fault, fix; a message of our own unchanged."""
     if error.filename is None or error.errno is None or error.strerror != os.strerror(error.errno):
-        return (
-            str(error)
-            if error.filename is None
-            else f"{os.fsdecode(error.filename)}: {error.strerror}"
-        )
+        if error.filename is None:
+            return str(error)
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
     path = Path(os.fsdecode(error.filename))
     return f"{path}: {_reason(error.errno, path)}"
 

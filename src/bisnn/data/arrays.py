@@ -32,11 +32,9 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
         packed = file.read(2) == b"PK"
         file.seek(0)
         try:
-            return (
-                _entries(path, file, names)
-                if packed
-                else {names[0]: _array(path, file, os.fstat(file.fileno()).st_size)}
-            )
+            if packed:
+                return _entries(path, file, names)
+            return {names[0]: _array(path, file, os.fstat(file.fileno()).st_size)}
         except _Refused as error:
             raise ValueError(str(error)) from None
         except Exception as error:

@@ -38,11 +38,9 @@ class Rows:
 
     def where(self, name: str, row: int) -> str:
         place = f"line {self.lines[row]}" if self.lines else f"row {row + 1}"
-        return (
-            f"{self.path}: {place}, column {name!r}"
-            if self.header
-            else f"{self.path}: {place}, column {name}"
-        )
+        if self.header:
+            return f"{self.path}: {place}, column {name!r}"
+        return f"{self.path}: {place}, column {name}"
 
     def column(self, name: str) -> list[str] | np.ndarray:
         return self.values[self.names.index(name)]
@@ -50,11 +48,9 @@ class Rows:
     def texts(self, name: str) -> list[str]:
         """A column of classes or targets, as text."""
         values = self.column(name)
-        return (
-            [_text(value) for value in values.tolist()]
-            if isinstance(values, np.ndarray)
-            else values
-        )
+        if isinstance(values, np.ndarray):
+            return [_text(value) for value in values.tolist()]
+        return values
 
     def at(self, chosen: np.ndarray) -> Rows:
         """Some of the rows."""
@@ -101,11 +97,9 @@ def matched(rows: Rows, schema: Schema) -> tuple[dict[str, Any], list[str] | Non
     elif len(names) == len(schema.columns):
         names = [column.name for column in schema.columns]
     else:
-        whole = (
-            f", or {len(schema.layout)}, as the training file has"
-            if len(schema.layout) > len(schema.columns)
-            else ""
-        )
+        whole = ""
+        if len(schema.layout) > len(schema.columns):
+            whole = f", or {len(schema.layout)}, as the training file has"
         raise ValueError(
             f"{rows.path}: must have {len(schema.columns)} columns, the model's features in their "
             f"order{whole}; got {len(names)}"

@@ -255,11 +255,9 @@ def _lead(score: str, rows: int, best: int | None) -> str:
     """How the verdict's sentence begins."""
     if rows == 1:
         return ""
-    return (
-        "Best: "
-        if best is not None
-        else f"None is best beyond chance; {'highest' if HIGHER_IS_BETTER[score] else 'lowest'}: "
-    )
+    if best is not None:
+        return "Best: "
+    return f"None is best beyond chance; {'highest' if HIGHER_IS_BETTER[score] else 'lowest'}: "
 
 
 def _best(name: str, rows: list[tuple[Run, str]], same: bool) -> int | None:
@@ -330,21 +328,17 @@ def _duration(seconds: float | None) -> str:
     whole = round(seconds)
     if seconds < 60:
         return f"{seconds:.1f} s"
-    return (
-        f"{whole // 60} min {whole % 60} s"
-        if whole < 3600
-        else f"{whole // 3600} h {whole % 3600 // 60} min"
-    )
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _size(count: int) -> str:
-    return (
-        f"{count} B"
-        if count < 1024
-        else f"{count / 1024:.1f} KiB"
-        if count < 2**20
-        else f"{count / 2**20:.1f} MiB"
-    )
+    if count < 1024:
+        return f"{count} B"
+    if count < 2**20:
+        return f"{count / 1024:.1f} KiB"
+    return f"{count / 2**20:.1f} MiB"
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:

@@ -214,7 +214,7 @@ class Config(Section):
             return settings
         data, rule = (_kind_of(name, settings) for name in ("data", "rule"))
         if data is None or rule is None:
-            return settings  # said elsewhere
+            return settings  # reported elsewhere
         return defaults.completed(settings, data, rule)
 
     @model_validator(mode="after")

@@ -145,11 +145,9 @@ def _nearest(key: str, settings: dict[str, Any], config: type[BaseModel]) -> str
     every = list(keys(config))
     if key in every:
         return f"it belongs to another {head}; {settings[head].get('name')} has {', '.join(own)}"
-    meant = (
-        []
-        if head.startswith("network.conv")
-        else [right for right, wrong in SYNONYMS.items() if leaf in wrong]
-    )
+    meant = [right for right, wrong in SYNONYMS.items() if leaf in wrong]
+    if head.startswith("network.conv"):
+        meant = []
     here = [
         right
         for right in meant

@@ -259,21 +259,17 @@ def describe_model(
             "use 'map'"
         )
     if predictor == "map" and members is not None:
-        way = (
-            "leave it out"
-            if trained.members is None
-            else "leave it out, or use predictor 'members'"
-        )
+        way = "leave it out"
+        if trained.members is not None:
+            way += ", or use predictor 'members'"
         raise ValueError(
             "members: are drawn from a posterior, and the map is one set of weights; "
             f"got {members}; {way}"
         )
     drawn = None
-    count = (
-        positive_int("members", trained.members if members is None else members)
-        if predictor != "map"
-        else 0
-    )
+    count = 0
+    if predictor != "map":
+        count = positive_int("members", trained.members if members is None else members)
     if predictor == "members":
         drawn = weights.draw_members([layer.weight for layer in net.layers], count, config.seed)
     bits = describe(net, drawn, posterior=predictor == "posterior")

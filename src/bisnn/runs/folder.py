@@ -188,11 +188,9 @@ class RunFolder:
             entry.name not in (".lock", LAUNCH) and not _LEFT_OVER.fullmatch(entry.name)
             for entry in entries
         ):
-            way = (
-                f"continue it with: bisnn resume {self}, or give"
-                if self.config_file.exists()
-                else "give"
-            )
+            way = "give"
+            if self.config_file.exists():
+                way = f"continue it with: bisnn resume {self}, or give"
             raise ValueError(f"{self}: is not empty; {way} another folder")
 
     def create(self, settings: Config) -> None:
@@ -283,11 +281,8 @@ class RunFolder:
 
     def cut_metrics(self, rows: int) -> None:
         """Keep the first `rows` rows: those after the checkpoint will come again."""
-        lines = (
-            read_bytes(self.metrics_file).splitlines(keepends=True)
-            if self.metrics_file.exists()
-            else []
-        )
+        content = read_bytes(self.metrics_file) if self.metrics_file.exists() else b""
+        lines = content.splitlines(keepends=True)
         whole = [line for line in lines if line.endswith(b"\n")]
         if len(whole) < rows:
             raise ValueError(

@@ -60,11 +60,9 @@ class Processes:
                 'train.device: "cuda" needs a GPU that PyTorch can use, and there is none; '
                 "use --set train.device=cpu"
             )
-        device = (
-            torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
-            if kind == "cuda"
-            else torch.device("cpu")
-        )
+        device = torch.device("cpu")
+        if kind == "cuda":
+            device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
         if kind == "cuda":
             torch.cuda.set_device(device)
         if "WORLD_SIZE" not in os.environ:  # torchrun sets it

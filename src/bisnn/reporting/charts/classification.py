@@ -62,11 +62,9 @@ def _plane(run: Run, name: str) -> list[Part]:
     ax.plot(*wrong.T, "x", color=SOFT, ms=5, mew=1.4)
     ax.set(title="second feature", xlabel="first feature", xlim=extent[:2], ylim=extent[2:])
     ax.grid(False)
-    crosses = (
-        f"crosses: the {len(wrong):,} test points that are wrong"
-        if len(wrong)
-        else "no test point is wrong"
-    )
+    crosses = "no test point is wrong"
+    if len(wrong):
+        crosses = f"crosses: the {len(wrong):,} test points that are wrong"
     caption = (
         "Colour is the most probable class, its strength the confidence: "
         "far from the training points, which are the "
@@ -191,10 +189,8 @@ def _mistakes(run: Run) -> Part:
 
 
 def _short(count: int) -> str:
-    return (
-        str(count)
-        if count < 1000
-        else f"{count / 1000:.1f}k"
-        if count < 10_000
-        else f"{count / 1000:.0f}k"
-    )
+    if count < 1000:
+        return str(count)
+    if count < 10_000:
+        return f"{count / 1000:.1f}k"
+    return f"{count / 1000:.0f}k"
