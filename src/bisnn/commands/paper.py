@@ -65,9 +65,7 @@ def reproduce(
     no_training: NoTraining = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train the runs of the paper's figures or table, measure and draw them. The same command again
-    goes on where it stopped.
-    """
+    """Train, measure and draw the paper's figures or table. Called again, it goes on from there."""
     from bisnn_experiments import recognition, reproduction
 
     out = out or Path("out") / recipe.value

@@ -160,8 +160,10 @@ def encoded(
     draw: int,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Points x (B, d) as spikes (T, B, N), bool; keyed by seed, value, purpose and draw, so any
-    order, batch or subset of them has the same spikes.
+    """Points x (B, d) as spikes (T, B, N), bool.
+
+    They are keyed by seed, value, purpose and draw, so that any order, batch or subset of the
+    points has the same spikes.
     """
     coded = encoding.encode(x.numpy(), dict(code), seed, purpose, draw)
     return to_device(torch.from_numpy(coded.view(bool)), device)

@@ -56,8 +56,9 @@ class DataSection(Section):
         raise ValueError(f"data.name: {self.name} has no recordings of events")
 
     def load(self, seed: int, device: str, show: bool) -> LoadedData:
-        """The points, the same for the same seed; with `show`, a progress bar while a cache of
-        recordings is built, which may be made on `device`.
+        """The points, the same for the same seed.
+
+        With `show`, a progress bar runs while a cache of recordings is built, perhaps on `device`.
         """
         raise NotImplementedError
 

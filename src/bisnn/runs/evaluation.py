@@ -378,8 +378,9 @@ def _counted(s: Tensor) -> Tensor:
 
 
 def _posterior(model: Model) -> Histogram | None:
-    """Histogram, over [0, 1], of the probability that a weight of each layer is the highest level,
-    for binary weights p = sigma(2 w^r); None where the weights are no posterior.
+    """Histogram, by layer, of the probability that a weight is the highest level.
+
+    For binary weights this is p = sigma(2 w^r). None where the weights have no posterior.
     """
     if not model.config.rule.posterior():
         return None

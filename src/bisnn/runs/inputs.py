@@ -13,8 +13,9 @@ from bisnn.runs.config import Config
 
 
 def load_dataset(config: Config, show: bool = True, given: Dataset | None = None) -> LoadedData:
-    """The points of a config, the same for the same seed, or those given from Python; with `show`,
-    a progress bar while a cache of recordings is built.
+    """The points of a config, the same for the same seed, or those given from Python.
+
+    With `show`, a progress bar runs while a cache of recordings is built.
     """
     if given is not None:
         return given.load(config.data.validation, config.seed)

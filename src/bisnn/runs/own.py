@@ -58,8 +58,9 @@ def imported(key: str, name: str) -> Any:
 def arguments(
     key: str, function: Callable, options: dict[str, Any], seed: int, ours: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The options of a section as arguments of a function, checked; `ours` are given beside them.
-    A function that takes a seed gets the run's.
+    """The options of a section as arguments of a function, checked.
+
+    `ours` are given beside them, and a function that takes a seed gets the run's.
     """
     try:
         taken = inspect.signature(function).parameters
@@ -189,8 +190,9 @@ class RuleRecord(Section):
 
 
 class OwnRule(RuleSection):
-    """A rule `module:Class` of the user's, with the options of its constructor; or an optimizer,
-    such as `torch.optim:AdamW`, which trains real weights.
+    """A rule `module:Class` of the user's, with the options of its constructor.
+
+    Or an optimizer, such as `torch.optim:AdamW`, which trains real weights.
     """
 
     model_config = OPEN

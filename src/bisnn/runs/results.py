@@ -72,8 +72,9 @@ EMPTY: Any = Field(default_factory=lambda: torch.zeros(0))
 
 
 class Predictions(Finding):
-    """Of the test points, (N, ...) each: for classes mean, entropy and mutual information; for
-    targets mean and deviation. What does not apply is empty.
+    """Predictions on the test points, (N, ...) each; what does not apply is empty.
+
+    For classes: mean, entropy and mutual information. For targets: mean and deviation.
     """
 
     mean: Tensor
