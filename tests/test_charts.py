@@ -253,7 +253,8 @@ def test_baseline_is_that_of_scikit_learn(runs, tmp_path):
             values = {metric: values[metric] for metric in expected}
         assert values == pytest.approx(expected, rel=1e-5)
         shown = tables(tmp_path, runs[name])[
-            f"Verdict on {'rare.csv' if name == 'rare' else 'two_moons' if name == 'moons' else 'one_d'}"
+            "Verdict on "
+            f"{'rare.csv' if name == 'rare' else 'two_moons' if name == 'moons' else 'one_d'}"
         ]
         assert shown[-1][0] == f"baseline: {label}"
         assert "best" not in "".join(shown[-1])

@@ -137,9 +137,8 @@ def test_predictions_as_csv(bisnn_, trained, tmp_path):
         float(row["mutual_information"]) for row in rows
     ] == expected.mutual_information.tolist()
     assert [int(row["class"]) for row in rows] == expected.mean.argmax(-1).tolist()
-    np.save(
-        tmp_path / "many.npy", np.tile(x, (70, 1))
-    )  # enough for a bar, which must not get into the output
+    # Enough for a bar, which must not get into the output
+    np.save(tmp_path / "many.npy", np.tile(x, (70, 1)))
     code, out, _ = bisnn_("predict", trained, tmp_path / "many.npy")
     assert len(list(csv.DictReader(out.splitlines()))) == 280
     assert out.startswith("class,confidence,")
@@ -207,7 +206,9 @@ def test_recordings_that_cannot_be_predicted(bisnn_, recorded, trained, tmp_path
         "noise.bin": "noise.bin: 20 of 20 addresses are outside the sensor",
         "empty": "empty: is a folder without recordings",
         "points.csv": "points.csv: must be an .aedat (AER-DAT2.0) or a .bin (N-MNIST) file",
-        "large.aedat": "large.aedat: must have the 34 x 34 pixels that the model was trained on; got 128 x 128",
+        "large.aedat": (
+            "large.aedat: must have the 34 x 34 pixels that the model was trained on; got 128 x 128"
+        ),
     }
     for name, message in cases.items():
         code, out, error = bisnn_(
@@ -265,9 +266,8 @@ def test_names_are_no_markup(bisnn_, tmp_path, monkeypatch):
     folder = tmp_path / "a [/b] [red] b"
     code, out, error = bisnn_("train", tmp_path / "small.toml", "--out", folder, "-q")
     assert code == 0
-    assert all(
-        line.startswith(f"{folder}: ") for line in error.splitlines()
-    )  # that the features say nothing
+    # That the features say nothing
+    assert all(line.startswith(f"{folder}: ") for line in error.splitlines())
     assert f"report: {folder / 'report.html'}\n" in out
     (tmp_path / "x.csv").write_text("1,2\n")
     code, out, error = bisnn_("predict", folder, tmp_path / "x.csv")
@@ -280,9 +280,7 @@ FORMULA, ESCAPE = "=cmd|' /C calc'!A0", "a\x1b]0;owned\x07\x9b2J\u202eb"
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    """A run whose classes, and a recording's folder whose files, have names that a spreadsheet or a
-    terminal would obey.
-    """
+    """A run and a folder with names that a spreadsheet or a terminal would obey."""
     folder = tmp_path_factory.mktemp("hostile")
     classes = [FORMULA, ESCAPE, "-1", "@x", "+1e3", "-x"]
     rows = [[i % 7, i % 5, classes[i % 6]] for i in range(120)]
@@ -457,9 +455,7 @@ def test_unwritable_folder_is_one_line(bisnn_, tmp_path, monkeypatch):
 
 
 def drop_the_right_to_write_anywhere():
-    """Root may write into read-only folders by two capabilities, which this process, about to start
-    another program, gives up.
-    """
+    """Give up the capabilities by which root may write into read-only folders."""
     libc = ctypes.CDLL(None)
     for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
         libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
@@ -467,9 +463,7 @@ def drop_the_right_to_write_anywhere():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="takes rights from root by Linux capabilities")
 def test_every_command_that_writes_says_where_it_may_not(trained, tmp_path):
-    """Read-only folders, a file where a folder is needed and the other way round: one line that
-    begins with the path.
-    """
+    """Read-only folders, a file for a folder and a folder for a file: one line, path first."""
     run = shutil.copytree(trained, tmp_path / "run")
     evaluation.evaluate(run, show=False)
     shutil.copytree(run, tmp_path / "locked").joinpath(".lock").unlink(missing_ok=True)
@@ -478,10 +472,8 @@ def test_every_command_that_writes_says_where_it_may_not(trained, tmp_path):
     events.write_aedat(tmp_path / "a.aedat", made_up(100, 128, 0))
     for name in ("closed", "folder.csv", "folder.safetensors"):
         (tmp_path / name).mkdir()
-    denied, file = (
-        ": permission denied; change the permissions",
-        "x.csv is a file, not a folder; give another place",
-    )
+    denied = ": permission denied; change the permissions"
+    file = "x.csv is a file, not a folder; give another place"
     cases = [
         ("train small.toml -q --out closed/a", "closed/a" + denied),
         ("train small.toml -q --out x.csv", "x.csv: is a file where a folder is needed"),
@@ -515,7 +507,8 @@ import contextlib, io, json, sys
 from bisnn import cli
 for arguments in json.load(sys.stdin):
     sys.argv = ["bisnn", *arguments.split()]
-    with contextlib.redirect_stderr(io.StringIO()) as error, contextlib.redirect_stdout(io.StringIO()):
+    error = io.StringIO()
+    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
         try:
             cli.main()
         except SystemExit as end:
@@ -614,7 +607,8 @@ def test_help_is_quick_and_imports_nothing_heavy():
     code = (
         "import sys\nsys.argv = ['bisnn', '--help']\nfrom bisnn.cli import main\n"
         "try: main()\nexcept SystemExit: pass\n"
-        "print([m for m in ('torch', 'numba', 'numpy', 'matplotlib', 'sklearn', 'pydantic') if m in sys.modules])"
+        "print([m for m in ('torch', 'numba', 'numpy', 'matplotlib', 'sklearn', 'pydantic') if m "
+        "in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]", done.stdout[-500:] + done.stderr
@@ -680,7 +674,10 @@ def test_reproduce_passes_its_options_on(bisnn_, tmp_path, monkeypatch):
 )
 def test_under_torchrun_the_interpreter_is_left_without_its_shutdown(arguments, code):
     """There gloo's threads could abort it (see `cli.main`); all output and the exit status stay."""
-    program = "import atexit, sys; from bisnn.cli import main; atexit.register(print, 'shut down'); main()"
+    program = (
+        "import atexit, sys; from bisnn.cli import main; atexit.register(print, 'shut down'); "
+        "main()"
+    )
     outcomes = []
     for extra in ({}, {"WORLD_SIZE": "1", "RANK": "0"}):
         done = subprocess.run(
@@ -731,7 +728,8 @@ def test_exports_say_what_they_wrote(bisnn_, trained, arguments, said, written):
         (["--to", "c", "--as", "posterior"], '"posterior" is for --to packed'),
         (
             ["--to", "c", "--prefix", "2nd"],
-            "prefix: must be a C identifier that starts with a letter and names no header of C; got '2nd'",
+            "prefix: must be a C identifier that starts with a letter and names no header of "
+            "C; got '2nd'",
         ),
         (["--to", "c", "--prefix", "math"], "got 'math'; use e.g. 'model'"),
         (["--prefix", "moons"], "prefix: is of --to c; got 'moons' with 'packed'; leave it out"),

@@ -1,6 +1,4 @@
-"""Tables of one's own: columns by name, blanks and categories, targets in their units; the same in
-training, files and engine.
-"""
+"""Tables of one's own: columns by name, blanks, categories, targets; in files and the engine."""
 
 from __future__ import annotations
 
@@ -56,9 +54,7 @@ def write(path, rows, header=HEADER, delimiter=",", named=True):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run on a table with everything: blanks, categories in words and in numbers, a dropped
-    column.
-    """
+    """A run on a table with everything: blanks, categories as words and numbers, a drop."""
     folder = tmp_path_factory.mktemp("table")
     data = {
         "name": "table",
@@ -99,8 +95,10 @@ def test_features_are_those_of_scikit_learn(tmp_path):
     wanted = [imputer.transform([[33], [np.nan]]), encoder.transform([["Bonn", "2"], ["Ulm", "9"]])]
     np.testing.assert_array_equal(new[0], np.concatenate(wanted, 1))
     assert new[1] == [
-        "column 'town': 1 cells are of no category of the training rows, e.g. 'Bonn', and count as none",
-        "column 'floor': 1 cells are of no category of the training rows, e.g. '9', and count as none",
+        "column 'town': 1 cells are of no category of the training rows, e.g. 'Bonn', and "
+        "count as none",
+        "column 'floor': 1 cells are of no category of the training rows, e.g. '9', and count "
+        "as none",
     ]
 
 
@@ -167,8 +165,8 @@ def test_labels_that_are_blank_or_unknown(run, tmp_path, bisnn_):
     _, again, error = bisnn_("predict", run, write(tmp_path / "b.csv", rows))
     assert again == out
     assert (
-        "accuracy 0.3333 on 3 rows that have their class or target; 1 of a class that the model does not know"
-        in error
+        "accuracy 0.3333 on 3 rows that have their class or target; "
+        "1 of a class that the model does not know" in error
     )
 
 
@@ -206,8 +204,8 @@ def test_without_a_header_columns_are_taken_by_position(run, tmp_path, bisnn_):
     )
     assert code == 1
     assert (
-        "must have 3 columns, the model's features in their order, or 5, as the training file has; got 4"
-        in error
+        "must have 3 columns, the model's features in their order, or 5, as the training file has; "
+        "got 4" in error
     )
 
 
@@ -363,7 +361,7 @@ def test_bad_descriptions_are_refused(run, tmp_path):
 
 @pytest.fixture(scope="module")
 def priced(tmp_path_factory):
-    """Runs on the same prices: as they are, in units 1024 times smaller, and with a large offset."""
+    """Runs on the same prices: as they are, in units 1024 times smaller, with a large offset."""
     base = tmp_path_factory.mktemp("prices")
     x = np.random.default_rng(7).random((60, 2))
     y = 300 + 200 * x[:, 0] - 100 * x[:, 1]
@@ -412,9 +410,8 @@ def test_predictions_are_near_the_targets(priced):
     folders, x = priced
     for name, offset in (("plain", 0), ("offset", 1e9)):
         mean = model.load(folders[name]).predict(x).mean[:, 0].numpy() - offset
-        assert (
-            np.sqrt(np.mean((mean - (300 + 200 * x[:, 0] - 100 * x[:, 1])) ** 2)) < 50
-        )  # the targets' deviation is 65
+        # The targets' deviation is 65
+        assert np.sqrt(np.mean((mean - (300 + 200 * x[:, 0] - 100 * x[:, 1])) ** 2)) < 50
         assert metrics_of(folders[name])["rmse"]["value"] < 50
 
 
@@ -470,8 +467,8 @@ def test_no_better_than_the_commonest_class(tmp_path, capsys):
     assert verdict.beaten_by == []
     said = capsys.readouterr().err
     assert (
-        "is no better, beyond chance, than always answering with the majority class (0.5833): train longer"
-        in said
+        "is no better, beyond chance, than always answering with the majority class (0.5833): "
+        "train longer" in said
     )
 
 

@@ -1,4 +1,4 @@
-"""Configs: every shipped one loads; a mistake is one line with file, key and the nearest valid key."""
+"""Configs: every shipped one loads; a mistake is one line with file, key and nearest valid key."""
 
 from __future__ import annotations
 
@@ -45,10 +45,17 @@ MISTAKES = {
     "rule.temprature=1": "rule.temprature: unknown key; the nearest valid key is rule.temperature",
     "epochs=3": "epochs: unknown key; the nearest valid key is train.epochs",
     "train.batchsize=3": "train.batchsize: unknown key; the nearest valid key is train.batch_size",
-    "rule.clip=1": "rule.clip: unknown key; it belongs to another rule; bayes has rule.name, rule.lr, rule.precondition",
+    "rule.clip=1": (
+        "rule.clip: unknown key; it belongs to another rule; "
+        "bayes has rule.name, rule.lr, rule.precondition"
+    ),
     "zzz=1": "zzz: unknown key; valid keys here: version, seed, data",
-    "rule.name=bays": "rule.name: must be one of st, bayes, bop, full; got 'bays'; did you mean 'bayes'?",
-    "data.name=moons": "table, nmnist, mnist_dvs, digits, tonic; got 'moons'; did you mean 'two_moons'?",
+    "rule.name=bays": (
+        "rule.name: must be one of st, bayes, bop, full; got 'bays'; did you mean 'bayes'?"
+    ),
+    "data.name=moons": (
+        "table, nmnist, mnist_dvs, digits, tonic; got 'moons'; did you mean 'two_moons'?"
+    ),
     "train.epochs=1.5": "train.epochs: must be a valid integer; got 1.5",
     "train.epochs=ten": "train.epochs: must be a valid integer; got 'ten'",
     "train.epochs=-1": "train.epochs: must be greater than or equal to 0; got -1",
@@ -57,9 +64,15 @@ MISTAKES = {
     "rule.temperature=-1": "rule.temperature: must be greater than or equal to 0; got -1",
     "train.schedule=cosin": "train.schedule: must be 'constant' or 'cosine'; got 'cosin'",
     "network.layers=[]": "network: layers must have at least one item where there is no conv",
-    "network.conv=[{channels=4,kernel=3}]": "network.conv and augment are for recordings; two_moons has points: leave them out",
-    "network.conv=[{channels=4,kernel=3,poool=2}]": "conv.0.poool: unknown key; the nearest valid key is network.conv.0.pool",
-    "augment.shift=1": "network.conv and augment are for recordings; two_moons has points: leave them out",
+    "network.conv=[{channels=4,kernel=3}]": (
+        "network.conv and augment are for recordings; two_moons has points: leave them out"
+    ),
+    "network.conv=[{channels=4,kernel=3,poool=2}]": (
+        "conv.0.poool: unknown key; the nearest valid key is network.conv.0.pool"
+    ),
+    "augment.shift=1": (
+        "network.conv and augment are for recordings; two_moons has points: leave them out"
+    ),
     "network.layers=[16, 0]": "network.layers.1: must be greater than or equal to 1; got 0",
     "neuron.tau_mem=3": "neuron: tau_mem must be above tau_syn = 6",
     "train.burn_in=100": "train.burn_in must be below encode.steps = 100; got 100",
@@ -154,7 +167,8 @@ def test_the_same_rule_drops_nothing(capsys):
 def test_several_mistakes_are_a_line_each_and_name_the_file(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(
-        'version = 1\nsed = 1\n[data]\nname = "two_moons"\n[rule]\nname = "bop"\nlr = 0.1\n[train]\nepochs = 1\n'
+        'version = 1\nsed = 1\n[data]\nname = "two_moons"\n[rule]\nname = "bop"\nlr = 0.1\n'
+        "[train]\nepochs = 1\n"
     )
     with pytest.raises(ValueError, match=r"rule\.threshold: is missing") as error:
         config.load(file)
@@ -229,7 +243,8 @@ def test_one_realisation_where_there_is_no_posterior():
 
 def test_paths_of_a_table_are_relative_to_the_config(tmp_path):
     (tmp_path / "mine.toml").write_text(
-        'version = 1\n[data]\nname = "table"\ntrain = "points.csv"\n[rule]\nname = "st"\nlr = 1.0\n[train]\nepochs = 1\n'
+        'version = 1\n[data]\nname = "table"\ntrain = "points.csv"\n[rule]\nname = "st"\nlr = 1.0\n'
+        "[train]\nepochs = 1\n"
     )
     assert config.load(tmp_path / "mine.toml").data.train == str(
         (tmp_path / "points.csv").resolve()

@@ -1,6 +1,4 @@
-"""Several processes: rules under DistributedDataParallel equal one process with the whole batch; a
-death is survived.
-"""
+"""Several processes: rules under DistributedDataParallel equal one process; a death is survived."""
 
 from __future__ import annotations
 
@@ -83,8 +81,10 @@ update, (victim, step) = training.Training.update, map(int, sys.argv[1:3])
 del sys.argv[1:3]
 
 def killed(self):
-    if (self.step, int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]) == (step, victim, "0"):
-        print("killed now", file=sys.stderr, flush=True)  # torchrun may name the other worker's end, which comes of it
+    here = (self.step, int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if here == (step, victim, "0"):
+        # torchrun may name the other worker's end, which comes of it
+        print("killed now", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     return update(self)
 
@@ -158,7 +158,10 @@ def test_a_process_that_nobody_joins_says_so(tmp_path, rank):
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     (tmp_path / "small.toml").write_text(small().to_toml())
-    program = "from bisnn import cli; from bisnn.runs import processes; processes.MINUTES = 0.02; cli.main()"
+    program = (
+        "from bisnn import cli; from bisnn.runs import processes; processes.MINUTES = 0.02; "
+        "cli.main()"
+    )
     environment = {
         **os.environ,
         "RANK": rank,

@@ -1,6 +1,4 @@
-"""CUDA graphs of a training step: the same bits as without, no memory kept, and gradients as they
-were after an error.
-"""
+"""CUDA graphs of a training step: the same bits, no memory kept, gradients safe after an error."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def both(config, folder, monkeypatch) -> list[dict[str, bytes]]:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_run_has_the_same_bits(tmp_path, monkeypatch, rule):
-    """With a last mini-batch that is smaller, two realisations a step, and validation in between."""
+    """With a smaller last mini-batch, two realisations per step, and validation in between."""
     config = small(
         rule,
         **{
@@ -88,9 +86,7 @@ def test_a_run_on_recordings_has_the_same_bits(tmp_path, monkeypatch, rule, grad
 
 
 def test_gradients_add_up():
-    """To those that are there already, as those of a backward pass do; also to those of the call
-    before.
-    """
+    """To those that are there already, as in a backward pass; also to those of the last call."""
     w = torch.nn.Parameter(torch.tensor([1.0, 2.0], device="cuda"))
     unused = torch.nn.Parameter(torch.zeros(1, device="cuda"))
     graphs = Graphs([w, unused])

@@ -55,9 +55,7 @@ def test_predict_is_the_network_on_keyed_spikes(runs):
 
 
 def test_a_prediction_does_not_depend_on_the_row(runs):
-    """Any order, subset and repetition of points; the same in the packed engine; and so in a
-    report's parts.
-    """
+    """Any order, subset and repetition of points; also in the packed engine and in a report."""
     trained = model.load(runs["bayes"])
     x = points(40)
     whole = trained.predict(x).mean
@@ -127,9 +125,10 @@ def test_batches_of_points_change_nothing(runs, monkeypatch, over_time):
             pieces = trained.predict(points(7, features), over_time=over_time, advance=seen.append)
         assert seen == [3, 3, 1]
         for field in whole.__dataclass_fields__:
+            # Sums in float32
             torch.testing.assert_close(
                 getattr(pieces, field), getattr(whole, field), rtol=1e-6, atol=1e-6
-            )  # sums in float32
+            )
 
 
 @pytest.mark.parametrize("x", [points(3, 3), points(0), points(2)[0], np.full((1, 2), np.nan)])

@@ -1,6 +1,4 @@
-"""Event datasets and their cache: the right bits, never stale, never half-written; keyed
-augmentation; a run from end to end.
-"""
+"""Event datasets and their cache: right bits, never stale or half-written; augmentation; a run."""
 
 from __future__ import annotations
 
@@ -77,9 +75,7 @@ def test_nmnist_has_the_bits_of_its_files(nmnist):
 
 
 def test_mnist_dvs_by_the_authors_protocol(tmp_path):
-    """Ids to 900 train, the rest tests; 26 x 26 pixels from 48 on; time begins with the first
-    event.
-    """
+    """Ids to 900 train, the rest test; 26 x 26 pixels from 48 on; time from the first event."""
     folder = tmp_path / "D" / "scale04"
     folder.mkdir(parents=True)
     for number in (1, 900, 901):
@@ -174,9 +170,7 @@ def test_bits_come_back(shape, seed, tmp_path_factory):
 
 @given(at=st.integers(0, 10**6), bit=st.integers(0, 7), cut=st.integers(0, 10**6))
 def test_damaged_caches_are_recognised(at, bit, cut, tmp_path_factory):
-    """A flipped bit anywhere but in the padding is noticed: by the header, by the size, or by a
-    record's checksum.
-    """
+    """A flipped bit is noticed by the header, the size or a record's checksum, but in padding."""
     path = tmp_path_factory.mktemp("c") / "b"
     x = np.random.default_rng(0).integers(0, 2, (3, 100), dtype=np.uint8)
     cache.build(path, (100,), 3, lambda i: x[i])
@@ -197,7 +191,8 @@ def test_damaged_caches_are_recognised(at, bit, cut, tmp_path_factory):
 def test_two_processes_build_one_file(tmp_path):
     program = (
         "import sys, time, numpy as np; from pathlib import Path; from bisnn.data import cache\n"
-        "def record(i): time.sleep(0.02); print(i, flush=True); return np.full(9, i % 2, np.uint8)\n"
+        "def record(i): time.sleep(0.02); print(i, flush=True); "
+        "return np.full(9, i % 2, np.uint8)\n"
         "print(cache.build(Path(sys.argv[1]), (9,), 20, record).read([3]).sum())"
     )
     command = [sys.executable, "-c", program, tmp_path / "b"]
@@ -251,9 +246,7 @@ def test_augmentation_and_unpacking_on_a_gpu_give_the_same_bits(tmp_path):
 
 
 def test_augmentation_moves_and_thins():
-    """A single dot moves by at most the stated steps and pixels, both ways; spikes are lost at the
-    stated rate.
-    """
+    """A dot moves at most the stated steps and pixels, both ways; spikes are lost at the rate."""
     x = torch.zeros(11, 400, 2, 9, 9, dtype=torch.uint8)
     x[5, :, 1, 4, 4] = 1
     moved = augmented(x, Augmentation(shift=2, jitter=3), 0, 0, torch.arange(400)).nonzero()
@@ -271,9 +264,7 @@ def test_augmentation_moves_and_thins():
 
 
 def test_augmentation_turns_and_grows_about_the_middle():
-    """Against a loop over pixels: each shows what lay, before, at its place turned back and shrunk
-    back.
-    """
+    """Against a loop over pixels: each shows what lay at its place turned and shrunk back."""
     x = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (2, 40, 1, 9, 7), dtype=np.uint8))
     samples = torch.arange(40) + 10
     turned = augmented(x, Augmentation(rotate=50, zoom=0.4), 3, 7, samples)
@@ -311,7 +302,10 @@ def test_what_was_left_out_is_said_once(nmnist, capsys):
     assert capsys.readouterr().err == ""
     spoilt(nmnist / "Train" / "3" / "00001.bin")
     NMNIST(nmnist, show=False)
-    said = "nmnist: events left out of 1 recording (outside the sensor: 2, bytes after the last record: 1)"
+    said = (
+        "nmnist: events left out of 1 recording (outside the sensor: "
+        "2, bytes after the last record: 1)"
+    )
     assert capsys.readouterr().err == f"{said}\n"
     NMNIST(nmnist, show=False)
     assert capsys.readouterr().err == "", "it comes from the cache"
@@ -326,9 +320,10 @@ def test_clocks_that_were_put_right_are_said(tmp_path, capsys):
         file = folder / f"mnist_5_scale04_{number:04d}.aedat"
         content = file.read_bytes()
         records = len(content) - 8 * 300
+        # The first event comes last
         file.write_bytes(
             content[:records] + content[records + 8 :] + content[records : records + 8]
-        )  # the first event comes last
+        )
     MNISTDVS(tmp_path / "D", steps=3, show=False)
     assert (
         capsys.readouterr().err
@@ -386,9 +381,7 @@ def test_a_run_on_recordings(nmnist, tmp_path, monkeypatch):
 @pytest.mark.parametrize("gradient", ["local", "bptt"])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_step_on_a_gpu_waits_for_nothing(nmnist, rule, gradient):
-    """Reading, augmentation (but `drop`), dropout and update hand their work to the GPU: the next
-    step begins before it is done.
-    """
+    """Reading, augmentation, dropout and update hand work to the GPU and do not wait for it."""
     augment = {"rotate": 10.0, "zoom": 0.1, "shift": 1, "jitter": 1}
     network = {**RECORDED["network"], "gradient": gradient, "dropout": 0.5}
     config = parse({**RECORDED, "rule": RULES[rule], "augment": augment, "network": network}, "run")
@@ -428,7 +421,9 @@ def test_all_classes_must_be_there(nmnist):
     )
     with pytest.raises(
         ValueError,
-        match=r"data\.classes: .* has no training recording of 1, 5; give a folder that has, or fewer",
+        match=(
+            r"data\.classes: .* has no training recording of 1, 5; give a folder that has, or fewer"
+        ),
     ):
         inputs.load_dataset(config)
 
@@ -556,7 +551,8 @@ def test_recordings_that_are_not_as_the_trained_ones(trained, tmp_path, capsys):
     model.predict_recordings([good, late])
     assert capsys.readouterr().err.splitlines() == [
         "recordings: events left out of 1 recording (outside the sensor: 3)",
-        "recordings: 1 recording without an event in what the model looks at, the first 12 time steps of 25,000 us",
+        "recordings: 1 recording without an event in what the model looks at, the first 12 "
+        "time steps of 25,000 us",
     ]
 
 
@@ -718,12 +714,10 @@ class Part:
     """Some recordings of another dataset, as torch's Subset."""
 
     def __init__(self, dataset: Fake, indices):
-        self.dataset, self.indices, self.sensor_size, self.data = (
-            dataset,
-            indices,
-            dataset.sensor_size,
-            None,
-        )
+        self.dataset = dataset
+        self.indices = indices
+        self.sensor_size = dataset.sensor_size
+        self.data = None
 
     def __len__(self):
         return len(self.indices)
@@ -733,9 +727,7 @@ class Part:
 
 
 def test_parts_of_a_dataset_have_caches_of_their_own(tmp_path):
-    """Even if they begin and end with the same recordings; and another dataset behind them is
-    noticed.
-    """
+    """Even with the same first and last recordings; another dataset behind them is noticed."""
     parts = [
         FromTonic(Part(Fake(), indices), **LOOKS)
         for indices in ([0, 1, 4], [0, 2, 4], np.array([0, 3, 4]))
@@ -909,7 +901,10 @@ def test_without_tonic(tmp_path, monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    message = r"data.dataset: tonic must be installed to read SHD; got none; run `pip install 'bisnn\[tonic\]'`"
+    message = (
+        r"data.dataset: tonic must be installed to read SHD; got none; "
+        r"run `pip install 'bisnn\[tonic\]'`"
+    )
     with pytest.raises(ValueError, match=message):
         training.train(parse(TONIC, "run"), tmp_path / "run", show=False)
     assert not (tmp_path / "run").exists()
@@ -938,16 +933,13 @@ def test_nothing_is_downloaded(name, tmp_path, no_network):
     ) as error:
         training.train(config, tmp_path / "run", show=False)
     code = str(error.value).split('python -c "')[1].rstrip('"')
-    with pytest.raises(
-        AssertionError, match="went to the network"
-    ):  # what it tells the user to do downloads
+    # What it tells the user to do downloads
+    with pytest.raises(AssertionError, match="went to the network"):
         exec(code, {})
 
 
 def test_tonics_own_nmnist(nmnist, tmp_path, no_network):
-    """As tonic lays it out, read by tonic, gives the same bits as our reader; an archive half
-    unpacked is refused.
-    """
+    """Read by tonic, it gives the same bits as our reader; a half-unpacked one is refused."""
     (tmp_path / "saved").mkdir()
     nmnist.rename(tmp_path / "saved" / "NMNIST")
     ours = NMNIST(tmp_path / "saved" / "NMNIST", steps=6, bin_us=50_000, show=False)
@@ -1001,11 +993,9 @@ def test_tonics_own_spoken_digits(tmp_path, no_network):
             spikes = file.create_dataset(f"spikes/{name}", (2,), dtype=h5py.vlen_dtype(dtype))
             for i, value in enumerate(values):
                 spikes[i] = np.array(value, dtype)
-        file["labels"], file["extra/keys"], file["extra/speaker"] = (
-            [1, 0],
-            np.array([b"null", b"eins"]),
-            [0, 0],
-        )
+        file["labels"] = [1, 0]
+        file["extra/keys"] = np.array([b"null", b"eins"])
+        file["extra/speaker"] = [0, 0]
     data = FromTonic(
         tonic_dataset("SHD", tmp_path, True), steps=4, bin_us=250_000, start_us=0, show=False
     )

@@ -62,9 +62,7 @@ def judged(folder: Path, settings: config.Config) -> Path:
 
 
 def recorded(folder: Path) -> dict[str, Path]:
-    """Runs on recordings: two rules on the same ones, two convolutional layers and a dense one; and
-    one with dense layers alone.
-    """
+    """Runs on recordings: two rules on the same ones, with and without convolutional layers."""
     data = {**RECORDED["data"], "root": str(made_up_nmnist(folder / "N")), "steps": 13}
     wide = {"channels": 10, "kernel": 5, "stride": 2, "pool": 2}
     layers = {
@@ -97,7 +95,9 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("BISNN_CACHE", str(folder / "cache"))
         on_recordings = recorded(folder)
-    points = f'version = 1\n[data]\nname = "table"\ntrain = "{{}}"\ntask = "{{}}"\n{{}}\n[train]\nepochs = 1\n'  # noqa: F541
+    points = (
+        'version = 1\n[data]\nname = "table"\ntrain = "{}"\ntask = "{}"\n{}\n[train]\nepochs = 1\n'
+    )
     classes = folder / "classes.toml"
     file = table(folder / "classes", lambda i, a: [SCRIPT, "b&amp;b", "$c$"][i % 3])
     classes.write_text(points.format(file, "classification", '[rule]\nname = "full"\nlr = 0.01'))
@@ -134,9 +134,7 @@ TOGETHER = {"both": ("validated", "line"), "shared": ("recordings", "again")}
 
 
 def figures(runs: dict[str, Path], page: str) -> int:
-    """How many figures a page should have; "shared" draws recordings once, and three learning
-    curves side by side.
-    """
+    """How many figures a page should have; "shared" draws recordings once, and three curves."""
     some = TOGETHER.get(page, (page,))
     usual = [list(load_evaluation(runs[run]).metrics.values())[-1] for run in some]
     mistakes = sum("accuracy" not in found or found["accuracy"].value != 1 for found in usual)
@@ -176,25 +174,32 @@ const right = e => e.getBoundingClientRect().right;
 function measure(frame) {
   const page = frame.contentDocument, root = page.documentElement, wrong = [], scales = new Set();
   for (const figure of page.querySelectorAll("figure")) {
-    const name = figure.querySelector("h4").textContent, chart = figure.querySelector(".chart"), svg = chart.querySelector("svg");
+    const name = figure.querySelector("h4").textContent;
+    const chart = figure.querySelector(".chart"), svg = chart.querySelector("svg");
     const box = (svg || chart).getBoundingClientRect();
-    if (box.width < 100 || box.height < 40) wrong.push(name + ": is " + box.width + " x " + box.height);
-    if (!figure.querySelector("figcaption").textContent.trim()) wrong.push(name + ": has no caption");
-    if (chart.querySelector("table")) {  // which speaks for itself
+    if (box.width < 100 || box.height < 40)
+      wrong.push(name + ": is " + box.width + " x " + box.height);
+    if (!figure.querySelector("figcaption").textContent.trim())
+      wrong.push(name + ": has no caption");
+    if (chart.querySelector("table")) {  // which needs no label
       if (!chart.querySelector("td")) wrong.push(name + ": is empty");
       continue;
     }
-    if (chart.getAttribute("role") != "img" || !chart.getAttribute("aria-label")) wrong.push(name + ": has no label");
+    if (chart.getAttribute("role") != "img" || !chart.getAttribute("aria-label"))
+      wrong.push(name + ": has no label");
     if (!svg) continue;
     const edges = figure.getBoundingClientRect().width - 34;  // padding and border
     scales.add((box.width / svg.viewBox.baseVal.width).toFixed(3));
     if (box.width < 0.9 * edges) wrong.push(name + ": fills " + box.width + " of " + edges);
-    const shapes = [...svg.querySelectorAll("path, use, image")].filter(e => !e.closest("defs, clipPath"));
+    const drawn = [...svg.querySelectorAll("path, use, image")];
+    const shapes = drawn.filter(e => !e.closest("defs, clipPath"));
     const sizes = shapes.map(e => e.getBoundingClientRect()).map(b => Math.max(b.width, b.height));
     if (!sizes.some(size => size > 20)) wrong.push(name + ": is empty");
     for (const text of svg.querySelectorAll("text")) {
       const t = text.getBoundingClientRect();
-      if (t.width == 0 || t.left < box.left - 1 || t.right > box.right + 1 || t.top < box.top - 1 || t.bottom > box.bottom + 1)
+      const across = t.left < box.left - 1 || t.right > box.right + 1;
+      const along = t.top < box.top - 1 || t.bottom > box.bottom + 1;
+      if (t.width == 0 || across || along)
         wrong.push(name + ": '" + text.textContent + "' is cut off");
     }
     for (const e of svg.querySelectorAll("[*|href^='#'], [clip-path]")) {
@@ -204,12 +209,15 @@ function measure(frame) {
   }
   const ids = [...page.querySelectorAll("[id]")].map(e => e.id);
   return {
-    figures: page.querySelectorAll("figure").length, wrong, width: root.scrollWidth, view: root.clientWidth,
+    figures: page.querySelectorAll("figure").length, wrong,
+    width: root.scrollWidth, view: root.clientWidth,
     twice: ids.filter((id, i) => ids.indexOf(id) != i), scales: [...scales],
-    bars: [...page.querySelectorAll(".pair")].map(e => right(e.lastElementChild) / right(e.parentElement)),
+    bars: [...page.querySelectorAll(".pair")].map(
+      e => right(e.lastElementChild) / right(e.parentElement)),
     loads: frame.contentWindow.performance.getEntriesByType("resource").map(e => e.name),
     back: frame.contentWindow.getComputedStyle(page.body).backgroundColor,
-    text: frame.contentWindow.getComputedStyle(page.querySelector("figure svg text")).fill, owned: window.owned || 0,
+    text: frame.contentWindow.getComputedStyle(page.querySelector("figure svg text")).fill,
+    owned: window.owned || 0,
   };
 }
 window.onload = () => {
@@ -236,7 +244,8 @@ def measured(
     browser: str, pages: dict[str, str], folder: Path, dark: bool = False, width: int = 360
 ) -> dict:
     frames = [
-        f'<iframe name="{name}" style="width: {width}px; height: 700px; border: 0" srcdoc="{html.escape(page)}"></iframe>'
+        f'<iframe name="{name}" style="width: {width}px; height: 700px; border: 0" '
+        f'srcdoc="{html.escape(page)}"></iframe>'
         for name, page in pages.items()
     ]
     (folder / "wrapper.html").write_text(MEASURE + "\n".join(frames), encoding="utf-8")
@@ -276,9 +285,7 @@ def test_every_figure_renders_on_a_phone(browser, pages, runs, tmp_path, dark, b
 
 @pytest.mark.parametrize("width", [360, 800, 1100])
 def test_labels_have_one_size_and_cards_are_full(browser, pages, tmp_path, width):
-    """Every chart is scaled by the same factor, and fills its card; what one inference takes fills
-    the width of its own.
-    """
+    """All charts are scaled by one factor and fill their cards, the ledger the page's width."""
     some = {name: pages[name] for name in ("validated", "targets", "shared")}
     for name, page in measured(browser, some, tmp_path, width=width).items():
         assert len(page["scales"]) == 1, name
@@ -325,8 +332,10 @@ def test_names_from_files_are_escaped(pages, runs):
 def test_same_files_same_bytes(pages, runs, tmp_path):
     """In another process, with other hashes and another style of the user's."""
     code = (
-        "import sys, matplotlib; matplotlib.rcParams.update({'axes.xmargin': 0.3, 'lines.linestyle': ':', 'svg.fonttype': 'path'});"
-        "from bisnn.reporting.page import report; report([sys.argv[1], sys.argv[2]], sys.argv[3], show=False)"
+        "import sys, matplotlib; matplotlib.rcParams.update({'axes.xmargin': "
+        "0.3, 'lines.linestyle': ':', 'svg.fonttype': 'path'});"
+        "from bisnn.reporting.page import report; "
+        "report([sys.argv[1], sys.argv[2]], sys.argv[3], show=False)"
     )
     arguments = [str(runs["validated"]), str(runs["line"]), str(tmp_path / "again.html")]
     subprocess.run(
@@ -533,9 +542,7 @@ def test_large_rasters_are_thinned_and_say_so(runs, tmp_path):
 
 
 def test_pictures_have_the_events_of_the_file(pages, runs):
-    """The four test files, read anew: blue where only p = 0, orange where only p = 1, stronger
-    where there were more.
-    """
+    """The four test files, read anew: blue where only p = 0, orange where only p = 1."""
     files = [
         runs["recordings"].parent / "N" / "Test" / name
         for name in ("3/00001.bin", "3/00002.bin", "7/00001.bin", "7/00002.bin")
@@ -596,8 +603,9 @@ def test_maps_have_the_spikes_of_the_most_active_channels(pages, runs):
         assert texts(svg) == [*names, *headings]
 
 
-SAID = re.compile(
-    r"<li><span><span>(?:<a [^>]*>(\w+)</a>, )?([^<]*)</span>\s*<span><strong>(\d)</strong>(\w+)<data value=\"([\d.e-]+)\">"
+ANSWER = re.compile(
+    r"<li><span><span>(?:<a [^>]*>(\w+)</a>, )?([^<]*)</span>\s*"
+    r"<span><strong>(\d)</strong>(\w+)<data value=\"([\d.e-]+)\">"
 )
 
 
@@ -618,7 +626,7 @@ def test_every_predictor_says_what_it_sees(pages, runs):
                     expected.append(
                         (called, predictor, name, "right" if name == truth else "wrong", max(probs))
                     )
-            assert [(*words, float(value)) for *words, value in SAID.findall(figure)] == expected
+            assert [(*words, float(value)) for *words, value in ANSWER.findall(figure)] == expected
 
 
 def test_other_recordings_have_pictures_of_their_own(runs, tmp_path):
@@ -652,9 +660,8 @@ def test_recordings_of_one_row_are_rasters(runs, tmp_path):
 
 
 def test_the_evaluation_keeps_counts_not_spikes(runs):
-    assert (
-        RunFolder(runs["recordings"]).evaluation_file.stat().st_size < 13 * 4 * 2 * 34 * 34
-    )  # a byte for each of the input's alone
+    # A byte for each of the input's alone
+    assert RunFolder(runs["recordings"]).evaluation_file.stat().st_size < 13 * 4 * 2 * 34 * 34
 
 
 def test_best_is_over_all_runs_of_the_same_data(runs, tmp_path):

@@ -1,6 +1,4 @@
-"""Datasets made by the simulated camera: MNIST's layout, MNIST-DVS's layout, and the digits that
-need no file.
-"""
+"""Datasets of the simulated camera: the layouts of MNIST and MNIST-DVS, and built-in digits."""
 
 from __future__ import annotations
 
@@ -139,9 +137,7 @@ def test_digits_need_no_file():
 
 
 def test_digits_stay_inside_the_crop():
-    """Of scikit-learn's digits the crop misses next to nothing: its outermost pixels see noise
-    alone.
-    """
+    """The crop misses next to nothing of scikit-learn's digits: its outermost pixels see noise."""
     test = simulation.Digits(train=False, steps=5, bin_us=60_000, show=False)
     counts = test.batch(range(len(test))).sum((0, 1, 2)).float()
     rim = torch.cat([counts[[0, -1]].flatten(), counts[:, [0, -1]].flatten()])
@@ -149,9 +145,7 @@ def test_digits_stay_inside_the_crop():
 
 
 def test_mnist_goes_straight_into_the_cache(mnist, monkeypatch):
-    """Ids and labels are those of MNIST-DVS, the events those of the camera; the images are not
-    read again.
-    """
+    """Ids and labels are MNIST-DVS's, events the camera's; the images are not read again."""
     monkeypatch.setattr(MNISTDVS, "TRAINING_IDS", 7)
     parts = [
         simulation.Digits(train, mnist, steps=3, bin_us=10_000, show=False)
@@ -163,9 +157,8 @@ def test_mnist_goes_straight_into_the_cache(mnist, monkeypatch):
     ]
     images, _ = simulation.mnist(mnist)
     looked = replace(MNIST_DVS_MOTION, duration_us=30_000)
-    one = record(images[[3 * 8 + 1]], MNIST_DVS, looked, seed=0, samples=[25])[
-        0
-    ]  # the ninth 1, the second to test with
+    # The ninth 1, the second to test with
+    one = record(images[[3 * 8 + 1]], MNIST_DVS, looked, seed=0, samples=[25])[0]
     assert torch.equal(
         parts[1][4][0],
         torch.from_numpy(events.bin_events(one, 3, 10_000, size=(128, 128), crop=(48, 48, 26, 26))),
@@ -245,7 +238,9 @@ def test_one_folder_of_recordings_at_a_time(tmp_path, short):
         simulation.simulate(tmp_path / name, per_class=3, show=False)
     with pytest.raises(
         ValueError,
-        match=r"root: .* has 2 folders of such recordings, .*a/scale04 and .*b/scale04; give the one",
+        match=(
+            r"root: .* has 2 folders of such recordings, .*a/scale04 and .*b/scale04; give the one"
+        ),
     ):
         MNISTDVS(tmp_path, show=False)
     assert len(MNISTDVS(tmp_path / "a", show=False)) == 20

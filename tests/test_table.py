@@ -183,7 +183,7 @@ def test_any_bytes_give_numbers_or_a_message(tmp_path_factory, content):
 
 
 def labelled(path, target=None, drop=(), categorical=()):
-    """The features and the class or target of each row, as text, by a schema learned from all rows."""
+    """The features and the class or target of each row, as text, by a schema of all rows."""
     rows = table.read(path)
     target = target or rows.names[-1]
     schema = table.learned_schema(rows, target, drop, categorical, np.arange(len(rows)))
@@ -220,12 +220,13 @@ def test_target_drop_and_categorical(tmp_path):
     path = write(tmp_path, "a.csv", TABLE)
     x, texts = labelled(path, target="town", drop=["id", "kind"], categorical=["rooms"])
     assert texts == ["Rom", "Ulm", "?", "Rom"]
+    # age, is blank, rooms 2, 3, 4
     assert x.tolist() == [
         [10, 0, 1, 0, 0],
         [30, 1, 0, 1, 0],
         [30, 0, 1, 0, 0],
         [40, 0, 0, 0, 1],
-    ]  # age, is blank, rooms 2, 3, 4
+    ]
 
 
 @pytest.mark.parametrize(

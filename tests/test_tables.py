@@ -1,6 +1,4 @@
-"""benchmarks/tables.py: documents agree with their files, and what does not agree is found where it
-stands.
-"""
+"""benchmarks/tables.py: documents agree with their files, and disagreements are found."""
 
 from __future__ import annotations
 
@@ -54,7 +52,9 @@ DOCUMENT = """# Title
 | ST-BiSNN | 0.988 +- 0.001 | +0.00 [-0.25, +0.50] |
 | Bayes-BiSNN | 0.900 +- 0.020 | +0.10 [+0.05, +0.15] |
 
-In all, <!--v results/numbers.json {runs/summary[method=st]/accuracy/mean:*100 .1f}-->98.8<!--/v--> % are right.
+In all, \
+<!--v results/numbers.json {runs/summary[method=st]/accuracy/mean:*100 .1f}-->98.8<!--/v--> \
+% are right.
 
 <!-- table results/numbers.json times, 10/50/90 %
 | {.} | {ms:ms} |
@@ -98,9 +98,7 @@ def test_documents_agree_with_their_files():
 
 
 def test_every_document_with_measurements_is_looked_at():
-    """Whatever document names a file of results is checked, and each file of results is named by
-    one.
-    """
+    """Every document that names a file of results is checked, and each file is named by one."""
     named = re.compile(r"results/[\w]+\.json")
     documents = [
         path
@@ -144,7 +142,8 @@ def test_what_stands_behind_each_table_is_what_the_configs_say():
     lines = (ROOT / "docs" / "RESULTS.md").read_text().splitlines()
     start = (
         lines.index(
-            "| config | rule | weights in training | gradient | learning rate | slope | readout gain |"
+            "| config | rule | weights in training | gradient | learning rate | slope | readout "
+            "gain |"
         )
         + 2
     )
@@ -229,9 +228,8 @@ def test_a_table_of_numbers_without_a_comment(folder):
     assert problems(plain, folder)[0].line == 1
     assert not problems(plain.replace("1", "one"), folder)
     assert not problems(f"```\n{plain}```\n", folder)
-    assert problems(
-        DOCUMENT.replace("| | ms |\n", "\n| | ms |\n"), folder
-    )  # a comment with no table behind it
+    # A comment with no table behind it
+    assert problems(DOCUMENT.replace("| | ms |\n", "\n| | ms |\n"), folder)
 
 
 def test_the_command_exits_with_1(tmp_path):

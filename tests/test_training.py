@@ -122,9 +122,8 @@ def test_encoding_is_anew_each_epoch():
     many = torch.stack(
         [training_spikes(config, x, e, torch.arange(6)).float().mean(0) for e in range(300)]
     ).mean(0)
-    torch.testing.assert_close(
-        many, rates, atol=0.03, rtol=0
-    )  # 9000 draws each: five standard errors
+    # 9000 draws each: five standard errors
+    torch.testing.assert_close(many, rates, atol=0.03, rtol=0)
 
 
 # Validation
@@ -304,9 +303,7 @@ def test_every_rule_resumes_to_the_same_bits(tmp_path, monkeypatch, rule):
 
 @pytest.fixture
 def signals_as_usual():
-    """A shell that starts the tests in the background has SIGINT ignored, and what is ignored stays
-    so.
-    """
+    """A shell that starts tests in the background ignores SIGINT, and what is ignored stays so."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -334,9 +331,8 @@ def test_sums_that_are_read_late_are_the_same(tmp_path, monkeypatch, signal_at):
     with nullcontext() if signal_at is None else pytest.raises(Interrupted):
         training.train(small(**SELDOM), folder, show=False)
     if signal_at is not None:
-        assert (
-            RunFolder(folder).load_state()[0]["sums"][0] == {4: 24, 5: 0}[signal_at]
-        )  # points of the epoch under way
+        # Points of the epoch under way
+        assert RunFolder(folder).load_state()[0]["sums"][0] == {4: 24, 5: 0}[signal_at]
         signal_at = None
         training.resume(folder, show=False)
     assert files(folder) == expected
@@ -368,9 +364,8 @@ def test_signals_save_and_say_how_to_resume(tmp_path, monkeypatch, uninterrupted
 
     with monkeypatch.context() as patch:
         patch.setattr(training.Training, "update", interrupted)
-        settings = config.updated(
-            **{"train.checkpoint_seconds": 1e6}
-        )  # so that only the signal saves
+        # So that only the signal saves
+        settings = config.updated(**{"train.checkpoint_seconds": 1e6})
         with pytest.raises(
             Interrupted,
             match=f"stopped in epoch 2 of 4 and saved; go on with: bisnn resume {folder}",
@@ -444,9 +439,8 @@ def test_hopeless_runs_stop_with_advice(tmp_path, change, message):
 
 
 def test_saturated_runs_stop_with_advice(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        monitoring, "SATURATED", 0.05
-    )  # the refractory feedback keeps small networks well below the real bound
+    # The refractory feedback keeps small networks well below the real bound
+    monkeypatch.setattr(monitoring, "SATURATED", 0.05)
     with pytest.raises(Stopped, match=r"is saturated .* raise neuron\.threshold"):
         training.train(small(), tmp_path / "run", show=False)
 
@@ -538,7 +532,10 @@ def test_resume_of_nothing(tmp_path):
 
 def test_two_writers(tmp_path):
     folder = training.train(small(), tmp_path / "run", show=False)
-    code = f"from bisnn.runs.folder import RunFolder\nwith RunFolder({str(folder)!r}).locked(): print('held', flush=True); input()"
+    code = (
+        f"from bisnn.runs.folder import RunFolder\nwith RunFolder({str(folder)!r}).locked(): "
+        "print('held', flush=True); input()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
@@ -576,9 +573,7 @@ def test_without_tensorboard(tmp_path, monkeypatch):
 
 
 def test_graphs_are_recorded_once_mini_batches_of_all_sizes_have_passed(tmp_path):
-    """In the epoch after the first one of this process, begun or resumed: shown by a stand-in for
-    the graphs, on the CPU.
-    """
+    """In the epoch after this process's first: shown by a stand-in for the graphs, on the CPU."""
 
     class Graphs:
         def __init__(self):
@@ -662,9 +657,7 @@ def test_no_gpu_is_a_clear_message(tmp_path):
 
 
 def test_a_finished_run_gets_more_epochs(tmp_path):
-    """It is then as if it had been asked for so many at once, also with a learning rate that falls
-    over all of them.
-    """
+    """As if it had been asked for so many at once, also with a learning rate that falls."""
     for schedule in ("constant", "cosine"):
         config = small(**{"train.schedule": schedule})
         folder = training.train(config, tmp_path / schedule, show=False)
@@ -689,9 +682,7 @@ def test_a_finished_run_gets_more_epochs(tmp_path):
 
 
 def test_more_epochs_survive_a_kill(tmp_path, monkeypatch):
-    """Before the first checkpoint of the longer run, when its config and its metrics are ahead of
-    the state.
-    """
+    """Before the longer run's first checkpoint, when config and metrics are ahead of the state."""
     rare = {"train.checkpoint_seconds": 1e6}
     whole = training.train(small(**rare, **{"train.epochs": 7}), tmp_path / "whole", show=False)
     folder = training.train(small(**rare), tmp_path / "run", show=False)
@@ -706,11 +697,12 @@ def test_more_epochs_survive_a_kill(tmp_path, monkeypatch):
 
 
 def test_more_patience_trains_on(tmp_path):
+    # Nothing is learned, so every validation is the same
     changes = {
         "data.validation": 0.25,
         "train.epochs": 30,
         "rule.lr": 1e-9,
-    }  # nothing is learned, so every validation is the same
+    }
     folder = training.train(
         small("st", **changes, **{"train.patience": 2}), tmp_path / "run", show=False
     )
@@ -725,7 +717,8 @@ def test_more_patience_trains_on(tmp_path):
     [
         (
             "rule.lr=1",
-            r"--set rule\.lr: a run keeps the settings it began with, but for train\.epochs, train\.patience",
+            r"--set rule\.lr: a run keeps the settings it began with, but for train\.epochs, "
+            r"train\.patience",
         ),
         ("train.epochs=3", r"train\.epochs: the run is in epoch 4 already; got 3; give 4 or more"),
         ("train.epochs=x", r"train\.epochs: must be a valid integer"),
@@ -770,17 +763,16 @@ def train_with_torchrun(tmp_path, config, name, processes=2):
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo between local processes")
 @pytest.mark.parametrize(("rule", "steps"), [("bayes", 1), ("bayes", 21), ("st", 21)])
 def test_two_processes_equal_one(tmp_path, rule, steps):
-    """One float32 step to 1e-6; 21 float64 steps with equal signs, where the last batch of an epoch
-    is a single point.
-    """
+    """One float32 step to 1e-6; 21 float64 steps with equal signs and a last batch of one point."""
     changes = {"train.epochs": 1, "train.batch_size": 50}
     if steps > 1:
+        # 43 points
         changes = {
             "train.epochs": 3,
             "train.batch_size": 7,
             "train.dtype": "float64",
             "data.validation": 0.14,
-        }  # 43 points
+        }
     config = small(rule, **changes, **{"data.train": 25, "train.checkpoint_seconds": 1e6})
     with train_with_torchrun(tmp_path, config, "run") as done:
         error = done.communicate(timeout=200)[1]
@@ -842,23 +834,20 @@ def test_progress_shows_what_happens_within_80_columns(tmp_path, monkeypatch, ca
     training.train(small(**{"data.validation": 0.25}), tmp_path / "run")
     shown = capsys.readouterr().err
     row = RunFolder(tmp_path / "run").read_metrics()[-1]
-    plain = re.sub(
-        r"\x1b\[[0-9;?]*[a-zA-Z]", "\n", re.sub(r"\x1b\[[0-9;]*m", "", shown)
-    )  # no colours; cursor moves end a line
+    # No colours; cursor moves end a line
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "\n", re.sub(r"\x1b\[[0-9;]*m", "", shown))
     last = [line for line in plain.splitlines() if "4/4" in line][-1]
     assert len(last) <= 80
     assert (
-        f"loss {row['loss']:.3g}  acc {row['accuracy']:.3f}  rates {row['rates'][0]:.2f} {row['rates'][1]:.2f}"
-        in last
+        f"loss {row['loss']:.3g}  acc {row['accuracy']:.3f}  rates {row['rates'][0]:.2f} "
+        f"{row['rates'][1]:.2f}" in last
     )
     assert f"flips {100 * row['flips']:.2g} %  val {row['validation']['loss']:.4f}" in last
     assert re.search(r"\d\d:\d\d", last), "time left"
 
 
 def log_lines(tmp_path, monkeypatch, capsys, seconds, **changes):
-    """What a training run writes where stderr is no terminal, when every look at the clock is
-    `seconds` on.
-    """
+    """What a run writes where stderr is no terminal; the clock is `seconds` on at every look."""
     clock = itertools.count(0, seconds)
     monkeypatch.setattr(loop.time, "monotonic", lambda: float(next(clock)))
     training.train(small(**changes), tmp_path / "run")

@@ -1,6 +1,4 @@
-"""bisnn_experiments/uncertainty.py: its scores beside slow ones, its recordings beside those of the
-package, its messages.
-"""
+"""bisnn_experiments/uncertainty.py: its scores beside slow ones, its recordings, its messages."""
 
 from __future__ import annotations
 
@@ -54,9 +52,7 @@ def untrained(path: Path, config: Config) -> str:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """N-MNIST recordings of 3, 5 and 7; pictures of other things; MNIST; three short runs on 3 and
-    7.
-    """
+    """N-MNIST's 3, 5 and 7; pictures of other things; MNIST; three short runs on 3 and 7."""
     folder = tmp_path_factory.mktemp("uncertainty")
     for part, count in (("Train", 4), ("Test", 6)):
         for digit, side in ((3, 17), (5, 8), (7, 34)):
@@ -207,9 +203,7 @@ def test_numbers_that_some_seeds_lack():
 
 
 def test_pictures_are_seen_as_the_runs_digits_are(place):
-    """Those of `digits` by that very camera; those for N-MNIST on 34 x 34 pixels, ON events in
-    channel 1.
-    """
+    """Those of `digits` by that camera; those for N-MNIST on 34 x 34, ON events in channel 1."""
     data = parse({**RECORDED, "data": DIGITS, "train": {"epochs": 1, "burn_in": 0}}, "digits").data
     images, _ = simulation.sklearn_digits()
     numbers = list(range(1437, 1443))
@@ -257,7 +251,8 @@ def end(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
         (["--most", 0], "--most: must be a positive whole number; got 0"),
         (
             ["--images", "none"],
-            r"--images: must be a folder that holds \*-images-idx3-ubyte.gz or kmnist-test-imgs.npz; got .*none",
+            r"--images: must be a folder that holds \*-images-idx3-ubyte.gz or "
+            r"kmnist-test-imgs.npz; got .*none",
         ),
         (["--digits", "none"], "--digits: there is no folder .*none; unpack the archive"),
         (["--digits", "images"], "--digits: .*images holds no files Train"),

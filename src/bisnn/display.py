@@ -44,9 +44,7 @@ class _Console(Console):
 
 
 def console(stderr: bool = False) -> Console:
-    """A console that prints names as they are: brackets in a path are no markup, and no path is
-    broken over lines.
-    """
+    """A console that prints names as they are: no markup in brackets, no path broken."""
     return _Console(stderr=stderr, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -84,9 +82,10 @@ class _Lines(Progress):
         pace = task.fields["pace"]
         if pace.due() or (pace.lines and task.finished and not pace.ended):
             pace.ended = task.finished
-            pace.said()
+            pace.count_line()
             note(
-                f"{task.description}: {task.percentage:.0f} %{pace.left(task.completed, task.total or 0)}"
+                f"{task.description}: {task.percentage:.0f} "
+                f"%{pace.left(task.completed, task.total or 0)}"
             )
 
 
@@ -100,7 +99,7 @@ class Pace:
     def due(self) -> bool:
         return time.monotonic() - self.last >= SECONDS
 
-    def said(self) -> None:
+    def count_line(self) -> None:
         self.last, self.lines = time.monotonic(), self.lines + 1
 
     def left(self, done: float, total: float) -> str:
@@ -139,12 +138,13 @@ class RunDisplay:
     def __init__(self, epochs: int, show: bool, first: bool):
         self.epochs, self.show, self.first = epochs, show and first, first
         self.last: dict[str, Any] = {}  # what only a whole epoch has
+        # Fits 80 columns
         columns = (
             "{task.description}",
             BarColumn(8),
             "{task.fields[status]}",
             TimeRemainingColumn(compact=True),
-        )  # fits 80 columns
+        )
         self.progress = bars(*columns, show=self.show, transient=False)
         self.plain = isinstance(self.progress, _Lines)
         self.row: dict[str, Any] | None = None  # of the last epoch, until the log has it
@@ -190,7 +190,7 @@ class RunDisplay:
             self._line(row["epoch"], row)
 
     def _line(self, epochs: float, values: dict[str, Any]) -> None:
-        self.pace.said()
+        self.pace.count_line()
         self.row = None
         where = epochs if isinstance(epochs, int) else f"{epochs:.2f}"
         self.say(

@@ -31,22 +31,21 @@ class Interrupted(RuntimeError):
 
 
 def sentence(error: OSError) -> str:
-    """An error of the file system in words: the path, what is wrong with it, what to do. A message
-    of our own stays as it is.
-    """
+    """An error of the file system in words: path, fault, fix; a message of our own unchanged."""
     if error.filename is None or error.errno is None or error.strerror != os.strerror(error.errno):
-        return (
-            str(error)
-            if error.filename is None
-            else f"{os.fsdecode(error.filename)}: {error.strerror}"
-        )
+        if error.filename is None:
+            return str(error)
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
     path = Path(os.fsdecode(error.filename))
     return f"{path}: {_reason(error.errno, path)}"
 
 
 def _reason(number: int, path: Path) -> str:
     if number in (errno.EACCES, errno.EPERM):
-        return "permission denied; change the permissions of the file and its folder, or give another place"
+        return (
+            "permission denied; change the permissions of the file and its folder, or give another "
+            "place"
+        )
     if number == errno.EROFS:
         return "lies on a read-only file system; give another place"
     if number == errno.EISDIR:

@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from bisnn.shipping.conversion import Changes
     from bisnn.shipping.energy import Ledger
 
+# Names of metrics that are read as letters
 SHORT = {
     "nll": "NLL",
     "ece": "ECE",
     "rmse": "RMSE",
     "mae": "MAE",
-}  # names of metrics that are read as letters
+}
 
 
 def print_verdict(folder: Path, found: Verdict) -> None:
     """Print what `evaluate` found: every metric of every predictor with its interval."""
     title = f"{folder}: {found.points} test points; value and 95 % interval"
     table = Table(title=title, box=box.SIMPLE)
-    table.collapse_padding, table.pad_edge = (
-        True,
-        False,
-    )  # six columns of intervals fit into 80 characters
+    # Six columns of intervals fit into 80 characters
+    table.collapse_padding = True
+    table.pad_edge = False
     table.add_column("predictor")
     names = list(next(iter(found.metrics.values())))
     for name in names:
@@ -49,9 +49,12 @@ def print_verdict(folder: Path, found: Verdict) -> None:
         )
     out = console()
     out.print(table)
-    told = "ECE {ece:.4f}; if its confidences were calibrated: {calibrated_mean:.4f}, in 95 of 100 up to {calibrated_high:.4f}"
+    calibration = (
+        "ECE {ece:.4f}; if its confidences were calibrated: "
+        "{calibrated_mean:.4f}, in 95 of 100 up to {calibrated_high:.4f}"
+    )
     for predictor, ece in found.calibration.items():
-        out.print(f"{predictor}: {told.format(**ece.model_dump())}")
+        out.print(f"{predictor}: {calibration.format(**ece.model_dump())}")
     out.print(
         "{weights:,} weights: {bytes:,} bytes at {bits} bit, {bytes_32_bit:,} at 32".format(
             **found.memory.model_dump()
@@ -60,21 +63,15 @@ def print_verdict(folder: Path, found: Verdict) -> None:
 
 
 def _interval(found: Interval) -> str:
-    """A value over its interval; large ones, of targets in their own units, with fewer digits
-    behind the point.
-    """
+    """A value over its interval; large ones with fewer digits behind the point."""
     digits = max(0, 3 - max(0, math.floor(math.log10(max(abs(found.high), 1)))))
     return f"{found.value:.{digits + 1}f}\n{found.low:.{digits}f}-{found.high:.{digits}f}"
 
 
 def print_ledger(found: Ledger) -> None:
     """Print what an inference takes, by predictor and layer."""
-    from bisnn.shipping.energy import (
-        ANN,
-        HYPOTHETICAL,
-        LayerExpenses,
-        si,
-    )  # loads PyTorch, which other tables do without
+    # Loads PyTorch, which other tables do without
+    from bisnn.shipping.energy import ANN, HYPOTHETICAL, LayerExpenses, si
 
     title = f"One inference of {found.steps} time steps, mean over {found.recordings} test points"
     table = Table(title=title, box=box.SIMPLE)
@@ -108,12 +105,14 @@ def print_ledger(found: Ledger) -> None:
     where = ", ".join(f"{name} in {row.memory}" for name, row in found.rows.items())
     out.print(f"The smallest memory that holds weights and state: {where}.")
     out.print(
-        "Every synaptic operation is one accumulate; the last readout is included, pooling and softmax are not."
+        "Every synaptic operation is one accumulate; "
+        "the last readout is included, pooling and softmax are not."
     )
     if HYPOTHETICAL in found.rows:
         out.print(f"{HYPOTHETICAL}: 32-bit weights at the same spikes.")
     out.print(
-        f"{ANN}: the same layers in one pass of 32-bit multiply-accumulates, not one for every time step."
+        f"{ANN}: the same layers in one pass of 32-bit multiply-accumulates, not one for every "
+        "time step."
     )
 
 
@@ -128,7 +127,8 @@ def print_exported(to: str, done: Exported) -> None:
         out.print(f'run it without PyTorch: bisnn.packed.load("{done.path}").{done.call}')
     elif to == "c":
         out.print(
-            f"C99 in {done.path}: {done.flash:,} bytes of tables (flash), {done.ram:,} of state (RAM)"
+            f"C99 in {done.path}: {done.flash:,} bytes of tables (flash), {done.ram:,} of state "
+            "(RAM)"
         )
         name = done.prefix
         build = f"cc -O2 {name}.c {name}_test.c -o {name}_test && ./{name}_test"
@@ -137,9 +137,10 @@ def print_exported(to: str, done: Exported) -> None:
         out.print(f"NIR graph ({done.profile}): {done.bytes:,} bytes in {done.path}")
         if done.disagreement is not None:
             classes = done.disagreement.predictions
-            told = "" if classes is None else f", {classes:.2%} of the predicted classes"
+            of_classes = "" if classes is None else f", {classes:.2%} of the predicted classes"
             out.print(
-                f"not the network's own spikes: {done.disagreement.spikes:.1%} of them differ{told}, on random points"
+                f"not the network's own spikes: {done.disagreement.spikes:.1%} of them "
+                f"differ{of_classes}, on random points"
             )
 
 
@@ -180,15 +181,12 @@ def csv_text(header: list[str], rows: list[list[Any]]) -> str:
         [_no_formula(visible(cell)) if isinstance(cell, str) else cell for cell in row]
         for row in (header, *rows)
     )
-    return (
-        text.getvalue().encode(errors="backslashreplace").decode()
-    )  # bytes of file names that are no UTF-8
+    # Bytes of file names that are no UTF-8
+    return text.getvalue().encode(errors="backslashreplace").decode()
 
 
 def _no_formula(cell: str) -> str:
-    """A name that a spreadsheet would run, such as "=cmd|...", behind a single quote, which makes
-    it text; "-1" is a number.
-    """
+    """Quote a name that a spreadsheet would run, such as "=cmd|...", but no number like "-1"."""
     if not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
         return cell
     try:
@@ -202,9 +200,8 @@ def print_rows(header: list[str], found: list[list[Any]], most: int = 20) -> Non
     """Print the first rows of predictions as a table."""
     table = Table()
     for name in header:
-        table.add_column(
-            name, overflow="fold" if name == "file" else "ellipsis"
-        )  # a path is known by its end
+        # A path is known by its end
+        table.add_column(name, overflow="fold" if name == "file" else "ellipsis")
     for row in found[:most]:
         table.add_row(*(f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row))
     out = console()

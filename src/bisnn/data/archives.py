@@ -52,9 +52,7 @@ class Recordings:
         return self.bits.digest(index.numpy())
 
     def batch(self, index: Tensor | Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-        """Spikes of several recordings, uint8 (T, B, C, H, W). To a GPU go bits, which are unpacked
-        there.
-        """
+        """Spikes of several recordings, uint8 (T, B, C, H, W); a GPU gets bits and unpacks them."""
         if torch.device(device).type == "cpu":
             return torch.from_numpy(self.bits.read(np.asarray(index))).movedim(0, 1)
         packed = to_device(torch.from_numpy(self.bits.packed(np.asarray(index))), device)
@@ -65,7 +63,8 @@ class Recordings:
 def _files(root: Path, pattern: str, layout: str) -> list[Path]:
     if not root.is_dir():
         raise ValueError(
-            f"root: there is no folder {root}; unpack the archive and give the folder that holds {layout}"
+            f"root: there is no folder {root}; unpack the archive and give the folder that holds "
+            f"{layout}"
         )
     found = sorted(path for path in root.glob(pattern) if path.is_file())
     if not found:
@@ -91,9 +90,7 @@ def binned(
     read: Callable[[int], events.Recording],
     show: bool,
 ) -> cache.Bits:
-    """The bits of recordings, from the cache or made now, with a progress bar and a line on what
-    was left out of them.
-    """
+    """The bits of recordings, from the cache or made now, and a line on what was left out."""
     if path.exists():
         return cache.Bits(path)
     found = Found()
@@ -136,7 +133,8 @@ class NMNIST(Recordings):
         files = [path for path in every if int(path.parent.name) in classes]
         if not files:
             raise ValueError(
-                f"classes: {root / part} has no recording of {list(classes)}; give digits that it has"
+                f"classes: {root / part} has no recording of {list(classes)}; "
+                "give digits that it has"
             )
         path = path_of("nmnist", {"steps": steps, "bin_us": bin_us}, files, root)
         bits = binned(
@@ -196,7 +194,8 @@ class MNISTDVS(Recordings):
         if len(folders) > 1:
             some = f"{folders[0]} and {folders[1]}" + (", for instance" if len(folders) > 2 else "")
             raise ValueError(
-                f"root: {root} has {len(folders)} folders of such recordings, {some}; give the one that is meant"
+                f"root: {root} has {len(folders)} folders of such recordings, {some}; "
+                "give the one that is meant"
             )
         digits = {
             path: int(match[1])
@@ -207,7 +206,8 @@ class MNISTDVS(Recordings):
         if not files:
             ids = "1 to 900" if train else "901 to 1000"
             raise ValueError(
-                f"root: {root} has no recording of {list(classes)} with an id of {ids}; give the whole archive"
+                f"root: {root} has no recording of {list(classes)} with an id of {ids}; "
+                "give the whole archive"
             )
         path = path_of("mnist_dvs", {"steps": steps, "bin_us": bin_us, "crop": crop}, files, root)
         bits = binned(
@@ -244,5 +244,6 @@ def _check_classes(classes: Sequence[int]) -> None:
     )
     if not good:
         raise ValueError(
-            f"classes: must be distinct digits from 0 to 9; got {list(classes)}; give e.g. [6, 7, 8, 9]"
+            f"classes: must be distinct digits from 0 to 9; got {list(classes)}; "
+            "give e.g. [6, 7, 8, 9]"
         )

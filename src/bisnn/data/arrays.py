@@ -1,6 +1,4 @@
-"""Arrays from NPY and NPZ files of outside: only those that are asked for, and only once their
-headers' claims are affordable.
-"""
+"""Arrays from others' NPY and NPZ files: only those asked for, if their headers are affordable."""
 
 from __future__ import annotations
 
@@ -16,10 +14,11 @@ from numpy.lib import format as npy
 
 from bisnn.files import afford, open_regular
 
+# 3.0 is for names of fields
 _HEADERS = {
     (1, 0): npy.read_array_header_1_0,
     (2, 0): npy.read_array_header_2_0,
-}  # 3.0 is for names of fields
+}
 
 
 def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -33,17 +32,16 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
         packed = file.read(2) == b"PK"
         file.seek(0)
         try:
-            return (
-                _entries(path, file, names)
-                if packed
-                else {names[0]: _array(path, file, os.fstat(file.fileno()).st_size)}
-            )
+            if packed:
+                return _entries(path, file, names)
+            return {names[0]: _array(path, file, os.fstat(file.fileno()).st_size)}
         except _Refused as error:
             raise ValueError(str(error)) from None
         except Exception as error:
             why = f"{type(error).__name__}: {error}"[:200]
             raise ValueError(
-                f"{path}: is damaged or no NumPy file ({why}); save it with numpy.save or numpy.savez"
+                f"{path}: is damaged or no NumPy file ({why}); "
+                "save it with numpy.save or numpy.savez"
             ) from None
 
 
@@ -57,7 +55,8 @@ def _entries(path: Path, file: IO[bytes], names: Sequence[str]) -> dict[str, np.
         if names[0] not in entries:
             there = ", ".join(entries)[:200] or "none"
             raise _Refused(
-                f"{path}: needs an array named {names[0]}, (N, features); got {there}; numpy.savez(x=...)"
+                f"{path}: needs an array named {names[0]}, (N, features); got {there}; "
+                "numpy.savez(x=...)"
             )
         arrays = {}
         for name in names:
@@ -73,15 +72,15 @@ def _array(path: Path, file: IO[bytes], size: int) -> np.ndarray:
     shape, _, dtype = _HEADERS[version](file)
     if dtype.hasobject:
         raise _Refused(
-            f"{path}: holds pickled Python objects, which could run code when read; save plain numbers"
+            f"{path}: holds pickled Python objects, which could run code when read; "
+            "save plain numbers"
         )
     count = math.prod(shape)
     if min(shape, default=0) < 0 or count * dtype.itemsize > size:
         raise ValueError(
             f"its header claims an array {shape} of {dtype}, which {size:,} bytes cannot hold"
         )
-    afford(
-        path, count * (dtype.itemsize + 9), f"an array {shape} of {dtype}", _Refused
-    )  # it, as float64, and a mask
+    # The array, as float64, and a mask
+    afford(path, count * (dtype.itemsize + 9), f"an array {shape} of {dtype}", _Refused)
     file.seek(0)
     return npy.read_array(file, allow_pickle=False)

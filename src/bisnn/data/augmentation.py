@@ -32,9 +32,8 @@ def augmented(x: Tensor, how: Augmentation, seed: int, epoch: int, samples: Tens
     """
     if how == Augmentation():
         return x
-    drawn = draws.uniform(
-        samples.cpu(), 5, seed, Purpose.AUGMENTATION, epoch
-    )  # (B, 5): for t, rows, columns, angle, size
+    # (B, 5): for t, rows, columns, angle, size
+    drawn = draws.uniform(samples.cpu(), 5, seed, Purpose.AUGMENTATION, epoch)
     if how.rotate or how.zoom or how.shift:
         x = _moved(x, how, drawn)
     if how.jitter:
@@ -68,9 +67,8 @@ def _moved(x: Tensor, how: Augmentation, drawn: Tensor) -> Tensor:
     rows = (cos * h[:, :, None] + sin * w[:, None] + middle[0]).round().long()  # (B, H, W)
     columns = (cos * w[:, None] - sin * h[:, :, None] + middle[1]).round().long()
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    source = torch.where(inside, rows * width + columns, height * width).flatten(
-        1
-    )  # (B, H W); the last sees nothing
+    # (B, H W); the last sees nothing
+    source = torch.where(inside, rows * width + columns, height * width).flatten(1)
     seen = torch.nn.functional.pad(x.flatten(3), (0, 1))
     return seen.gather(
         3, to_device(source, x.device)[None, :, None].expand(*x.shape[:3], -1)

@@ -36,9 +36,7 @@ class BadCache(ValueError):
 
 
 def folder() -> Path:
-    """Where caches lie: the environment variable BISNN_CACHE, or a folder of the user's cache
-    folder.
-    """
+    """Where caches lie: the environment variable BISNN_CACHE, or the user's cache folder."""
     chosen = os.environ.get("BISNN_CACHE")
     if chosen:
         return Path(chosen)
@@ -51,9 +49,7 @@ def folder() -> Path:
 
 
 def key(about: dict[str, Any], files: Iterable[Path], root: Path) -> str:
-    """A digest of settings, and of every file's name, size and time of change: another one for
-    whatever might give other bits.
-    """
+    """A digest of settings, and of every file's name, size and time of change."""
     digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
     for file in files:
         status = file.stat()
@@ -88,7 +84,8 @@ class Bits:
         self.size = -(-math.prod(self.shape) // 8)
         if path.stat().st_size != LENGTH + self.count * (4 + self.size):
             raise BadCache(
-                f"{path}: has {path.stat().st_size} bytes, which its header does not say; delete it, and it will be made again"
+                f"{path}: has {path.stat().st_size} bytes, which its header does not say; "
+                "delete it, and it will be made again"
             )
         self._sums, self._records = _mapped(path, self.count, self.size, "r")
 
@@ -109,14 +106,13 @@ class Bits:
             row[:] = self._records[i]
             if zlib.crc32(row.data) != self._sums[i]:
                 raise BadCache(
-                    f"{self.path}: recording {i} is damaged; delete the file, and it will be made again"
+                    f"{self.path}: recording {i} is damaged; "
+                    "delete the file, and it will be made again"
                 )
         return rows
 
     def digest(self, index: Sequence[int] | np.ndarray) -> bytes:
-        """A fingerprint of some records, of their check sums: the same for the same bits, on
-        whatever machine they were made.
-        """
+        """A fingerprint of some records by their check sums: the same bits on any machine."""
         return hashlib.blake2b(
             repr(self.shape).encode() + self._sums[index].tobytes(), digest_size=16
         ).digest()
@@ -160,9 +156,8 @@ def build(
         if not path.exists():  # else another process was quicker
             try:
                 _fill(partial, shape, count, record, advance)
-            except (
-                ValueError
-            ):  # of a file that is no recording: once it is mended, all this has another name
+            except ValueError:
+                # A file is no recording: once it is mended, all this has another name
                 partial.unlink(missing_ok=True)
                 raise
             os.replace(partial, path)
@@ -187,9 +182,8 @@ def _fill(
     _begin(partial, header, LENGTH + count * (4 + size))
     sums, records = _mapped(partial, count, size, "r+")
     for i in range(count):
-        if not (
-            sums[i] and zlib.crc32(records[i].data) == sums[i]
-        ):  # else done before an interruption
+        # Else done before an interruption
+        if not (sums[i] and zlib.crc32(records[i].data) == sums[i]):
             bits = np.packbits(record(i).reshape(-1), bitorder="little")
             records[i] = bits
             sums[i] = zlib.crc32(bits.data)
@@ -205,9 +199,8 @@ def _begin(partial: Path, header: bytes, size: int) -> None:
             return
     with open(partial, "wb") as file:
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(
-                file.fileno(), 0, size
-            )  # a full disk is an error now, and no crash in a mapped page later
+            # A full disk is an error now, and no crash in a mapped page later
+            os.posix_fallocate(file.fileno(), 0, size)
         else:
             file.truncate(size)
         file.write(header)

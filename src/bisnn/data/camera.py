@@ -28,33 +28,26 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bisnn.bits.philox import Purpose, keyed_generator
 from bisnn.checks import flag, number, positive_int, tensor
 from bisnn.data.events import EVENTS
+from bisnn.data.motion import Area, Motion, moving
 
-Events = tuple[
-    Tensor, Tensor, Tensor
-]  # pixel, as an index into (B, height, width); time in us; whether ON
-Area = tuple[int, int, int, int]  # left, top, width, height on the sensor, in pixels
-_CHUNK_PIXELS, _GPU_CHUNK_PIXELS = (
-    2**17,
-    2**23,
-)  # simulated at a time: to stay in the cache, or to keep a GPU busy
-_LEAST_THRESHOLD = (
-    0.1  # of the nominal one: the tail of the mismatch must not make a pixel fire without end
-)
-_FINE = 4  # images are enlarged so many times before they are moved
+# Pixel, as an index into (B, height, width); time in us; whether ON
+Events = tuple[Tensor, Tensor, Tensor]
+# Pixels simulated at a time: to stay in the cache, or to keep a GPU busy
+_CHUNK_PIXELS = 2**17
+_GPU_CHUNK_PIXELS = 2**23
+# Relative to the nominal one: the tail of the mismatch must not make a pixel fire without end
+_LEAST_THRESHOLD = 0.1
 _BRIGHT_SHOT = 0.25  # rate of shot noise at white, relative to that in the dark
 
 
 @dataclass(frozen=True)
 class Camera:
-    """Pixels and their faults. Thresholds are in units of log intensity, light is relative to
-    white.
-    """
+    """Pixels and their faults; thresholds in units of log intensity, light relative to white."""
 
     width: int = 128
     height: int = 128
@@ -63,9 +56,8 @@ class Camera:
     mismatch: float = 0.03  # standard deviation of the thresholds over the pixels, relative to them
     dark: float = 0.01  # light of a black pixel: the display's black, and the dark current
     cutoff_hz: float = 0.0  # of the photoreceptor's low-pass, at white; 0: none
-    slowing: float = (
-        0.0  # where a pixel sees less light, its cutoff is cutoff_hz * light ** slowing
-    )
+    # Where a pixel sees less light, its cutoff is cutoff_hz * light ** slowing
+    slowing: float = 0.0
     refractory_us: int = 0
     leak_hz: float = 0.0  # ON events of a pixel that sees nothing
     shot_hz: float = 0.0  # noise events of a pixel in the dark, ON and OFF together
@@ -79,85 +71,23 @@ class Camera:
             positive_int(name, getattr(self, name))
         for name in ("threshold_on", "threshold_off", "dark"):
             number(name, getattr(self, name), above=0)
-        for name in (
-            "mismatch",
-            "cutoff_hz",
-            "slowing",
-            "refractory_us",
-            "leak_hz",
-            "shot_hz",
-            "blur_px",
-            "sensor",
-        ):
+        rates = ("cutoff_hz", "leak_hz", "shot_hz")
+        for name in ("mismatch", "slowing", "refractory_us", "blur_px", "sensor", *rates):
             number(name, getattr(self, name), least=0)
         if self.mismatch > 0.5:
             raise ValueError(
-                f"mismatch: must be at most 0.5 of the threshold; got {self.mismatch:g}; sensors have 0.01 to 0.2"
+                f"mismatch: must be at most 0.5 of the threshold; got {self.mismatch:g}; "
+                "sensors have 0.01 to 0.2"
             )
         flag("on", self.on)
 
     def thresholds(self) -> np.ndarray:
         """theta_on and theta_off of each pixel, (2, height, width) float32."""
-        draws = keyed_generator(self.sensor, Purpose.CAMERA_SENSOR).standard_normal(
-            (2, self.height, self.width)
-        )
+        rng = keyed_generator(self.sensor, Purpose.CAMERA_SENSOR)
+        draws = rng.standard_normal((2, self.height, self.width))
         scale = np.maximum(1 + self.mismatch * draws, _LEAST_THRESHOLD)
-        return (scale * np.array([self.threshold_on, self.threshold_off])[:, None, None]).astype(
-            np.float32
-        )
-
-
-@dataclass(frozen=True)
-class Motion:
-    """How an image moves over the sensor: round and round a closed polygon, at constant speed along
-    each leg, for `duration_us`.
-
-    The image's centre is at corner i when leg i starts, and legs are as long in time as `legs_us`
-    says.
-    """
-
-    corners: tuple[tuple[float, float], ...]  # (x, y) on the sensor, in pixels, y downwards
-    legs_us: tuple[int, ...]
-    duration_us: int
-    start_us: float = 0.0  # where on its way the image is when the recording starts
-    jitter_us: float = 0.0  # standard deviation of the start over the recordings
-    refresh_us: int = (
-        0  # the display shows a new position so often; 0: the image itself moves, smoothly
-    )
-    response_us: float = 0.0  # time constant with which the display's light follows
-    scale: tuple[float, float] = (1.0, 1.0)  # sensor pixels for an image pixel, along x and y
-    contrast: float = 1.0  # of the display: light = clip(1/2 + contrast * (grey - level), 0, 1)
-    level: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not self.corners or any(len(corner) != 2 for corner in self.corners):
-            raise ValueError(
-                f"corners: must be pairs (x, y), at least one; got {self.corners!r}; give e.g. ((60, 64), (68, 64))"
-            )
-        if len(self.legs_us) != len(self.corners):
-            raise ValueError(
-                f"legs_us: must be one for each of {len(self.corners)} corners; got {len(self.legs_us)}; the last leg closes"
-            )
-        for i, corner in enumerate(self.corners):
-            positive_int(f"legs_us[{i}]", self.legs_us[i])
-            for value in corner:
-                number(f"corners[{i}]", value)
-        positive_int("duration_us", self.duration_us)
-        for name in ("start_us", "jitter_us", "refresh_us", "response_us"):
-            number(name, getattr(self, name), least=0)
-        number("contrast", self.contrast, above=0)
-        number("level", self.level)
-        if len(self.scale) != 2 or min(number("scale", s) for s in self.scale) <= 0:
-            raise ValueError(
-                f"scale: must be two numbers > 0, along x and y; got {self.scale!r}; give e.g. (1.2, 1.2)"
-            )
-
-    def at(self, t_us: np.ndarray) -> np.ndarray:
-        """The image's centre (x, y) at these times, (..., 2)."""
-        knots = np.concatenate([[0], np.cumsum(self.legs_us)])
-        closed = np.array([*self.corners, self.corners[0]], dtype=np.float64)
-        phase = (t_us + self.start_us) % knots[-1]
-        return np.stack([np.interp(phase, knots, closed[:, axis]) for axis in (0, 1)], axis=-1)
+        nominal = np.array([self.threshold_on, self.threshold_off])[:, None, None]
+        return (scale * nominal).astype(np.float32)
 
 
 def record(
@@ -209,11 +139,9 @@ def binned(
     frames = torch.zeros(T, len(images), 2, height, width, dtype=torch.uint8, device=images.device)
     for part, found in _parts(images, camera, motion, seed, samples, window):
         for pixel, t_us, on in found:
-            step, sample, channel = (
-                t_us // bin_us,
-                pixel // (width * height) + part.start,
-                (on == camera.on).long(),
-            )
+            step = t_us // bin_us
+            sample = pixel // (width * height) + part.start
+            channel = (on == camera.on).long()
             frames.view(-1)[
                 ((step * len(images) + sample) * 2 + channel) * (width * height)
                 + pixel % (width * height)
@@ -228,19 +156,19 @@ def watch(
     `record` makes them.
 
     >>> brightening = torch.tensor([0.1, 0.5])[:, None, None, None]
-    >>> watch(brightening, Camera(1, 1, threshold_on=0.5, mismatch=0, dark=1e-9), seed=0)[0]["t"].tolist()
+    >>> camera = Camera(1, 1, threshold_on=0.5, mismatch=0, dark=1e-9)
+    >>> watch(brightening, camera, seed=0)[0]["t"].tolist()
     [310, 621, 932]
     """
     tensor("video", video)
     if video.ndim != 4 or tuple(video.shape[2:]) != (camera.height, camera.width) or len(video) < 2:
         raise ValueError(
-            f"video: must be two or more frames (F, B, {camera.height}, {camera.width}); got {tuple(video.shape)}; set the "
+            f"video: must be two or more frames (F, B, {camera.height}, {camera.width}); "
+            f"got {tuple(video.shape)}; set the "
             f"camera's width and height to the video's"
         )
-    samples, window = (
-        _checked_samples("video", video, video.shape[1], seed, samples),
-        _checked_window(None, camera),
-    )
+    samples = _checked_samples("video", video, video.shape[1], seed, samples)
+    window = _checked_window(None, camera)
     draws = _Draws(camera, seed, samples, window, (len(video) - 1) * camera.frame_us)
     return _event_arrays(
         _simulate(iter(video), camera, draws, window), len(samples), camera, window
@@ -266,14 +194,14 @@ def _parts(
         draws = _Draws(camera, seed, samples[part], window, motion.duration_us)
         yield (
             part,
-            _simulate(_moving(images[part], camera, motion, draws, window), camera, draws, window),
+            _simulate(
+                moving(images[part], camera, motion, draws.start, window), camera, draws, window
+            ),
         )
 
 
 class _Draws:
-    """All that is random in some recordings: drawn for the whole sensor, keyed by (seed, sample),
-    then cut to the window.
-    """
+    """All that is random in some recordings, keyed by (seed, sample), cut to the window."""
 
     def __init__(
         self, camera: Camera, seed: int, samples: Sequence[int], window: Area, duration_us: int
@@ -298,19 +226,15 @@ class _Draws:
             inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
             shots.append(np.stack([t_us, (i * height + y) * width + x, on, luck])[:, inside])
         self.start = np.array(start)  # (B,), in standard deviations
-        self.leaked = torch.from_numpy(
-            np.stack(leaked)
-        )  # (B, height, width), how much of a threshold has leaked away
+        # (B, height, width), how much of a threshold has leaked away
+        self.leaked = torch.from_numpy(np.stack(leaked))
         self.shots = np.concatenate(shots, axis=1)  # (4, N)
 
     def shots_by_frame(self, device: torch.device) -> list[list[Tensor] | None]:
-        """Shot noise for each frame: pixel, time within the frame, whether ON, and a draw from [0,
-        1).
-        """
+        """Shot noise by frame: pixel, time within the frame, whether ON, a draw from [0, 1)."""
         frame, pixel = self.shots[0] // self.frame_us, self.shots[1]
-        once = np.unique(frame * 2**40 + pixel, return_index=True)[
-            1
-        ]  # in order; one for a pixel and frame is enough
+        # In order; one for a pixel and frame is enough
+        once = np.unique(frame * 2**40 + pixel, return_index=True)[1]
         t_us, pixel, on, luck = self.shots[:, once]
         columns = (
             pixel,
@@ -329,9 +253,7 @@ class _Draws:
 def _simulate(
     video: Iterator[Tensor], camera: Camera, draws: _Draws, window: Area
 ) -> Iterator[Events]:
-    """The equations at the top, for frames (B, height, width) of light, from time 0. Within a
-    frame, times run from 0 to dt.
-    """
+    """Solve the equations at the top for frames (B, height, width) of light, from time 0."""
     left, top, width, height = window
     light = next(video)
     thresholds = torch.from_numpy(
@@ -340,10 +262,9 @@ def _simulate(
     up, down = thresholds[0].contiguous(), -thresholds[1]  # (height, width)
     dt, leak = float(camera.frame_us), camera.leak_hz * 1e-6 * up
     target = torch.log(light.float() + camera.dark)
-    L, free = (
-        target.clone(),
-        torch.zeros_like(target),
-    )  # free: when the refractory time ends, in us from the frame's start
+    # free: when the refractory time ends, in us from the frame's start
+    L = target.clone()
+    free = torch.zeros_like(target)
     v = draws.leaked.to(light.device) * up if camera.leak_hz else torch.zeros_like(target)
     for frame, shots in enumerate(draws.shots_by_frame(light.device)):
         light, before = next(video), light
@@ -381,9 +302,7 @@ def _crossings(
     dt: float,
     refractory_us: float,
 ) -> tuple[list[Events], Tensor]:
-    """Events of one frame, each pixel's first, its second, ..., and v at the frame's end; free is
-    changed in place.
-    """
+    """Events of one frame, each pixel's first, second, ..., and v at its end; changes free."""
     end = torch.addcmul(v, slope, (dt - free).clamp_(min=0))
     pixel = ((end >= up) | (end <= down)).view(-1).nonzero()[:, 0]
     place = pixel % up.numel()
@@ -413,87 +332,16 @@ def _fire_shots(
     dt: float,
     refractory_us: float,
 ) -> Events:
-    """Shot noise of one frame, at pixels past their refractory time; as any event it sets the pixel
-    back: v, free, in place.
-    """
+    """Fire one frame's shot noise, at pixels past their refractory time; reset v and free."""
     pixel, after_us, on, luck = shots
     fires = (free.view(-1)[pixel] <= after_us) & (
         luck < 1 - (1 - _BRIGHT_SHOT) * light.reshape(-1)[pixel]
     )
     pixel, after_us, on = pixel[fires], after_us[fires], on[fires]
     start = after_us + refractory_us
-    v.view(-1)[pixel], free.view(-1)[pixel] = (
-        slope.view(-1)[pixel] * (dt - start).clamp_(min=0),
-        start,
-    )
+    v.view(-1)[pixel] = slope.view(-1)[pixel] * (dt - start).clamp_(min=0)
+    free.view(-1)[pixel] = start
     return pixel, after_us, on
-
-
-def _moving(
-    images: Tensor, camera: Camera, motion: Motion, draws: _Draws, window: Area
-) -> Iterator[Tensor]:
-    """Frames (B, height, width) of images (B, h, w) on their way, from time 0; black around the
-    image.
-    """
-    images = _displayed(images, camera, motion)
-    fine = (
-        motion.scale[0] / _FINE,
-        motion.scale[1] / _FINE,
-    )  # sensor pixels for a pixel of the enlarged image
-    t_us = np.arange(-(-motion.duration_us // camera.frame_us) + 1) * camera.frame_us
-    if motion.refresh_us:
-        t_us = t_us // motion.refresh_us * motion.refresh_us
-    centres = torch.from_numpy(
-        motion.at(t_us[:, None] + motion.jitter_us * draws.start).astype(np.float32)
-    ).to(images.device)
-    left, top, width, height = window
-    x, y = (torch.arange(n, device=images.device, dtype=torch.float32) for n in (width, height))
-    share = -math.expm1(-camera.frame_us / motion.response_us) if motion.response_us else 1.0
-    shown = light = images  # replaced at the first frame
-    for frame in range(len(t_us)):
-        if frame == 0 or t_us[frame] != t_us[frame - 1]:
-            # grid_sample counts from -1 at the first pixel's centre to 1 at the last one's
-            u = (x + left - centres[frame, :, 0, None]) * (
-                2 / (fine[0] * (images.shape[2] - 1))
-            )  # (B, width)
-            w = (y + top - centres[frame, :, 1, None]) * (
-                2 / (fine[1] * (images.shape[1] - 1))
-            )  # (B, height)
-            grid = torch.stack(
-                [u[:, None].expand(-1, height, -1), w[:, :, None].expand(-1, -1, width)], dim=-1
-            )
-            shown = F.grid_sample(
-                images[:, None], grid, mode="bilinear", padding_mode="zeros", align_corners=True
-            )[:, 0]
-        light = shown if frame == 0 or share == 1 else torch.lerp(light, shown, share)
-        yield light
-
-
-def _displayed(images: Tensor, camera: Camera, motion: Motion) -> Tensor:
-    """Images as the display shows them and the lens blurs them: enlarged _FINE times, so that edges
-    stay sharp, with a margin.
-    """
-    shown = F.interpolate(
-        F.pad(images.float(), (1, 1, 1, 1))[:, None], scale_factor=_FINE, mode="bilinear"
-    )[:, 0]
-    shown = (0.5 + motion.contrast * (shown - motion.level)).clamp(0, 1)
-    scale = motion.scale[0] / _FINE, motion.scale[1] / _FINE
-    for axis, sigma in ((2, camera.blur_px / scale[0]), (1, camera.blur_px / scale[1])):
-        reach = math.ceil(3 * sigma)
-        margin = 2 * reach + _FINE
-        padded = F.pad(shown, (margin, margin) if axis == 2 else (0, 0, margin, margin))
-        weights = [
-            math.exp(-0.5 * (k / sigma) ** 2) if sigma else 1.0 for k in range(-reach, reach + 1)
-        ]
-        shifted = [
-            padded.narrow(axis, k, padded.shape[axis] - 2 * reach) for k in range(len(weights))
-        ]
-        shown = torch.zeros_like(
-            shifted[0]
-        )  # a sum of shifted images: the rounding of a convolution depends on the batch
-        for weight, image in zip(weights, shifted, strict=True):
-            shown += image * (weight / sum(weights))
-    return shown
 
 
 def _event_arrays(
@@ -508,11 +356,9 @@ def _event_arrays(
     order = ((pixel // pixels << 44) + t_us).sort(stable=True).indices
     place = pixel[order].cpu().numpy()
     events = np.empty(len(place), EVENTS)
-    events["x"], events["y"], events["t"] = (
-        place % width,
-        place % pixels // width,
-        t_us[order].cpu().numpy(),
-    )
+    events["x"] = place % width
+    events["y"] = place % pixels // width
+    events["t"] = t_us[order].cpu().numpy()
     events["p"] = (on[order] == camera.on).cpu().numpy()
     return np.split(events, np.searchsorted(place // pixels, np.arange(1, B)))
 
@@ -521,7 +367,8 @@ def _checked_images(images: Tensor, seed: int, samples: Sequence[int] | None) ->
     tensor("images", images)
     if images.ndim != 3 or images.numel() == 0:
         raise ValueError(
-            f"images: must be a non-empty batch (B, h, w); got {tuple(images.shape)}; use images[None] for one"
+            f"images: must be a non-empty batch (B, h, w); got {tuple(images.shape)}; "
+            "use images[None] for one"
         )
     return _checked_samples("images", images, len(images), seed, samples)
 
@@ -531,18 +378,18 @@ def _checked_samples(
 ) -> list[int]:
     """The samples' numbers, after checks of the light and of all that keys the draws."""
     if not light.is_floating_point() or not bool(((light >= 0) & (light <= 1)).all()):
-        got = (
-            "NaN"
-            if bool(light.isnan().any())
-            else f"{float(light.min()):g}..{float(light.max()):g}"
-        )
+        got = f"{float(light.min()):g}..{float(light.max()):g}"
+        if bool(light.isnan().any()):
+            got = "NaN"
         raise ValueError(
-            f"{name}: must be light in [0, 1], floating-point; got {light.dtype}, {got}; divide grey levels by 255"
+            f"{name}: must be light in [0, 1], floating-point; got {light.dtype}, {got}; "
+            "divide grey levels by 255"
         )
     numbers = list(range(B)) if samples is None else [int(sample) for sample in samples]
     if len(numbers) != B or min(numbers) < 0:
         raise ValueError(
-            f"samples: must be one number >= 0 for each of {B} {name}; got {len(numbers)}; leave it out for 0, 1, ..."
+            f"samples: must be one number >= 0 for each of {B} {name}; got {len(numbers)}; "
+            "leave it out for 0, 1, ..."
         )
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise ValueError(f"seed: must be a whole number >= 0; got {seed!r}; give e.g. 0")
@@ -553,14 +400,11 @@ def _checked_window(window: Area | None, camera: Camera) -> Area:
     if window is None:
         return 0, 0, camera.width, camera.height
     left, top, width, height = window
-    if (
-        min(left, top) < 0
-        or min(width, height) < 1
-        or left + width > camera.width
-        or top + height > camera.height
-    ):
+    inside = left + width <= camera.width and top + height <= camera.height
+    if min(left, top) < 0 or min(width, height) < 1 or not inside:
         raise ValueError(
-            f"window: must be left, top, width, height inside {camera.width}x{camera.height}; got {window!r}; try (48, 48, 26, 26)"
+            f"window: must be left, top, width, height inside {camera.width}x{camera.height}; "
+            f"got {window!r}; try (48, 48, 26, 26)"
         )
     return left, top, width, height
 
@@ -570,12 +414,13 @@ def _checked_window(window: Area | None, camera: Camera) -> Area:
 # values, not data of the device (bisnn_experiments/camera.py judges them). Contrast and level say
 # that the displayed digits have sharper edges than MNIST's images. jAER's files write ON as 0.
 MNIST_DVS = Camera(
-    threshold_on=0.68, threshold_off=0.664, mismatch=0.27, dark=0.027, cutoff_hz=120, slowing=0.22, refractory_us=450,
-    leak_hz=0.016, shot_hz=0.006, frame_us=2224, blur_px=0.055, on=False,
+    threshold_on=0.68, threshold_off=0.664, mismatch=0.27, dark=0.027, cutoff_hz=120, slowing=0.22,
+    refractory_us=450, leak_hz=0.016, shot_hz=0.006, frame_us=2224, blur_px=0.055, on=False,
 )  # fmt: skip
 MNIST_DVS_MOTION = Motion(  # there and back along the two arms of a V
-    corners=((70.8, 64.58), (64.98, 59.95), (59.36, 64.74), (64.98, 59.95)), legs_us=(311_900,) * 4, duration_us=2_260_000,
-    start_us=957_000, jitter_us=17_000, refresh_us=13_344, response_us=8500, scale=(1.21, 1.025), contrast=12, level=0.17,
+    corners=((70.8, 64.58), (64.98, 59.95), (59.36, 64.74), (64.98, 59.95)),
+    legs_us=(311_900,) * 4, duration_us=2_260_000, start_us=957_000, jitter_us=17_000,
+    refresh_us=13_344, response_us=8500, scale=(1.21, 1.025), contrast=12, level=0.17,
 )  # fmt: skip
 # A path like that of N-MNIST, for a sensor of 34 x 34 pixels: three saccades round a triangle. Not
 # judged against recordings.

@@ -17,7 +17,7 @@ from bisnn.kernels.graphs import to_device
 
 
 class SpikeTrains:
-    """Recordings in memory: spikes uint8 (N, T, ...), and the window that events were seen through."""
+    """Recordings in memory: spikes uint8 (N, T, ...), and the window that events came through."""
 
     def __init__(self, spikes: Tensor, window: Window | None = None):
         self.spikes, self.window = spikes, window
@@ -84,9 +84,7 @@ class Dataset:
         return f"Dataset({what} {shape}, {train} to train, {test} to test, {about})"
 
     def load(self, validation: float, seed: int) -> LoadedData:
-        """Splits as a run uses them, with a share of the training points held out; all that is
-        learned comes from those that stay.
-        """
+        """Splits as a run uses them, a share of the training points held out of all learning."""
         x: list[Any] = [torch.from_numpy(part) for part in self.x]
         y = [torch.from_numpy(part) for part in self.y]
         low = high = torch.zeros(0, dtype=torch.float64)
@@ -97,10 +95,17 @@ class Dataset:
         if isinstance(train.x, Tensor):
             low, high = ranges(train.x.numpy())
             splits = [Split(rescaled(x.numpy(), low, high), y) for x, y in splits]  # type: ignore[union-attr]
-        train, test, *held = splits
+        train, test, *validation_split = splits
         scale = (0.0, 1.0) if self.classes else units(train.y.numpy(), "train")
         return LoadedData(
-            train, held[0] if held else None, test, self.classes, low, high, None, *scale
+            train,
+            validation_split[0] if validation_split else None,
+            test,
+            self.classes,
+            low,
+            high,
+            None,
+            *scale,
         )
 
 
@@ -110,7 +115,8 @@ def _pair(name: str, given: Any) -> tuple[Any, Any]:
         return given[0], given[1]
     if isinstance(given, (np.ndarray, Tensor)) or not hasattr(given, "__getitem__"):
         raise ValueError(
-            f"{name}: must have labels: a pair (x, y), or a dataset of pairs (input, label); got one "
+            f"{name}: must have labels: a pair (x, y), or a dataset of pairs (input, label); "
+            "got one "
             f"{type(given).__name__}; give {name}=(x, y)"
         )
     items = [given[i] for i in range(len(given))]
@@ -131,7 +137,8 @@ def _inputs(name: str, x: Any, window: Window | None) -> np.ndarray:
         array = np.stack([np.asarray(item) for item in x])
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"{name}: its inputs must be arrays of one shape; got others ({error}); make recordings "
+            f"{name}: its inputs must be arrays of one shape; got others ({error}); "
+            "make recordings "
             "equally long, or give events with a window"
         ) from None
     if array.dtype.kind not in "biuf" or array.ndim < 2:
@@ -180,7 +187,8 @@ def _labels(name: str, y: Any, count: int) -> np.ndarray:
         y = y[:, 0]
     if y.shape != (count,):
         raise ValueError(
-            f"{name}: must have one label for each of its {count} inputs; got shape {y.shape}; give "
+            f"{name}: must have one label for each of its {count} inputs; got shape {y.shape}; "
+            "give "
             "y of shape (N,)"
         )
     if y.dtype.kind not in "iuf":
@@ -217,6 +225,7 @@ def _class_names(names: Sequence[str] | None, *y: np.ndarray) -> tuple[str, ...]
     found = [str(i) for i in range(max(count, 2))] if names is None else [str(n) for n in names]
     if len(found) < max(count, 2) or len(set(found)) < len(found):
         raise ValueError(
-            f"classes: must be a name of its own for each class, 0 to {max(count, 2) - 1}; got {found}; give them all"
+            f"classes: must be a name of its own for each class, 0 to {max(count, 2) - 1}; "
+            f"got {found}; give them all"
         )
     return tuple(found)

@@ -7,10 +7,10 @@ microseconds, polarity `p`. Rows are sorted in time; `t` starts where the file s
 for bit:
 
     AER-DAT2.0   x = (a >> 1) & 127, y = (a >> 8) & 127, p = a & 1 of the address a. tonic exchanges
-    x and y; jAER shows 127 - x,
-                 with y upwards, and calls a set bit OFF, where the format's document calls it ON.
+                 x and y; jAER shows 127 - x, with y upwards, and calls a set bit OFF, where the
+                 format's document calls it ON.
     N-MNIST      bytes x, y, then a bit p and 23 bits of time. y counts downwards: `image[y, x]`
-    shows the digit upright.
+                 shows the digit upright.
 
 Which bit is ON is the formats' word, not a fact of the scene: in the recordings of MNIST-DVS and of
 N-MNIST events with p = 1 trail those with p = 0 in the direction of motion, as OFF events of a
@@ -37,21 +37,16 @@ DVS128, NMNIST = (128, 128), (34, 34)  # sensors: width, height
 SUFFIXES = (".aedat", ".bin")
 MOST_BYTES = 256 * 2**20  # reading takes up to ten times the file in memory
 NOTHING = 64  # bytes, from which on zeros alone are no recording
-LONGEST_US = (
-    24 * 3600 * 10**6
-)  # a recording's clock that runs over more than a day is noise read as a clock
+# A recording's clock that runs over more than a day is noise read as a clock
+LONGEST_US = 24 * 3600 * 10**6
 _HEADER_BYTES = 4 * 2**20  # jAER may put all its preferences into the header
-_JITTER_US = (
-    100_000  # a step back up to this is events out of order; a longer one is a clock set back
-)
-_OVERFLOW_Y, _OVERFLOW_US = (
-    240,
-    2**13,
-)  # N-MNIST: this row is no pixel but "add so much to all times from here on"
-_TURNS_US = (
-    2**32,
-    2**31,
-)  # where AER-DAT2.0 clocks start again from 0: unsigned, or signed with the sign dropped
+# A step back up to this is events out of order; a longer one is a clock set back
+_JITTER_US = 100_000
+# N-MNIST: this row is no pixel but "add so much to all times from here on"
+_OVERFLOW_Y = 240
+_OVERFLOW_US = 2**13
+# Where AER-DAT2.0 clocks start again from 0: unsigned, or signed with the sign dropped
+_TURNS_US = (2**32, 2**31)
 
 
 class BadEvents(ValueError):
@@ -65,12 +60,10 @@ class Recording:
     events: np.ndarray  # (N,) EVENTS, sorted in time
     size: tuple[int, int]  # width, height of the sensor
     format: str
-    skipped: dict[str, int] = field(
-        default_factory=dict
-    )  # by reason: records, or bytes where it says so
-    clock: dict[str, int] = field(
-        default_factory=dict
-    )  # what was put right in the times: kept events
+    # By reason: records, or bytes where it says so
+    skipped: dict[str, int] = field(default_factory=dict)
+    # What was put right in the times: kept events
+    clock: dict[str, int] = field(default_factory=dict)
     header: tuple[str, ...] = ()  # the first lines, printable characters only
 
     @property
@@ -93,7 +86,8 @@ def read_events(path: str | Path, *, most_bytes: int = MOST_BYTES) -> Recording:
     if path.suffix.lower() == ".bin":
         return _nmnist(path, content)
     raise BadEvents(
-        f"{path}: must be an .aedat (AER-DAT2.0) or a .bin (N-MNIST) file; got {path.suffix or 'no suffix'!r}; give a recording"
+        f"{path}: must be an .aedat (AER-DAT2.0) or a .bin (N-MNIST) file; "
+        f"got {path.suffix or 'no suffix'!r}; give a recording"
     )
 
 
@@ -102,17 +96,16 @@ def read_aedat(path: str | Path, *, most_bytes: int = MOST_BYTES) -> Recording:
     microseconds.
 
     Skipped and counted: special events (bit 15 of the address), addresses beyond the sensor (bits
-        16 to 31), single records whose
-    time lies far from both neighbours, bytes after the last whole record. Times that start again
-    from 0 at 2^31 or 2^32 go on. Steps back of up to 0.1 s are sorted; a longer one is a clock that
-    was set back, and goes on from where it was.
+    16 to 31), single records whose time lies far from both neighbours, bytes after the last whole
+    record. Times that start again from 0 at 2^31 or 2^32 go on. Steps back of up to 0.1 s are
+    sorted; a longer one is a clock that was set back, and goes on from where it was.
     """
     path = Path(path)
     return _aedat(path, _content(path, most_bytes))
 
 
 def read_nmnist(path: str | Path, *, most_bytes: int = MOST_BYTES) -> Recording:
-    """N-MNIST: 5 bytes an event, x, y, a bit of polarity and 23 bits of time in microseconds,
+    """N-MNIST: 5 bytes per event, x, y, a bit of polarity and 23 bits of time in microseconds,
     big-endian; 34 x 34 pixels.
 
     A record with y = 240 is no event: all times from it on are 2^13 us later. (The format has it
@@ -134,7 +127,8 @@ def from_array(events: object, size: tuple[int, int], name: str = "events") -> R
         size: the sensor's width and height.
         name: of the recording, for messages.
 
-    >>> from_array(np.array([(3, 20, 1), (9, 10, 1)], [("x", int), ("t", int), ("p", int)]), (5, 1)).skipped
+    >>> events = np.array([(3, 20, 1), (9, 10, 1)], [("x", int), ("t", int), ("p", int)])
+    >>> from_array(events, (5, 1)).skipped
     {'outside the sensor': 1}
     """
     try:
@@ -147,12 +141,10 @@ def from_array(events: object, size: tuple[int, int], name: str = "events") -> R
     outside = len(events) - int(kept.sum())
     _refuse_noise(name, outside, len(events), f"{size[0]} x {size[1]}")
     found = np.empty(len(events) - outside, EVENTS)
-    found["x"], found["y"], found["t"], found["p"] = (
-        events["x"][kept],
-        row[kept],
-        events["t"][kept],
-        events["p"][kept] > 0,
-    )
+    found["x"] = events["x"][kept]
+    found["y"] = row[kept]
+    found["t"] = events["t"][kept]
+    found["p"] = events["p"][kept] > 0
     found = found[np.argsort(found["t"], kind="stable")]
     return _not_too_long(
         name, Recording(found, size, "array", _nonzero({"outside the sensor": outside}))
@@ -160,25 +152,27 @@ def from_array(events: object, size: tuple[int, int], name: str = "events") -> R
 
 
 def write_aedat(path: str | Path, events: np.ndarray) -> None:
-    """Events of a DVS128 as AER-DAT2.0, the whole file or none. `read_aedat` gives the same events."""
+    """Write events of a DVS128 as AER-DAT2.0, the whole file or none; see `read_aedat`."""
     _check_events(events, DVS128, 2**32)
     record = np.empty((len(events), 2), ">u4")
     record[:, 0] = (
         events["y"].astype(np.uint32) << 8 | events["x"].astype(np.uint32) << 1 | (events["p"] > 0)
     )
     record[:, 1] = events["t"]
-    header = "#!AER-DAT2.0\r\n# Data format is int32 address, int32 timestamp (8 bytes total), repeated for each event\r\n"
+    header = (
+        "#!AER-DAT2.0\r\n# Data format is int32 address, int32 timestamp (8 bytes total), repeated "
+        "for each event\r\n"
+    )
     write_atomic(Path(path), (header + "# Timestamps tick is 1 us\r\n").encode() + record.tobytes())
 
 
 def write_nmnist(path: str | Path, events: np.ndarray) -> None:
-    """Events of a 34 x 34 sensor as N-MNIST has them, the whole file or none. `read_nmnist` gives
-    the same events.
-    """
+    """Write events of a 34 x 34 sensor as N-MNIST, the whole file or none; see `read_nmnist`."""
     _check_events(events, NMNIST, 2**23)
     if not len(events):
         raise ValueError(
-            "events: must have at least one, as an empty .bin file is taken for a failed copy; got none; leave it out"
+            "events: must have at least one, as an empty .bin file is taken for a failed copy; "
+            "got none; leave it out"
         )
     record = np.empty((len(events), 5), np.uint8)
     record[:, 0], record[:, 1] = events["x"], events["y"]
@@ -202,9 +196,9 @@ def bin_events(
 
     Channel p is polarity p, whichever of the two a format calls ON.
 
-    `size` is the sensor's (width, height), `crop` the part (x0, y0, w, h) of it to
-    keep; `shrink` puts squares of that many pixels a side together. Bin k has the times start_us +
-    k bin_us <= t < start_us + (k + 1) bin_us. Events outside the bins or the crop are left out.
+    `size` is the sensor's (width, height), `crop` the part (x0, y0, w, h) of it to keep; `shrink`
+    puts squares of that many pixels a side together. Bin k has the times start_us + k bin_us <= t <
+    start_us + (k + 1) bin_us. Events outside the bins or the crop are left out.
 
     >>> events = np.array([(5, 1, 30, True), (5, 1, 99, False)], EVENTS)
     >>> bin_events(events, 3, 50, size=(34, 34), crop=(4, 0, 2, 2))[:, :, 1, 1].tolist()
@@ -218,7 +212,8 @@ def bin_events(
             )
     if not _whole(start_us) or abs(start_us) >= 2**61:
         raise ValueError(
-            f"start_us: must be a whole number of microseconds; got {start_us!r}; give e.g. the recording's start_us"
+            f"start_us: must be a whole number of microseconds; got {start_us!r}; "
+            "give e.g. the recording's start_us"
         )
     if len(size) != 2 or not all(_whole(side) and 0 < side < 2**15 for side in size):
         raise ValueError(
@@ -227,25 +222,16 @@ def bin_events(
     x0, y0, w, h = _checked_crop(crop, size)
     if w % shrink or h % shrink:
         raise ValueError(
-            f"shrink: must divide the width and height of the frames, {w} x {h}; got {shrink!r}; change the crop"
+            f"shrink: must divide the width and height of the frames, {w} x {h}; got {shrink!r}; "
+            "change the crop"
         )
     x, y, t = events["x"], events["y"], events["t"]
-    part = events[
-        (t >= start_us)
-        & (t < start_us + steps * bin_us)
-        & (x >= x0)
-        & (x < x0 + w)
-        & (y >= y0)
-        & (y < y0 + h)
-    ]
+    in_time = (t >= start_us) & (t < start_us + steps * bin_us)
+    part = events[in_time & (x >= x0) & (x < x0 + w) & (y >= y0) & (y < y0 + h)]
     frames = np.zeros((steps, 2, h // shrink, w // shrink), np.uint8)
     step = (part["t"].astype(np.int64) - start_us) // bin_us
-    frames[
-        step,
-        (part["p"] > 0).astype(np.intp),
-        (part["y"] - y0) // shrink,
-        (part["x"] - x0) // shrink,
-    ] = 1
+    row, column = (part["y"] - y0) // shrink, (part["x"] - x0) // shrink
+    frames[step, (part["p"] > 0).astype(np.intp), row, column] = 1
     return frames
 
 
@@ -257,7 +243,8 @@ def _checked_crop(crop: Sequence[int] | None, size: tuple[int, int]) -> tuple[in
         if min(x0, y0) >= 0 and min(w, h) > 0 and x0 + w <= size[0] and y0 + h <= size[1]:
             return x0, y0, w, h
     raise ValueError(
-        f"crop: must be (x0, y0, width, height) inside the sensor's {size}; got {crop!r}; make it smaller"
+        f"crop: must be (x0, y0, width, height) inside the sensor's {size}; got {crop!r}; "
+        "make it smaller"
     )
 
 
@@ -268,7 +255,8 @@ def _content(path: Path, most_bytes: int) -> bytes:
             size = os.fstat(file.fileno()).st_size
             if size > most_bytes:
                 raise BadEvents(
-                    f"{path}: has {size:,} bytes; at most {most_bytes:,} are read; split it, or raise most_bytes in Python"
+                    f"{path}: has {size:,} bytes; at most {most_bytes:,} are read; "
+                    "split it, or raise most_bytes in Python"
                 )
             content = file.read(size)
     except FileNotFoundError:
@@ -281,7 +269,8 @@ def _content(path: Path, most_bytes: int) -> bytes:
         raise BadEvents(str(error)) from None
     if len(content) >= NOTHING and not content.strip(b"\0"):
         raise BadEvents(
-            f"{path}: its {len(content):,} bytes are all 0, as of a download that failed; get it again"
+            f"{path}: its {len(content):,} bytes are all 0, as of a download that failed; "
+            "get it again"
         )
     if not content:
         raise BadEvents(f"{path}: is empty; copy or download it again")
@@ -293,13 +282,15 @@ def _aedat(path: Path, content: bytes) -> Recording:
     second = content.find(b"#!AER-DAT", max(start, 1))
     if second >= 0:
         raise BadEvents(
-            f"{path}: a second recording starts at byte {second}; got two files in one; split them there"
+            f"{path}: a second recording starts at byte {second}; got two files in one; "
+            "split them there"
         )
     count, rest = divmod(len(content) - start, 8)
     stated = bool(lines) and lines[0].startswith("#!AER-DAT")
     if not count and not stated:
         raise BadEvents(
-            f"{path}: must have a version line or records of 8 bytes; got {len(content)} bytes; it is no AER-DAT2.0 file"
+            f"{path}: must have a version line or records of 8 bytes; got {len(content)} bytes; "
+            "it is no AER-DAT2.0 file"
         )
     records = np.frombuffer(content, ">u4", 2 * count, start).reshape(-1, 2)
     address = records[:, 0].astype(np.uint32)
@@ -317,15 +308,14 @@ def _aedat(path: Path, content: bytes) -> Recording:
 
 
 def _aedat_header(path: Path, content: bytes) -> tuple[int, tuple[str, ...]]:
-    """Where the records start, and the first lines. A header may be missing, end in any line end,
-    or at the end of the file.
-    """
+    """Where the records start, and the first lines; the header may be missing or cut off."""
     start, lines = 0, list[str]()
     while content.startswith(b"#", start):
         end = content.find(b"\n", start, _HEADER_BYTES)
         if end < 0 and len(content) > _HEADER_BYTES:
             raise BadEvents(
-                f"{path}: its header does not end within {_HEADER_BYTES:,} bytes; it is no AER-DAT2.0 file"
+                f"{path}: its header does not end within {_HEADER_BYTES:,} bytes; "
+                "it is no AER-DAT2.0 file"
             )
         end = len(content) if end < 0 else end + 1
         if len(lines) < 20:
@@ -337,7 +327,8 @@ def _aedat_header(path: Path, content: bytes) -> tuple[int, tuple[str, ...]]:
     version = re.match(r"#!AER-DAT(\d+\.\d+|)", lines[0]) if lines else None
     if version and version[1] != "2.0":
         raise BadEvents(
-            f"{path}: must be AER-DAT2.0; got version {version[1] or 'unknown'}; convert it, for example with jAER"
+            f"{path}: must be AER-DAT2.0; got version {version[1] or 'unknown'}; "
+            "convert it, for example with jAER"
         )
     return start, tuple(lines)
 
@@ -372,7 +363,8 @@ def _refuse_noise(path: Path | str, outside: int, count: int, format: str) -> No
     """Noise, or another camera's file, has most of its addresses outside."""
     if 2 * outside > count:
         raise BadEvents(
-            f"{path}: {outside} of {count} addresses are outside the sensor; it is no {format} recording; check its origin"
+            f"{path}: {outside} of {count} addresses are outside the sensor; "
+            f"it is no {format} recording; check its origin"
         )
 
 
@@ -386,15 +378,13 @@ def _recording(
     header: tuple[str, ...],
     turns_us: Sequence[int],
 ) -> Recording:
-    """Events in the file's order to a recording: times put right, sorted, all that was done
-    counted.
-    """
+    """Events in the file's order to a recording: times put right, sorted, and all counted."""
     clock: dict[str, int] = {}
     if (events["t"][1:] < events["t"][:-1]).any():
         stray = _strays(events["t"], turns_us)
         events = events[~stray]
         skipped["stray times"] = int(stray.sum())
-        events["t"], clock = _straight(events["t"], turns_us)
+        events["t"], clock = _straightened(events["t"], turns_us)
         events = events[np.argsort(events["t"], kind="stable")]
     skipped["bytes after the last record"] = rest
     return _not_too_long(
@@ -405,15 +395,14 @@ def _recording(
 def _not_too_long(path: Path | str, recording: Recording) -> Recording:
     if recording.duration_us > LONGEST_US:
         raise BadEvents(
-            f"{path}: its times run over {recording.duration_us / 3.6e9:.0f} hours; at most 24 are read; it is damaged"
+            f"{path}: its times run over {recording.duration_us / 3.6e9:.0f} hours; "
+            "at most 24 are read; it is damaged"
         )
     return recording
 
 
 def _strays(t: np.ndarray, turns_us: Sequence[int]) -> np.ndarray:
-    """Single times far from both neighbours, which agree: a damaged record, which must not move all
-    that follow it.
-    """
+    """Single times far from both neighbours: damaged records, which must not move the rest."""
     step = _steps(t, turns_us)[0]
     stray = np.zeros(len(t), bool)
     back_and_forth = (np.abs(step[:-1]) > _JITTER_US) & (np.abs(step[1:]) > _JITTER_US)
@@ -422,38 +411,29 @@ def _strays(t: np.ndarray, turns_us: Sequence[int]) -> np.ndarray:
     return stray
 
 
-def _straight(t: np.ndarray, turns_us: Sequence[int]) -> tuple[np.ndarray, dict[str, int]]:
-    """Times that go on where the clock turned over or was set back; small steps back stay, for
-    sorting.
-    """
+def _straightened(t: np.ndarray, turns_us: Sequence[int]) -> tuple[np.ndarray, dict[str, int]]:
+    """Times that go on where the clock turned over or was set back; small steps back stay."""
     step, turned = _steps(t, turns_us)
     back = step < -_JITTER_US
     step[back] = 0
     t = np.concatenate([t[:1], t[0] + np.cumsum(step)])
-    t -= min(
-        0, int(t.min()) >> 32 << 32
-    )  # below 0: the first events came just after a turn, some from before it later
+    # Below 0: the first events came just after a turn, some from before it later
+    t -= min(0, int(t.min()) >> 32 << 32)
     late = int((t < np.maximum.accumulate(t)).sum())
     return t, {"clock turned over": turned, "clock set back": int(back.sum()), "out of order": late}
 
 
 def _steps(t: np.ndarray, turns_us: Sequence[int]) -> tuple[np.ndarray, int]:
-    """Steps between times, and how often the clock turned over: close to the top of its range, then
-    close to 0.
-    """
+    """Steps between times, and how often the clock turned over, from near its top to near 0."""
     step, turned = np.diff(t), 0
     for turn in turns_us:
         before, after = t[:-1], t[1:]
         near = turn >> 6  # about a minute without an event, at most
-        over = (
-            (before >= turn - near)
-            & (before < turn)
-            & (after < near)
-            & (before - after >= turn - near)
-        )
-        under = (
-            (after >= turn - _JITTER_US) & (after < turn) & (after - before >= turn - _JITTER_US)
-        )  # out of order at a turn
+        from_top = (before >= turn - near) & (before < turn)
+        over = from_top & (after < near) & (before - after >= turn - near)
+        # Out of order at a turn
+        to_top = (after >= turn - _JITTER_US) & (after < turn)
+        under = to_top & (after - before >= turn - _JITTER_US)
         step[over] += turn
         step[under] -= turn
         turned += int(over.sum()) - int(under.sum())
@@ -465,18 +445,15 @@ def _nonzero(counts: dict[str, int]) -> dict[str, int]:
 
 
 def _check_fields(events: object, fields: str = "xytp") -> None:
-    if (
-        not isinstance(events, np.ndarray)
-        or events.ndim != 1
-        or not set(fields) <= set(events.dtype.names or ())
-    ):
-        got = (
-            f"{events.dtype} of shape {events.shape}"
-            if isinstance(events, np.ndarray)
-            else type(events).__name__
-        )
+    got = type(events).__name__
+    names: set[str] = set()
+    if isinstance(events, np.ndarray):
+        got = f"{events.dtype} of shape {events.shape}"
+        names = set(events.dtype.names or ()) if events.ndim == 1 else names
+    if not isinstance(events, np.ndarray) or not set(fields) <= names:
         raise ValueError(
-            f"events: must be an array (N,) with the fields {', '.join(fields)}; got {got}; see bisnn.data.EVENTS"
+            f"events: must be an array (N,) with the fields {', '.join(fields)}; got {got}; "
+            "see bisnn.data.EVENTS"
         )
     for name in fields.rstrip("p"):
         if events[name].dtype.kind not in "iu":
@@ -491,7 +468,8 @@ def _check_events(events: np.ndarray, size: tuple[int, int], most_us: int) -> No
         bad = values[(values < 0) | (values >= end)]
         if len(bad):
             raise ValueError(
-                f"{name}: must be at least 0 and below {end}; got {bad[0]}; crop or shift the events"
+                f"{name}: must be at least 0 and below {end}; got {bad[0]}; "
+                "crop or shift the events"
             )
     if (events["t"][1:] < events["t"][:-1]).any():
         raise ValueError("t: must not decrease; got a step back; sort the events by time")

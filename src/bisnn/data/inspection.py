@@ -47,9 +47,7 @@ def facts(recording: Recording) -> dict[str, str]:
 
 
 def draw(recording: Recording, path: Path) -> None:
-    """A PNG: the events of each sixth of the time on the sensor, p = 1 orange and p = 0 blue, and
-    their rate over time.
-    """
+    """Draw the events of each sixth of the time, p = 1 orange and p = 0 blue, and their rate."""
     events, (width, height) = recording.events, recording.size
     since_us = events["t"] - recording.start_us
     end_us = recording.duration_us + 1
@@ -60,9 +58,8 @@ def draw(recording: Recording, path: Path) -> None:
         _image(events[(since_us >= low) & (since_us < high)], width, height)
         for low, high in pairwise(edges_us)
     ]
-    most = max(
-        1.0, *(float(np.quantile(image.max(-1), 0.995)) for image in images)
-    )  # a hot pixel must not darken the others
+    # A hot pixel must not darken the others
+    most = max(1.0, *(float(np.quantile(image.max(-1), 0.995)) for image in images))
     for k, image in enumerate(images):
         axis = figure.add_subplot(grid[0, k])
         axis.imshow(_colours(image / most), origin="upper", interpolation="nearest")

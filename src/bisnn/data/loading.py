@@ -1,4 +1,4 @@
-"""Datasets as a run uses them: splits of points or recordings, in the units that the network sees."""
+"""Datasets as a run uses them: splits of points or recordings, in the network's units."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ class Batches(Protocol):
 
 
 class Clips:
-    """Some recordings of a dataset, in some order: what a split of points is to a table. Or some
-    loose ones.
-    """
+    """Some recordings of a dataset, or loose ones, in some order: a split of recordings."""
 
     def __init__(self, recordings: Batches, index: Tensor):
         self.recordings, self.index = recordings, index
@@ -50,9 +48,7 @@ class Clips:
 
 
 class Split(NamedTuple):
-    """x: points (N, d) float32, or recordings; y (N,) int64 labels or (N, 1) targets: float32, a
-    table's float64.
-    """
+    """Points x (N, d) float32, or recordings, and y: labels (N,) int64 or targets (N, 1)."""
 
     x: Tensor | Clips
     y: Tensor
@@ -164,8 +160,10 @@ def encoded(
     draw: int,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Points x (B, d) as spikes (T, B, N), bool; keyed by seed, value, purpose and draw, so any
-    order, batch or subset of them has the same spikes.
+    """Points x (B, d) as spikes (T, B, N), bool.
+
+    They are keyed by seed, value, purpose and draw, so that any order, batch or subset of the
+    points has the same spikes.
     """
     coded = encoding.encode(x.numpy(), dict(code), seed, purpose, draw)
     return to_device(torch.from_numpy(coded.view(bool)), device)

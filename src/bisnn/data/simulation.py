@@ -28,7 +28,8 @@ from torch import Tensor
 from bisnn.checks import choice, positive_int
 from bisnn.data import cache, events
 from bisnn.data.archives import MNISTDVS, Recordings
-from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, Area, Camera, Motion, binned, record
+from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, Camera, binned, record
+from bisnn.data.motion import Area, Motion
 from bisnn.display import bars, note
 from bisnn.files import afford, open_regular, read_bytes, write_atomic
 
@@ -40,9 +41,7 @@ NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 
 
 def sklearn_digits() -> tuple[Tensor, np.ndarray]:
-    """The 1,797 digits of scikit-learn, grown from 8 x 8 to MNIST's 20 x 20 in 28 x 28, float32 in
-    [0, 1]; and their labels.
-    """
+    """The 1,797 digits of scikit-learn, grown to MNIST's format, float32 in [0, 1]; labels."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -64,7 +63,7 @@ def mnist_labels(folder: Path) -> np.ndarray:
 
 
 def mnist(folder: Path) -> tuple[Tensor, np.ndarray]:
-    """MNIST's training images, float32 in [0, 1], and labels, from its idx files, gzipped or not."""
+    """MNIST's training images, float32 in [0, 1], and labels, from idx files, gzipped or not."""
     images, labels = read_idx(_found(folder, NAMES[0]), 3), mnist_labels(folder)
     if len(images) != len(labels):
         counts = f"{len(labels)} and {len(images)}"
@@ -102,9 +101,8 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
                 packs = 1032 if path.suffix == ".gz" else 1  # bytes that gzip makes one of, at most
                 if count > packs * os.fstat(raw.fileno()).st_size:
                     raise ValueError(f"it claims {count:,} bytes, which it cannot hold")
-                afford(
-                    path, 9 * count, f"what is {sizes} bytes", _TooLarge
-                )  # as bytes, and as floats, twice
+                # As bytes, and as floats, twice
+                afford(path, 9 * count, f"what is {sizes} bytes", _TooLarge)
                 content = file.read(count + 1)
             if len(content) != count:
                 raise ValueError("longer or shorter than it says")
@@ -145,28 +143,18 @@ def simulate(
         device: where to simulate, "cpu" or "cuda".
         show: a progress bar.
     """
-    positive_int("per_class", per_class)
-    if per_class > 9999:
-        raise ValueError(
-            f"per_class: must be at most 9999, the ids that the files' names have room for; got {per_class}; lower it"
-        )
-    choice("device", device, ("cpu", "cuda"))
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device: PyTorch finds no GPU here; got 'cuda'; use 'cpu'")
+    _check_request(per_class, device)
     own = str(images) == "digits"
     pictures, labels = sklearn_digits() if own else mnist(Path(images))
     folder, signed = Path(out) / "scale04", Path(out) / "simulation.json"
+    source = {"images": "digits" if own else "mnist", "content": _digest(pictures, labels)}
     if not signed.exists() and folder.is_dir() and any(folder.iterdir()):
         raise ValueError(
-            f"out: {folder} holds files that were not simulated there (no {signed.name} says so); give another folder"
+            f"out: {folder} holds files that were not simulated there (no {signed.name} says so); "
+            "give another folder"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    content = hashlib.blake2b(pictures.numpy().data, digest_size=16)
-    content.update(labels.data)
-    _sign(
-        signed,
-        {"images": "digits" if own else "mnist", "content": content.hexdigest(), "seed": seed},
-    )
+    _sign(signed, {**source, "seed": seed})
     chosen = [
         (i, folder / f"mnist_{digit}_scale04_{number:04d}.aedat")
         for digit in range(10)
@@ -175,7 +163,8 @@ def simulate(
     if not any(int(path.stem[-4:]) > MNISTDVS.TRAINING_IDS for _, path in chosen):
         least = 3 if own else MNISTDVS.TRAINING_IDS + 1
         note(
-            f"per_class: {per_class} of each digit are all to train with, none to test; ask for {least} or more to have both"
+            f"per_class: {per_class} of each digit are all to train with, none to test; "
+            f"ask for {least} or more to have both"
         )
     left = [(i, path) for i, path in chosen if not path.exists()]
     with bars(show=show) as progress:
@@ -183,19 +172,34 @@ def simulate(
         for first in range(0, len(left), TOGETHER):
             part = left[first : first + TOGETHER]
             index = [i for i, _ in part]
-            made = record(
-                pictures[index].to(device), MNIST_DVS, MNIST_DVS_MOTION, seed=seed, samples=index
-            )
-            for (_, path), recording in zip(part, made, strict=True):
+            light = pictures[index].to(device)
+            recordings = record(light, MNIST_DVS, MNIST_DVS_MOTION, seed=seed, samples=index)
+            for (_, path), recording in zip(part, recordings, strict=True):
                 events.write_aedat(path, recording)
             progress.advance(bar, len(part))
     return len(chosen)
 
 
+def _check_request(per_class: int, device: str) -> None:
+    positive_int("per_class", per_class)
+    if per_class > 9999:
+        raise ValueError(
+            "per_class: must be at most 9999, the ids that the files' names have room for; "
+            f"got {per_class}; lower it"
+        )
+    choice("device", device, ("cpu", "cuda"))
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: PyTorch finds no GPU here; got 'cuda'; use 'cpu'")
+
+
+def _digest(pictures: Tensor, labels: np.ndarray) -> str:
+    content = hashlib.blake2b(pictures.numpy().data, digest_size=16)
+    content.update(labels.data)
+    return content.hexdigest()
+
+
 def _numbered(which: np.ndarray, per_class: int, own: bool) -> list[tuple[int, int]]:
-    """Images of a digit with their ids, which never depend on how many are asked for; up to 900
-    train, the others test.
-    """
+    """Images of a digit with their fixed ids; those up to 900 train, the others test."""
     if not own:
         return [(int(i), place + 1) for place, i in enumerate(which[:per_class])]
     training = round(len(which) * (1 - SOME))
@@ -223,7 +227,8 @@ def _sign(path: Path, settings: dict[str, Any]) -> None:
         write_atomic(path, text.encode())
     elif read_bytes(path) != text.encode():
         raise ValueError(
-            f"out: {path.parent} was made with other images, another seed or another camera ({path.name}); give another folder"
+            f"out: {path.parent} was made with other images, another seed or another camera "
+            f"({path.name}); give another folder"
         )
 
 
@@ -331,7 +336,8 @@ class Digits(Recordings):
                 f"1 to {MNISTDVS.TRAINING_IDS}" if train else f"{MNISTDVS.TRAINING_IDS + 1} to 1000"
             )
             raise ValueError(
-                f"images: {folder} has no digits number {ids} of their class; give MNIST's own files, all of them"
+                f"images: {folder} has no digits number {ids} of their class; "
+                "give MNIST's own files, all of them"
             )
         files = [] if own else [_found(folder, name) for name in NAMES]
         source = cache.key({"images": "digits" if own else "mnist"}, files, folder)
@@ -352,9 +358,7 @@ class Digits(Recordings):
 
 
 def motion_of(own: bool, duration_us: int) -> Motion:
-    """How digits move: MNIST's as in MNIST-DVS; scikit-learn's (`own`) once along a V and back,
-    about the middle of the crop.
-    """
+    """How digits move: MNIST's as in MNIST-DVS; scikit-learn's (`own`) along a V and back."""
     if not own:
         return replace(MNIST_DVS_MOTION, duration_us=duration_us)
     x, y = 60.5, 60.5
@@ -363,9 +367,8 @@ def motion_of(own: bool, duration_us: int) -> Motion:
     motion = replace(
         MNIST_DVS_MOTION, corners=corners, legs_us=legs, duration_us=duration_us, start_us=0
     )
-    return replace(
-        motion, scale=(0.95, 0.95), contrast=3, level=0.5
-    )  # 8 x 8 grey pixels: sharper edges would fill the gaps
+    # 8 x 8 grey pixels: sharper edges would fill the gaps
+    return replace(motion, scale=(0.95, 0.95), contrast=3, level=0.5)
 
 
 def _part(labels: np.ndarray, train: bool, own: bool) -> list[int]:

@@ -38,11 +38,9 @@ class Rows:
 
     def where(self, name: str, row: int) -> str:
         place = f"line {self.lines[row]}" if self.lines else f"row {row + 1}"
-        return (
-            f"{self.path}: {place}, column {name!r}"
-            if self.header
-            else f"{self.path}: {place}, column {name}"
-        )
+        if self.header:
+            return f"{self.path}: {place}, column {name!r}"
+        return f"{self.path}: {place}, column {name}"
 
     def column(self, name: str) -> list[str] | np.ndarray:
         return self.values[self.names.index(name)]
@@ -50,11 +48,9 @@ class Rows:
     def texts(self, name: str) -> list[str]:
         """A column of classes or targets, as text."""
         values = self.column(name)
-        return (
-            [_text(value) for value in values.tolist()]
-            if isinstance(values, np.ndarray)
-            else values
-        )
+        if isinstance(values, np.ndarray):
+            return [_text(value) for value in values.tolist()]
+        return values
 
     def at(self, chosen: np.ndarray) -> Rows:
         """Some of the rows."""
@@ -70,9 +66,7 @@ class Rows:
 
 
 def read(path: str | Path) -> Rows:
-    """All rows of a CSV or TSV file, an NPY file, or the arrays `x`, `y` and `names` (of x's
-    columns) of an NPZ file.
-    """
+    """All rows of a CSV, TSV or NPY file, or the arrays `x`, `y` and `names` of an NPZ file."""
     path = _existing(path)
     if path.suffix.lower() in (".csv", ".tsv"):
         return _csv_rows(path)
@@ -103,13 +97,12 @@ def matched(rows: Rows, schema: Schema) -> tuple[dict[str, Any], list[str] | Non
     elif len(names) == len(schema.columns):
         names = [column.name for column in schema.columns]
     else:
-        whole = (
-            f", or {len(schema.layout)}, as the training file has"
-            if len(schema.layout) > len(schema.columns)
-            else ""
-        )
+        whole = ""
+        if len(schema.layout) > len(schema.columns):
+            whole = f", or {len(schema.layout)}, as the training file has"
         raise ValueError(
-            f"{rows.path}: must have {len(schema.columns)} columns, the model's features in their order{whole}; got {len(names)}"
+            f"{rows.path}: must have {len(schema.columns)} columns, the model's features in their "
+            f"order{whole}; got {len(names)}"
         )
     by_name = dict(zip(names, rows.names, strict=True))
     labels = rows.texts(by_name[schema.target]) if schema.target in by_name else None
@@ -134,13 +127,15 @@ def read_points(
     if schema is not None:
         if rows.header and not schema.named:
             note(
-                f"{path}: its columns are taken by position, as the training file gave them no names"
+                f"{path}: its columns are taken by position, as the training file gave them no "
+                "names"
             )
         return matched(rows, schema)
     x = np.stack(list(matched(rows, Schema.numbered(features))[0].values()), 1)
     for row, column in np.argwhere(np.isnan(x)):
         raise ValueError(
-            f"{rows.where(rows.names[column], row)}: must be a finite number; it is blank; fill it in or drop the row"
+            f"{rows.where(rows.names[column], row)}: must be a finite number; it is blank; "
+            "fill it in or drop the row"
         )
     return x, None
 
@@ -157,7 +152,8 @@ def learned_schema(
         for name in names:
             if name not in rows.names:
                 raise ValueError(
-                    f"data.{key}: {rows.path} has no column {name!r}; it has {', '.join(rows.names)}"
+                    f"data.{key}: {rows.path} has no column {name!r}; "
+                    f"it has {', '.join(rows.names)}"
                 )
             if key != "target" and (name == target or (key == "categorical" and name in drop)):
                 raise ValueError(
@@ -171,7 +167,8 @@ def learned_schema(
     ]
     if not columns:
         raise ValueError(
-            f"{rows.path}: needs at least one feature beside the class or target; got {len(rows.names)} column"
+            f"{rows.path}: needs at least one feature beside the class or target; "
+            f"got {len(rows.names)} column"
         )
     return Schema(tuple(columns), rows.names, target)
 
@@ -187,7 +184,8 @@ def _learned_column(rows: Rows, name: str, categorical: bool) -> Column:
         categories = sorted({category(value) for value in values})
         if not categorical and len(categories) > max(2, len(values) // 2):
             raise ValueError(
-                f"{rows.path}: column {name!r} has {len(categories)} different words in {len(values)} training rows; name it in "
+                f"{rows.path}: column {name!r} has {len(categories)} different words in "
+                f"{len(values)} training rows; name it in "
                 "data.drop, or in data.categorical if they are categories"
             )
         return Column(name, categories=tuple(categories))
@@ -204,7 +202,8 @@ def _labels_of(path: Path, y: np.ndarray, rows: int) -> list[str] | np.ndarray:
         )
     if y.dtype.kind == "f" and not np.isfinite(y).all():
         raise ValueError(
-            f"{path}: row {int(np.argmin(np.isfinite(y))) + 1} of y is not finite; drop it or fill it in"
+            f"{path}: row {int(np.argmin(np.isfinite(y))) + 1} of y is not finite; "
+            "drop it or fill it in"
         )
     return [_text(value) for value in y.tolist()]
 
@@ -212,7 +211,8 @@ def _labels_of(path: Path, y: np.ndarray, rows: int) -> list[str] | np.ndarray:
 def _names_of(path: Path, names: np.ndarray, count: int) -> list[str]:
     if names.dtype.kind != "U" or names.shape != (count,):
         raise ValueError(
-            f"{path}: names must be {count} texts, one for each column of x; got {names.dtype} {names.shape}"
+            f"{path}: names must be {count} texts, one for each column of x; "
+            f"got {names.dtype} {names.shape}"
         )
     return names.tolist()
 
@@ -221,7 +221,8 @@ def _check_distinct(path: Path, names: Sequence[str]) -> None:
     for i, name in enumerate(names):
         if not name:
             raise ValueError(
-                f"{path}: column {i + 1} has no name; give it one, or leave it out if it numbers the rows"
+                f"{path}: column {i + 1} has no name; give it one, or leave it out if it numbers "
+                "the rows"
             )
         if name in names[:i]:
             raise ValueError(f"{path}: two columns are named {name!r}; rename one")
@@ -230,9 +231,7 @@ def _check_distinct(path: Path, names: Sequence[str]) -> None:
 def labels(
     path: str | Path, texts: list[str], classes: tuple[str, ...] | None = None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Class numbers (N,) int64 and the classes' names; in order of value if they are numbers, else
-    of the alphabet.
-    """
+    """Class numbers (N,) int64 and the classes' names, ordered by value or by the alphabet."""
     blank = [i for i, text in enumerate(texts) if is_blank(text)]
     if blank:
         raise ValueError(f"{path}: row {blank[0] + 1} has no class; fill it in or drop the row")
@@ -242,13 +241,15 @@ def labels(
         classes = tuple(sorted(names, key=int) if whole else sorted(names))
         if len(classes) < 2 or len(classes) > max(2, len(texts) // 2):
             raise ValueError(
-                f"{path}: needs two classes or more, each more than once; got {len(classes)} in {len(texts)} rows; for real-valued "
+                f"{path}: needs two classes or more, each more than once; "
+                f"got {len(classes)} in {len(texts)} rows; for real-valued "
                 'targets set data.task = "regression"'
             )
     unknown = [text for text in texts if text not in classes]
     if unknown:
         raise ValueError(
-            f"{path}: class {unknown[0]!r} does not occur in the training rows; they have {', '.join(classes)}"
+            f"{path}: class {unknown[0]!r} does not occur in the training rows; "
+            f"they have {', '.join(classes)}"
         )
     return np.array([classes.index(text) for text in texts], dtype=np.int64), classes
 
@@ -259,7 +260,8 @@ def targets(path: str | Path, texts: list[str]) -> np.ndarray:
     for i, number in enumerate(found):
         if number is None or not np.isfinite(number):
             raise ValueError(
-                f"{path}: target of row {i + 1}: must be a finite number; got {texts[i]!r}; fill it in or drop the row"
+                f"{path}: target of row {i + 1}: must be a finite number; got {texts[i]!r}; "
+                "fill it in or drop the row"
             )
     return np.array(found, dtype=np.float64)[:, None]
 
@@ -280,16 +282,13 @@ def _existing(path: str | Path) -> Path:
 
 
 def _csv_rows(path: Path) -> Rows:
-    """A first row of words, none blank but perhaps the first, is the header. Empty lines are passed
-    over.
-    """
+    """A first row of words, none blank but perhaps the first, is the header; skip empty lines."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             first = re.sub(r'"[^"]*"', "", file.readline())  # a quoted cell may hold any character
             file.seek(0)
-            delimiter = next(
-                (mark for mark in "\t;" if mark in first), ","
-            )  # a comma beside these is a decimal one
+            # A comma beside these is a decimal one
+            delimiter = next((mark for mark in "\t;" if mark in first), ",")
             reader = csv.reader(file, delimiter=delimiter)
             numbered = [([cell.strip() for cell in row], reader.line_num) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
@@ -331,16 +330,15 @@ _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?")
 def _with_decimal_points(
     path: Path, rows: list[tuple[list[str], int]]
 ) -> list[tuple[list[str], int]]:
-    """1,5 as 1.5; a file that has both could mean thousands by one of them. Rows come with their
-    line numbers.
-    """
+    """Read 1,5 as 1.5, but not where both occur: one could mean thousands."""
     if not any(_DECIMAL_COMMA.fullmatch(cell) for row, _ in rows for cell in row):
         return rows
     for row, line in rows:
         for cell in row:
             if "." in cell and as_number(cell) is not None:
                 raise ValueError(
-                    f"{path}: line {line}: {cell!r} has a decimal point where other numbers have a comma; write all of them alike"
+                    f"{path}: line {line}: {cell!r} has a decimal point where other numbers have a "
+                    "comma; write all of them alike"
                 )
     point = lambda cell: cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell  # noqa: E731
     return [([point(cell) for cell in row], line) for row, line in rows]
@@ -353,13 +351,15 @@ def _floats(path: Path, x: np.ndarray) -> np.ndarray:
         )
     if x.ndim != 2 or x.size == 0:
         raise ValueError(
-            f"{path}: must have rows and columns, (N, features), and not be empty; got shape {x.shape}; reshape it"
+            f"{path}: must have rows and columns, (N, features), and not be empty; "
+            f"got shape {x.shape}; reshape it"
         )
     x = x.astype(np.float64)
     bad = np.argwhere(np.isinf(x))  # NaN is a blank
     if len(bad):
         raise ValueError(
-            f"{path}: row {bad[0][0] + 1}, column {bad[0][1] + 1} is {x[tuple(bad[0])]}; all numbers must be finite"
+            f"{path}: row {bad[0][0] + 1}, column {bad[0][1] + 1} is {x[tuple(bad[0])]}; "
+            "all numbers must be finite"
         )
     return x
 

@@ -1,6 +1,4 @@
-"""From a table's rows to a dataset: which rows train, what is learned from them alone, their classes
-or targets.
-"""
+"""From a table's rows to a dataset: which rows train, what is learned from them, the labels."""
 
 from __future__ import annotations
 
@@ -46,9 +44,11 @@ def load(
     if validation:
         parts = [kept[part.numpy()] for part in validation_rows(len(kept), validation, seed)]
     schema = table.learned_schema(rows, target, drop, categorical, parts[0])
-    learning, *held = (rows.at(part) for part in parts)
-    classes, y = _labels(rows.at(kept), [learning, tested, *held], schema, task)
-    x = [schema.encode(table.matched(part, schema)[0])[0] for part in (learning, tested, *held)]
+    learning, *validated = (rows.at(part) for part in parts)
+    classes, y = _labels(rows.at(kept), [learning, tested, *validated], schema, task)
+    x = [
+        schema.encode(table.matched(part, schema)[0])[0] for part in (learning, tested, *validated)
+    ]
     features = x[0].shape[1]
     bounds = (
         ranges(x[0]) if rescale else (torch.zeros(features).double(), torch.ones(features).double())
@@ -67,7 +67,8 @@ def _kept_and_tested(
     held_out = _held_out(classes, share, seed)
     if held_out.all() or not held_out.any():
         raise ValueError(
-            f"{path}: has {len(classes)} rows, too few to hold out data.test_share = {share:g} of them"
+            f"{path}: has {len(classes)} rows, too few to hold out data.test_share = {share:g} of "
+            "them"
         )
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
@@ -75,9 +76,7 @@ def _kept_and_tested(
 def _labels(
     training: table.Rows, parts: list[table.Rows], schema: Schema, task: str
 ) -> tuple[tuple[str, ...], list[np.ndarray]]:
-    """Names of the classes of the training rows, held-out ones included, and the labels or targets
-    of each part.
-    """
+    """The classes of the training and held-out rows, and the labels or targets of each part."""
     columns = [table.matched(part, schema)[1] for part in parts]
     for part, column in zip(parts, columns, strict=True):
         if column is None:
@@ -88,7 +87,8 @@ def _labels(
         if blank is not None:
             name = schema.target if schema.target in part.names else part.names[-1]
             raise ValueError(
-                f"{part.where(name or '', blank)}: has no class or target; fill it in or drop the row"
+                f"{part.where(name or '', blank)}: has no class or target; "
+                "fill it in or drop the row"
             )
     texts = [
         (part.path, column)
@@ -102,9 +102,7 @@ def _labels(
 
 
 def _held_out(classes: list[str], share: float, seed: int) -> np.ndarray:
-    """Which rows are test rows: the share of each class, at random, so that every class stays in
-    the training rows.
-    """
+    """Which rows are test rows: a random share of each class, so that all classes stay."""
     order = philox.permutation(len(classes), seed, Purpose.TEST_SPLIT)
     chosen = np.zeros(len(classes), dtype=bool)
     for name in sorted(set(classes)):

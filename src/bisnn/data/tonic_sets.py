@@ -1,6 +1,4 @@
-"""Datasets of tonic's, or like them, as recordings of ours: binned, one bit each, cached on disk.
-Needs the extra `tonic`.
-"""
+"""Datasets of tonic's kind as our recordings: binned, in bits, cached. Needs the extra `tonic`."""
 
 from __future__ import annotations
 
@@ -21,9 +19,8 @@ from bisnn.data.archives import Recordings
 from bisnn.data.windows import Window
 
 MOST_CLASSES = 2**16
-TONIC: dict[
-    str, tuple[tuple[int, int, int], int | None]
-] = {  # sensor (W, H, P), and `Window.start_us`, by name of tonic's class
+# Sensor (W, H, P), and `Window.start_us`, by name of tonic's class
+TONIC: dict[str, tuple[tuple[int, int, int], int | None]] = {
     "NMNIST": ((34, 34, 2), 0),
     "DVSGesture": ((128, 128, 2), None),
     "SHD": ((700, 1, 1), 0),
@@ -68,7 +65,8 @@ class FromTonic(Recordings):
         name, count = name or type(dataset).__name__, len(dataset)
         if not re.fullmatch(r"[\w.-]{1,100}", name):
             raise ValueError(
-                f"name: must be letters, digits, '_', '.' and '-', as it begins a file's name; got {name!r}; change it"
+                "name: must be letters, digits, '_', '.' and '-', as it begins a file's name; "
+                f"got {name!r}; change it"
             )
         if not count:
             raise ValueError(
@@ -116,7 +114,8 @@ class FromTonic(Recordings):
         sizes = tuple(sensor_size) if isinstance(sensor_size, Sequence) else ()
         if len(sizes) != 3 or not all(isinstance(n, int) and n > 0 for n in sizes) or sizes[2] > 2:
             raise ValueError(
-                f"dataset: its sensor_size must be (W, H, P) with P = 1 or 2; got {sensor_size}; set it to the size"
+                f"dataset: its sensor_size must be (W, H, P) with P = 1 or 2; got {sensor_size}; "
+                "set it to the size"
             )
         width, height, channels = sizes
         length = positive_int("steps", steps), positive_int("bin_us", bin_us)
@@ -137,13 +136,13 @@ def tonic_dataset(name: str, root: str | Path, train: bool) -> Any:
         from tonic import datasets
     except ImportError:
         raise ValueError(
-            f"dataset: tonic must be installed to read {name}; got none; run `pip install 'bisnn[tonic]'`"
+            f"dataset: tonic must be installed to read {name}; got none; "
+            "run `pip install 'bisnn[tonic]'`"
         ) from None
     missing = []
 
-    def download(
-        self: Any,
-    ) -> None:  # instead of tonic's own, which it calls where it does not find all
+    def download(self: Any) -> None:
+        # Instead of tonic's own, which it calls where it does not find all
         place = Path(self.location_on_system, getattr(self, "data_filename", self.folder_name))
         there = place.is_file() or (
             place.is_dir() and any(file.is_file() for file in place.rglob("*"))
@@ -159,17 +158,20 @@ def tonic_dataset(name: str, root: str | Path, train: bool) -> Any:
         )
     except Exception as error:  # whatever a damaged file makes tonic say
         if missing:
-            get = f"from tonic.datasets import {name} as D; [D({str(root)!r}, train=t) for t in (True, False)]"
+            get = (
+                f"from tonic.datasets import {name} as D; "
+                f"[D({str(root)!r}, train=t) for t in (True, False)]"
+            )
             raise ValueError(
-                f"root: tonic looks for {name} in {missing[0]}, where it is not, or not whole; bisnn downloads nothing: get it "
+                f"root: tonic looks for {name} in {missing[0]}, where it is not, or not whole; "
+                "bisnn downloads nothing: get it "
                 f'with: python -c "{get}"'
             ) from None
         raise ValueError(
             f"root: tonic cannot read {name} in {root} ({error}); download it again"
         ) from error
-    order = sorted(
-        range(len(dataset.data)), key=dataset.data.__getitem__
-    )  # by name: tonic may have them in the disk's own order
+    # By name: tonic may have them in the disk's own order
+    order = sorted(range(len(dataset.data)), key=dataset.data.__getitem__)
     dataset.data, dataset.targets = (
         [some[i] for i in order] for some in (dataset.data, dataset.targets)
     )
@@ -177,9 +179,7 @@ def tonic_dataset(name: str, root: str | Path, train: bool) -> Any:
 
 
 def _files_behind(dataset: Any) -> list[Path]:
-    """The files that a dataset of tonic's reads: one a recording in `data`, or one for all of them;
-    none where it does not say.
-    """
+    """The files that a dataset of tonic's reads: one per recording, one for all, or unknown."""
     data = getattr(dataset, "data", None)
     data = list(data) if isinstance(data, (list, tuple)) else []
     if not data and hasattr(dataset, "data_filename"):  # SHD, SSC
@@ -200,9 +200,8 @@ def _about(dataset: Any, files: Sequence[Path]) -> dict[str, Any]:
         repr(list(getattr(dataset, "targets", ()))).encode(), digest_size=16
     ).hexdigest()
     for name, value in vars(dataset).items():
-        if (
-            isinstance(value, (bool, int, float, str)) and name != "location_on_system"
-        ):  # a folder may move
+        # A folder may move
+        if isinstance(value, (bool, int, float, str)) and name != "location_on_system":
             about[f".{name}"] = value
         elif isinstance(value, (list, tuple, range, np.ndarray)) and name not in (
             "data",
@@ -237,7 +236,8 @@ def _class_number(place: object, label: Any) -> int:
         number = -1
     if not 0 <= number < MOST_CLASSES:
         raise ValueError(
-            f"dataset: labels must be numbers of classes, from 0 on; got {label!r} in {place}; give it a target_transform"
+            f"dataset: labels must be numbers of classes, from 0 on; got {label!r} in {place}; "
+            "give it a target_transform"
         )
     return number
 
@@ -249,7 +249,8 @@ def _class_names(dataset: Any, last: int) -> list[str]:
         return [str(i) for i in range(last + 1)]
     if len(given) <= last:
         raise ValueError(
-            f"dataset: must have a name in `classes` for each label; got {len(given)} and label {last}; correct it"
+            "dataset: must have a name in `classes` for each label; "
+            f"got {len(given)} and label {last}; correct it"
         )
     return [
         name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in given

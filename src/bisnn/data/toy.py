@@ -27,7 +27,7 @@ class Points(NamedTuple):
 def two_moons(
     train: int = 200, test: int = 1000, *, noise: float = 0.1, seed: int = 0
 ) -> tuple[Points, Points]:
-    """Two interleaved half circles: `train` and `test` points a class, Gaussian noise.
+    """Two interleaved half circles: `train` and `test` points per class, Gaussian noise.
 
     Each axis is rescaled to [0, 1] by the training set's range; the test set, drawn independently,
     by the same map, so it may lie a little outside.

@@ -1,4 +1,4 @@
-"""What of a recording the network sees, and recordings of no dataset, each read when it is looked at."""
+"""What of a recording the network sees, and recordings of no dataset, each read when needed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ class Window:
     steps: int  # T
     bin_us: int  # length of a time step
     start_us: int | None = 0  # where the first one begins; None: with the first event
-    crop: tuple[int, int, int, int] | None = (
-        None  # x0, y0, width, height of the part that is kept; None: all
-    )
+    # x0, y0, width, height of the part that is kept; None: all
+    crop: tuple[int, int, int, int] | None = None
     # Edge of the squares of pixels that become one; those at the edge of the sensor may be smaller
     pool: int = 1
     channels: int = 2  # polarities; 1: whatever the polarity
@@ -71,13 +70,14 @@ class Found:
             ("events left out of", self.with_skipped, self.skipped),
             ("times put right in", self.with_clock, self.clock),
         )
-        said = [
-            f"{what} {count_of_recordings(n)} ({', '.join(f'{why}: {k:,}' for why, k in by.items())})"
+        lines = [
+            f"{what} {count_of_recordings(n)} "
+            f"({', '.join(f'{why}: {k:,}' for why, k in by.items())})"
             for what, n, by in parts
             if n
         ]
-        if said:
-            note(f"{name}: {', '.join(said)}")
+        if lines:
+            note(f"{name}: {', '.join(lines)}")
 
 
 def count_of_recordings(count: int) -> str:
@@ -85,9 +85,7 @@ def count_of_recordings(count: int) -> str:
 
 
 class Loose:
-    """Recordings of no dataset: files and arrays of events, each read when it is looked at, all by
-    one window.
-    """
+    """Recordings of no dataset: files and arrays of events, read when needed, by one window."""
 
     def __init__(
         self, sources: Sequence[str | Path | np.ndarray | events.Recording], window: Window
@@ -106,7 +104,8 @@ class Loose:
         source, size = self.sources[i], self.window.size
         if not isinstance(source, (np.ndarray, events.Recording, str, Path)):
             raise ValueError(
-                f"recordings[{i}]: must be a file, or an array of events; got {type(source).__name__}; give e.g. its path"
+                f"recordings[{i}]: must be a file, or an array of events; "
+                f"got {type(source).__name__}; give e.g. its path"
             )
         if isinstance(source, np.ndarray):
             return events.from_array(source, size, f"recordings[{i}]")
@@ -115,7 +114,8 @@ class Loose:
             name = f"recordings[{i}]" if source is seen else source
             got, wanted = (f"{width} x {height} pixels" for width, height in (seen.size, size))
             raise events.BadEvents(
-                f"{name}: must have the {wanted} that the model was trained on; got {got}; give another file"
+                f"{name}: must have the {wanted} that the model was trained on; got {got}; "
+                "give another file"
             )
         return seen
 
@@ -125,12 +125,13 @@ class Loose:
         if self.silent:
             until = f"{self.window.steps} time steps of {self.window.bin_us:,} us"
             note(
-                f"recordings: {count_of_recordings(self.silent)} without an event in what the model looks at, the first {until}"
+                f"recordings: {count_of_recordings(self.silent)} without an event in what the "
+                f"model looks at, the first {until}"
             )
 
 
 def files_of(paths: Iterable[str | Path]) -> list[Path]:
-    """Files as they are named, and of folders all recordings in them, in the order of their names."""
+    """Files as they are named, and of folders all recordings in them, ordered by name."""
     files: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir():
@@ -143,7 +144,8 @@ def files_of(paths: Iterable[str | Path]) -> list[Path]:
         )
         if not inside:
             raise ValueError(
-                f"{path}: is a folder without recordings; it must hold {' or '.join(events.SUFFIXES)} files"
+                f"{path}: is a folder without recordings; "
+                f"it must hold {' or '.join(events.SUFFIXES)} files"
             )
         files += inside
     return files

@@ -41,10 +41,9 @@ HIGHER_IS_BETTER = {
     "mae": False,
 }
 PERCENT = ("accuracy", "balanced_accuracy")
-PICTURES, RIGHT = (
-    9,
-    3,
-)  # test recordings shown, at most, and of these, that all predictors get right
+# Test recordings shown, at most, and of these, that all predictors get right
+PICTURES = 9
+RIGHT = 3
 
 
 def report(
@@ -61,25 +60,10 @@ def report(
     """
     if isinstance(folders, (str, Path)) or not folders:
         raise ValueError(
-            f"folders: must be a list of one run folder or more; got {folders!r}; give e.g. [folder]"
+            f"folders: must be a list of one run folder or more; got {folders!r}; "
+            "give e.g. [folder]"
         )
-    path = (
-        Path(out)
-        if out is not None
-        else RunFolder(folders[0]).report_file
-        if len(folders) == 1
-        else Path("report.html")
-    )
-    if path.is_dir():
-        raise ValueError(
-            f"{path}: is a folder; give the name of a file, e.g. {path / 'report.html'}"
-        )
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"{path}: the report is an HTML page; give a name that ends in .html")
-    if out is not None and not path.parent.is_dir():
-        raise ValueError(
-            f"{path}: there is no folder {path.parent}; make it first, or give another file"
-        )
+    path = _checked_path(folders, out)
     runs = _read(folders)
     shared = _recordings(runs)
     sections = []
@@ -89,7 +73,7 @@ def report(
         progress.advance(bar)
         recordings = []
         for group in shared:
-            recordings.append(_seen(group))
+            recordings.append(_disputed(group))
             progress.advance(bar)
         for run in runs:
             drawn = {}
@@ -111,10 +95,29 @@ def report(
     return path
 
 
+def _checked_path(folders: Sequence[str | Path], out: str | Path | None) -> Path:
+    """The file to write: `out`, or report.html in the only run's folder or in the current one."""
+    path = Path("report.html")
+    if out is not None:
+        path = Path(out)
+    elif len(folders) == 1:
+        path = RunFolder(folders[0]).report_file
+    if path.is_dir():
+        raise ValueError(
+            f"{path}: is a folder; give the name of a file, e.g. {path / 'report.html'}"
+        )
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"{path}: the report is an HTML page; give a name that ends in .html")
+    if out is not None and not path.parent.is_dir():
+        raise ValueError(
+            f"{path}: there is no folder {path.parent}; make it first, or give another file"
+        )
+    return path
+
+
 def _read(folders: Sequence[str | Path]) -> list[Run]:
-    judged = [
-        load_evaluation(folder) for folder in folders
-    ]  # first: says best what is wrong with a folder
+    # First: says best what is wrong with a folder
+    judged = [load_evaluation(folder) for folder in folders]
     names = [Path(folder).resolve().name for folder in folders]
     labels = [
         name if names.count(name) == 1 else str(folder)
@@ -217,7 +220,7 @@ def _baselines(runs: list[Run], names: list[str]) -> list[dict[str, Any]]:
 
 
 def _differing(runs: list[Run]) -> dict[str, list[str]]:
-    """The settings in which the runs differ, by dotted key: the value of each run, as TOML has it."""
+    """The settings in which the runs differ, by dotted key: each run's value, as in TOML."""
     first, *others = (run.config for run in runs)
     keys = dict.fromkeys(key for other in others for key in differences(first, other))
     return {key: [_setting(run.config, key) for run in runs] for key in keys}
@@ -252,11 +255,9 @@ def _lead(score: str, rows: int, best: int | None) -> str:
     """How the verdict's sentence begins."""
     if rows == 1:
         return ""
-    return (
-        "Best: "
-        if best is not None
-        else f"None is best beyond chance; {'highest' if HIGHER_IS_BETTER[score] else 'lowest'}: "
-    )
+    if best is not None:
+        return "Best: "
+    return f"None is best beyond chance; {'highest' if HIGHER_IS_BETTER[score] else 'lowest'}: "
 
 
 def _best(name: str, rows: list[tuple[Run, str]], same: bool) -> int | None:
@@ -283,10 +284,8 @@ def _best(name: str, rows: list[tuple[Run, str]], same: bool) -> int | None:
     for other in values.keys() - {best}:
         if same:
             (run, predictor), (rival, by) = rows[best], rows[other]
-            mine, theirs = (
-                run.judged.predictors[predictor].mean,
-                rival.judged.predictors[by].mean,
-            )
+            mine = run.judged.predictors[predictor].mean
+            theirs = rival.judged.predictors[by].mean
             found = metrics.paired(name, [mine], [theirs], run.judged.y, level=level)
             beyond = min(sign * found.low, sign * found.high) > 0
         else:
@@ -329,21 +328,17 @@ def _duration(seconds: float | None) -> str:
     whole = round(seconds)
     if seconds < 60:
         return f"{seconds:.1f} s"
-    return (
-        f"{whole // 60} min {whole % 60} s"
-        if whole < 3600
-        else f"{whole // 3600} h {whole % 3600 // 60} min"
-    )
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _size(count: int) -> str:
-    return (
-        f"{count} B"
-        if count < 1024
-        else f"{count / 1024:.1f} KiB"
-        if count < 2**20
-        else f"{count / 2**20:.1f} MiB"
-    )
+    if count < 1024:
+        return f"{count} B"
+    if count < 2**20:
+        return f"{count / 1024:.1f} KiB"
+    return f"{count / 2**20:.1f} MiB"
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
@@ -373,9 +368,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 
 def _recordings(runs: list[Run]) -> list[list[tuple[int, Run]]]:
-    """The runs that have recordings to draw, by number: those that were tested on the same ones
-    together.
-    """
+    """Runs that have recordings to draw, by number, grouped by the recordings they share."""
     groups: dict[tuple[Any, ...], list[tuple[int, Run]]] = {}
     for number, run in enumerate(runs, 1):
         judged = run.judged
@@ -385,26 +378,26 @@ def _recordings(runs: list[Run]) -> list[list[tuple[int, Run]]]:
     return list(groups.values())
 
 
-def _seen(group: list[tuple[int, Run]]) -> dict[str, Any]:
-    """Recordings that these runs were tested on, what most predictors get wrong first: a chart of
-    each, and what they say.
-    """
-    kept: dict[
-        int, tuple[Run, int]
-    ] = {}  # the first run that keeps a recording, and its place there
+def _disputed(group: list[tuple[int, Run]]) -> dict[str, Any]:
+    """Recordings that these runs were tested on, the most disputed first, with the answers."""
+    # The first run that keeps a recording, and its place there
+    kept: dict[int, tuple[Run, int]] = {}
     for _, run in group:
         for i, point in enumerate(run.judged.raster.points.tolist()):
             kept.setdefault(point, (run, i))
-    said = {point: _said(group, point) for point in kept}
-    order = sorted(said, key=lambda point: sum(row["right"] for row in said[point]))
-    disputed = [point for point in order if not all(row["right"] for row in said[point])]
+    answers = {point: _answers(group, point) for point in kept}
+    order = sorted(answers, key=lambda point: sum(row["right"] for row in answers[point]))
+    disputed = [point for point in order if not all(row["right"] for row in answers[point])]
     right = [point for point in order if point not in disputed][:RIGHT]
     shown = disputed[: PICTURES - len(right)] + right
-    return {"runs": group, "seen": [(charts.events(*kept[point]), said[point]) for point in shown]}
+    return {
+        "runs": group,
+        "seen": [(charts.events(*kept[point]), answers[point]) for point in shown],
+    }
 
 
-def _said(group: list[tuple[int, Run]], point: int) -> list[dict[str, Any]]:
-    said = []
+def _answers(group: list[tuple[int, Run]], point: int) -> list[dict[str, Any]]:
+    answers = []
     for number, run in group:
         for predictor, result in run.judged.predictors.items():
             confidence, top = result.mean[point].max(-1)
@@ -414,5 +407,5 @@ def _said(group: list[tuple[int, Run]], point: int) -> list[dict[str, Any]]:
                 "confidence": float(confidence),
                 "right": right,
             }
-            said.append({"number": number, "run": run, "predictor": predictor, **verdict})
-    return said
+            answers.append({"number": number, "run": run, "predictor": predictor, **verdict})
+    return answers

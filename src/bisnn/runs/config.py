@@ -61,7 +61,7 @@ class Convolution(Section):
 
 
 class Dense(Section):
-    """A layer of neurons; in a file, its number of neurons alone stands for one with all defaults."""
+    """A layer of neurons; in a file, a number of neurons stands for one with all defaults."""
 
     neurons: Count
     recurrent: bool = False  # each neuron reads all neurons of the layer too, one time step later
@@ -117,7 +117,8 @@ class NeuronSettings(Section):
             raise ValueError('fraction is of kind = "fixed": leave it out, or set that')
         if self.tau_mem <= self.tau_syn:
             raise ValueError(
-                f"tau_mem must be above tau_syn = {self.tau_syn:g}, or the synaptic filter is not positive"
+                f"tau_mem must be above tau_syn = {self.tau_syn:g}, or the synaptic filter is not "
+                "positive"
             )
         return self
 
@@ -213,7 +214,7 @@ class Config(Section):
             return settings
         data, rule = (_kind_of(name, settings) for name in ("data", "rule"))
         if data is None or rule is None:
-            return settings  # said elsewhere
+            return settings  # reported elsewhere
         return defaults.completed(settings, data, rule)
 
     @model_validator(mode="after")
@@ -233,15 +234,18 @@ class Config(Section):
                 raise ValueError(f"{name} must be below {where} = {self.steps}; got {burn_in}")
         if recordings and self.encode != Encode():
             raise ValueError(
-                f"encode is for points; {self.data.name} has recordings, with data.steps and data.bin_us: leave it out"
+                f"encode is for points; {self.data.name} has recordings, with data.steps and "
+                "data.bin_us: leave it out"
             )
         if recordings and self.predict.encodings > 1:
             raise ValueError(
-                f"predict.encodings: recordings are spikes already, in one way; got {self.predict.encodings}"
+                "predict.encodings: recordings are spikes already, in one way; "
+                f"got {self.predict.encodings}"
             )
         if not recordings and (self.network.conv or self.augment != Augment()):
             raise ValueError(
-                f"network.conv and augment are for recordings; {self.data.name} has points: leave them out"
+                f"network.conv and augment are for recordings; {self.data.name} has points: "
+                "leave them out"
             )
         if self.augment != Augment() and len(self.data.shape_recorded()) != 3:
             raise ValueError(
@@ -250,7 +254,8 @@ class Config(Section):
             )
         if (self.loss == "logistic") != (self.task == "classification"):
             raise ValueError(
-                f'train.loss = "{self.loss}" does not fit the task {self.task}: leave it out for the usual one'
+                f'train.loss = "{self.loss}" does not fit the task {self.task}: '
+                "leave it out for the usual one"
             )
         return self
 
@@ -258,11 +263,13 @@ class Config(Section):
     def _together(self) -> Config:
         if (self.train.keep == "best" or self.train.patience) and not self.data.validation:
             raise ValueError(
-                'train.keep = "best" and train.patience need held-out points: set data.validation, e.g. to 0.2'
+                'train.keep = "best" and train.patience need held-out points: '
+                "set data.validation, e.g. to 0.2"
             )
         if self.train.samples > 1 and self.rule.posterior() is False:
             raise ValueError(
-                f'train.samples: rule "{self.rule.name}" has one realisation of its weights; got {self.train.samples}'
+                f'train.samples: rule "{self.rule.name}" has one realisation of its weights; '
+                f"got {self.train.samples}"
             )
         if not self.rule.any_levels and alphabet_of(self.network.weights) != BINARY:
             raise ValueError(
@@ -276,13 +283,15 @@ class Config(Section):
             )
         if self.train.chunk and self.train.activity:
             raise ValueError(
-                "train.activity looks at whole recordings, train.chunk never sees one: leave one of the two at 0"
+                "train.activity looks at whole recordings, train.chunk never sees one: "
+                "leave one of the two at 0"
             )
         depth = len(self.network.conv) + len(self.network.layers)
         local = self.network.gradient == "local" and depth > 1
         if local and self.network.readout_after == "last":
             raise ValueError(
-                'network.readout_after must be "every" with local gradients, or layers below the last never learn'
+                'network.readout_after must be "every" with local gradients, or layers below the '
+                "last never learn"
             )
         return self
 
@@ -290,9 +299,7 @@ class Config(Section):
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
     def updated(self, **values: Any) -> Config:
-        """A copy with some settings changed, by dotted key: `config.updated(**{"rule.lr": 0.1})`.
-        Validated like a file.
-        """
+        """A copy with settings changed by dotted key, `updated(**{"rule.lr": 0.1})`, validated."""
         settings = self.model_dump(exclude_none=True)
         for key, value in values.items():
             _assign(settings, key, value, "config.updated")
@@ -313,8 +320,7 @@ def differences(a: Config, b: Config) -> list[str]:
     return [key for key in changed if key != "train.threads"]
 
 
-# What a run may go on with otherwise than it began: how long, when it stops or saves, and where it
-# is computed.
+# What may change when a run is resumed: how long, when it stops or saves, and where it is computed.
 CHANGEABLE = (
     "train.epochs",
     "train.patience",
@@ -325,9 +331,7 @@ CHANGEABLE = (
 
 
 def resumed(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """The config of a run folder, changed for a run that goes on; other keys than those that may
-    change are a ValueError.
-    """
+    """The config of a run folder, with overrides of what may change; others are a ValueError."""
     before = load(path)
     if not overrides:
         return before
@@ -335,7 +339,8 @@ def resumed(path: Path, overrides: Sequence[str] = ()) -> Config:
     fixed = [key for key in differences(before, config) if key not in CHANGEABLE]
     if fixed:
         raise ValueError(
-            f"--set {', '.join(fixed)}: a run keeps the settings it began with, but for {', '.join(CHANGEABLE)}; train a new run"
+            f"--set {', '.join(fixed)}: a run keeps the settings it began with, but for "
+            f"{', '.join(CHANGEABLE)}; train a new run"
         )
     return config
 
@@ -371,9 +376,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise ValueError(f"{file}: is not valid TOML: {error}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{file}: is not a text file in UTF-8; give a TOML config") from None
-    for override in sorted(
-        overrides, key=lambda text: text.partition("=")[0].strip() != "rule.name"
-    ):  # the rule first
+    rule_first = sorted(overrides, key=lambda o: o.partition("=")[0].strip() != "rule.name")
+    for override in rule_first:
         key, equals, value = override.partition("=")
         if key.count(".") > DOTS:
             raise ValueError(f"--set {key:.40}...: {TOO_DEEP}")
@@ -393,22 +397,19 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def parse(settings: dict[str, Any], source: str) -> Config:
-    """Settings as read from TOML to a Config, or a ValueError with one line for each thing wrong,
-    `source` and the key first.
-    """
+    """Settings from TOML to a Config; a ValueError has a line for each thing wrong."""
     version = settings.get("version")
     if version != VERSION:
         got = "none" if version is None else repr(version)
         raise ValueError(
-            f"{source}: version: this bisnn reads configs of version {VERSION}; got {got}; write version = {VERSION}, or "
-            "install the bisnn that the config was written for"
+            f"{source}: version: this bisnn reads configs of version {VERSION}; got {got}; "
+            f"write version = {VERSION}, or install the bisnn that the config was written for"
         )
     try:
         return Config.model_validate(settings)
     except ValidationError as error:
-        raise ValueError(
-            "\n".join(f"{source}: {line}" for line in _lines(error, settings))
-        ) from None
+        lines = [f"{source}: {line}" for line in _lines(error, settings)]
+        raise ValueError("\n".join(lines)) from None
 
 
 def _lines(error: ValidationError, settings: dict[str, Any]) -> list[str]:
@@ -449,9 +450,7 @@ def _assign(settings: dict[str, Any], key: str, value: Any, source: str) -> None
 
 
 def _drop_keys_of_another_rule(settings: dict[str, Any], name: Any) -> None:
-    """Leave out what the rule that is asked for does not have, and say so; an unknown rule is
-    another's complaint.
-    """
+    """Leave out what the new rule does not have, and say so; ignore an unknown rule here."""
     rule = settings.get("rule")
     kind = _kind_of("rule", {"rule": {"name": name}})
     if kind is None or not isinstance(rule, dict):
@@ -463,7 +462,8 @@ def _drop_keys_of_another_rule(settings: dict[str, Any], name: Any) -> None:
     if dropped:
         stays = ", ".join(f"{key} = {value!r}" for key, value in rule.items() if key != "name")
         note(
-            f"rule.name = {name}: leaves out {', '.join(dropped)}, which it does not have; keeps {stays or 'nothing'}"
+            f"rule.name = {name}: leaves out {', '.join(dropped)}, which it does not have; "
+            f"keeps {stays or 'nothing'}"
         )
 
 
@@ -476,9 +476,7 @@ def _value(text: str) -> Any:
 
 
 def _toml(text: str, source: str) -> dict[str, Any]:
-    """TOML, or a ValueError where it is nested deeper than the parser goes, or than it has memory
-    for (keys of many parts).
-    """
+    """Parse TOML; a ValueError where it is nested too deep for the parser or its memory."""
     if any(line.count(".") > DOTS for line in text.splitlines()):
         raise ValueError(f"{source}: {TOO_DEEP}")
     try:

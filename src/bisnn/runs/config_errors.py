@@ -1,6 +1,4 @@
-"""From pydantic's errors to one line each: key, rule, value, fix; and which key an unknown one was
-probably meant to be.
-"""
+"""From pydantic's errors to one line each: key, rule, value, fix, and the key probably meant."""
 
 from __future__ import annotations
 
@@ -75,9 +73,7 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def sections_of(annotation: Any) -> list[type[BaseModel]]:
-    """The kinds of section that a field takes: several, told apart by their name, for data and
-    rule; none for a value.
-    """
+    """The kinds of section that a field takes, by name, for data and rule; none for a value."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     options = typing.get_args(annotation) if union else (annotation,)
     options = tuple(
@@ -143,19 +139,15 @@ def _names(config: type[BaseModel], section: str) -> str:
 
 
 def _nearest(key: str, settings: dict[str, Any], config: type[BaseModel]) -> str:
-    """The valid key that the unknown one was probably meant to be; of its own section if any is
-    near.
-    """
+    """The valid key that an unknown one was probably meant to be; best of its own section."""
     head, _, leaf = key.rpartition(".")
     own = [f"{head}.{name}" if head else name for name in _fields(head, settings, config)]
     every = list(keys(config))
     if key in every:
         return f"it belongs to another {head}; {settings[head].get('name')} has {', '.join(own)}"
-    meant = (
-        []
-        if head.startswith("network.conv")
-        else [right for right, wrong in SYNONYMS.items() if leaf in wrong]
-    )
+    meant = [right for right, wrong in SYNONYMS.items() if leaf in wrong]
+    if head.startswith("network.conv"):
+        meant = []
     here = [
         right
         for right in meant
@@ -163,7 +155,10 @@ def _nearest(key: str, settings: dict[str, Any], config: type[BaseModel]) -> str
     ]
     if meant and not here:
         section = meant[0].partition(".")[0]
-        return f"you may mean {meant[0]}, which {section} {settings[section].get('name')} does not have"
+        return (
+            f"you may mean {meant[0]}, which {section} {settings[section].get('name')} does not "
+            "have"
+        )
     everywhere = {valid.rpartition(".")[2]: valid for valid in every}
     near = here or difflib.get_close_matches(key, own, n=1)
     near = near or [everywhere[name] for name in difflib.get_close_matches(leaf, everywhere, n=1)]
@@ -171,7 +166,7 @@ def _nearest(key: str, settings: dict[str, Any], config: type[BaseModel]) -> str
 
 
 def _fields(head: str, settings: dict[str, Any], config: type[BaseModel]) -> list[str]:
-    """The keys of a section, of the kind that the settings have; none where they have no valid one."""
+    """The keys of a section, of the kind that the settings have; none without a valid one."""
     if not head:
         return list(config.model_fields)
     section, _, below = head.partition(".")

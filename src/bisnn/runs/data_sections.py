@@ -56,8 +56,9 @@ class DataSection(Section):
         raise ValueError(f"data.name: {self.name} has no recordings of events")
 
     def load(self, seed: int, device: str, show: bool) -> LoadedData:
-        """The points, the same for the same seed; with `show`, a progress bar while a cache of
-        recordings is built, which may be made on `device`.
+        """The points, the same for the same seed.
+
+        With `show`, a progress bar runs while a cache of recordings is built, perhaps on `device`.
         """
         raise NotImplementedError
 
@@ -185,7 +186,8 @@ class EventData(DataSection):
         root = self._folder()
         if not root:
             raise ValueError(
-                f"data.root: must name the folder of {self._archive()}; got none; give it, or set the "
+                f"data.root: must name the folder of {self._archive()}; got none; "
+                "give it, or set the "
                 "environment's BISNN_DATA"
             )
         try:
@@ -208,7 +210,8 @@ class EventData(DataSection):
         if missing:
             names = ", ".join(train.names[i] for i in missing)
             raise ValueError(
-                f"classes: {root} has no training recording of {names}; give a folder that has, or fewer classes"
+                f"classes: {root} has no training recording of {names}; "
+                "give a folder that has, or fewer classes"
             )
 
     def complaint(self, run: object) -> str | None:
@@ -243,9 +246,7 @@ class NMNISTData(DigitEventData):
 
 
 class MNISTDVSData(DigitEventData):
-    """MNIST-DVS: scale04/mnist_<digit>_scale04_<id>.aedat; ids up to 900 to train, those above to
-    test.
-    """
+    """MNIST-DVS: scale04/mnist_<digit>_scale04_<id>.aedat; ids above 900 are for testing."""
 
     name: Literal["mnist_dvs"]
     scale: Literal[4, 8, 16] = 4
@@ -265,9 +266,7 @@ class MNISTDVSData(DigitEventData):
 
 
 class SimulatedData(DigitEventData):
-    """Digits in front of the simulated camera: those of MNIST, whose idx files lie in `root`;
-    without one, scikit-learn's.
-    """
+    """Digits in front of the simulated camera: MNIST's, from `root`, or scikit-learn's."""
 
     name: Literal["digits"]
     crop: Annotated[int, Field(ge=1, le=128)] = 26
@@ -306,14 +305,13 @@ class SimulatedData(DigitEventData):
 
         if not self.root:
             note(
-                "recordings: this model knows digits along a path of their own, which no file has; of others, expect guesses"
+                "recordings: this model knows digits along a path of their own, which no file has; "
+                "of others, expect guesses"
             )
 
 
 class TonicData(EventData):
-    """A dataset that tonic reads; `root` is its `save_to`. Recordings differ in length, so T and
-    the time step have no default.
-    """
+    """A dataset that tonic reads from `root`, its `save_to`; steps and bin_us have no default."""
 
     name: Literal["tonic"]
     dataset: Literal["NMNIST", "DVSGesture", "SHD"]
@@ -346,5 +344,6 @@ class TonicData(EventData):
     def check_recordings(self, recordings: Sequence[Any]) -> None:
         if self.dataset != "NMNIST" and any(isinstance(some, (str, Path)) for some in recordings):
             raise ValueError(
-                f"recordings: no file that can be read here is one of {self.dataset}; give arrays, as tonic's dataset[i][0]"
+                f"recordings: no file that can be read here is one of {self.dataset}; "
+                "give arrays, as tonic's dataset[i][0]"
             )

@@ -40,13 +40,9 @@ def completed(
 
 
 def _summed_steps(train: dict[str, Any], encode: Any) -> int:
-    """Time steps that the loss is summed over; 1 for their mean, and where a setting is wrong,
-    which is said elsewhere.
-    """
-    steps, burn_in = (
-        encode.get("steps", 100) if isinstance(encode, dict) else None,
-        train.get("burn_in", 10),
-    )
+    """Time steps that the loss is summed over; 1 for their mean, or where a setting is wrong."""
+    steps = encode.get("steps", 100) if isinstance(encode, dict) else None
+    burn_in = train.get("burn_in", 10)
     known = isinstance(steps, int) and isinstance(burn_in, int) and steps > burn_in
     return steps - burn_in if known and train.get("over_time") != "mean" else 1
 

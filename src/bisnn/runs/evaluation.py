@@ -1,6 +1,4 @@
-"""The verdict on a run: test metrics with intervals, and everything that a report shows. Reads the
-test points once.
-"""
+"""The verdict on a run: test metrics with intervals, and everything that a report shows."""
 
 from __future__ import annotations
 
@@ -122,9 +120,7 @@ def evaluate_model(
 
 
 def _beaten_by(judged: dict[str, Metrics], baselines: dict[str, Metrics]) -> list[str]:
-    """The predictors whose whole 95 % interval of the accuracy, or RMSE, is better than the
-    baseline.
-    """
+    """The predictors whose whole 95 % interval of accuracy or RMSE beats the baseline."""
     (baseline,) = baselines.values()
     if "rmse" in baseline:
         bound = baseline["rmse"].value
@@ -139,15 +135,14 @@ def _warn_of_guesses(folder: str | Path, verdict: Verdict) -> None:
     for name, row in verdict.metrics.items():
         if name not in verdict.beaten_by:
             note(
-                f"{folder}: {name} ({metric} {row[metric].value:.4g}) is no better, beyond chance, than always answering with "
+                f"{folder}: {name} ({metric} {row[metric].value:.4g}) is no better, beyond chance, "
+                "than always answering with "
                 f"the {label} ({baseline[metric].value:.4g}): train longer, or look at the data"
             )
 
 
 def _seconds(run: RunFolder) -> float | None:
-    """How long training took, where a checkpoint still knows it (the model does not: the same run
-    gives the same file).
-    """
+    """How long training took, if a checkpoint still knows it: the model file does not say."""
     try:
         state, _ = run.load_state(
             lambda state: isinstance(state, dict) and type(state.get("seconds")) is float
@@ -223,9 +218,7 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
 
 
 def judge(result: Classification | Regression, y: Tensor, seed: int) -> Metrics:
-    """Every metric of the task with its 95 % interval; for regression also the mean deviation over
-    the members.
-    """
+    """Every metric of the task with its 95 % interval; for regression also the mean deviation."""
     mean = result.mean.cpu()
     names = (
         metrics.JUDGED if isinstance(result, Classification) else tuple(metrics.REGRESSION_METRICS)
@@ -237,9 +230,7 @@ def judge(result: Classification | Regression, y: Tensor, seed: int) -> Metrics:
 
 
 def _ece(result: Classification, y: Tensor, seed: int) -> PlainCalibration:
-    """The plain ECE of a predictor, and what a perfectly calibrated model with its confidences
-    would show.
-    """
+    """The plain ECE of a predictor, and what it would be if its confidences were calibrated."""
     found = metrics.calibration(result.mean.cpu(), y, seed=seed)
     return PlainCalibration(
         ece=found.ece, calibrated_mean=found.calibrated_mean, calibrated_high=found.calibrated_high
@@ -247,9 +238,7 @@ def _ece(result: Classification, y: Tensor, seed: int) -> PlainCalibration:
 
 
 def _baseline(train: Tensor, y: Tensor, classes: int, seed: int) -> dict[str, Metrics]:
-    """The metrics on y of what can be said without a look at a point: the training points' class
-    shares, or mean target.
-    """
+    """The metrics on y of a guess blind to x: the training points' class shares or mean target."""
     if classes:
         mean = (torch.bincount(train, minlength=classes) / len(train)).expand(len(y), -1)
         return {
@@ -270,9 +259,7 @@ def unit_grid(side: int) -> Tensor:
 
 
 def _plane(probs: dict[str, Tensor], model: Model, train: Split) -> Plane | None:
-    """Probabilities over the plane of the two features, (rows, columns, C) per predictor, and some
-    of the training points.
-    """
+    """Probabilities over the plane of the two features, per predictor, and some training points."""
     if not probs:
         return None
     some = _evenly(len(train.x), SHOWN)
@@ -282,9 +269,7 @@ def _plane(probs: dict[str, Tensor], model: Model, train: Split) -> Plane | None
 
 
 def _examples(result: Classification | Regression, y: Tensor) -> Tensor:
-    """Indices of a few test points: first those that are worst, i.e. surest of a wrong class or
-    farthest off, then good ones.
-    """
+    """Indices of a few test points: first the worst, surest of a wrong answer, then good ones."""
     mean = result.mean.cpu()
     if isinstance(result, Classification):
         confidence, top = mean.max(-1)
@@ -331,18 +316,14 @@ def _test_spikes(model: Model, x: Tensor | Clips, points: Tensor) -> Tensor:
 
 
 def _energy(model: Model, x: Tensor | Clips, costs: Costs | None) -> Ledger:
-    """The energy ledger of every predictor, with the ensemble's own members, on a few of the test
-    points x.
-    """
+    """The energy ledger of every predictor, with the ensemble's members, on a few test points."""
     s = _test_spikes(model, x, _evenly(len(x), COUNTED))
     return ledger(model.net, s, predictors(model), costs, model.config.seed)
 
 
 @torch.no_grad()
 def _activity(model: Model, x: Tensor | Clips, some: Tensor, few: Tensor) -> dict[str, Any]:
-    """Firing rates of every neuron over some of the points x, and spikes of a few, with the MAP
-    weights (or the real ones).
-    """
+    """Firing rates of every neuron over some points, and spikes of a few, with MAP weights."""
     net = model.net
     realised = [p if net.alphabet is None else realisation.map_weight(p) for p in net.parameters()]
 
@@ -350,9 +331,10 @@ def _activity(model: Model, x: Tensor | Clips, some: Tensor, few: Tensor) -> dic
         s = _test_spikes(model, x, points)
         return [s, *net(s, weights=realised).spikes]
 
+    # In parts, as the spikes of all are too many
     parts = [
         [s.sum((0, 1)).flatten() for s in run(points)[1:]] for points in some.split(model.batch)
-    ]  # spikes of all are too many
+    ]
     rates = [sum(layer) / (model.config.steps * len(some)) for layer in zip(*parts, strict=True)]
     inputs, *layers = run(few)
     shape, data = tuple(inputs.shape[2:]), model.config.data
@@ -373,9 +355,7 @@ def _rows(s: Tensor) -> Tensor:
 
 
 def _slices(s: Tensor, bin_us: int) -> Slices:
-    """Recordings s (T, n, 2, H, W): their time steps with an event, counted in slices of time, (n,
-    slices, 2, H, W).
-    """
+    """Recordings s (T, n, 2, H, W): time steps with an event, by slice, (n, slices, 2, H, W)."""
     slices = min(SLICES, len(s))
     edges = [k * len(s) // slices for k in range(slices + 1)]
     counts = torch.stack([_counted(s[start:end]) for start, end in pairwise(edges)], 1)
@@ -383,9 +363,7 @@ def _slices(s: Tensor, bin_us: int) -> Slices:
 
 
 def _maps(s: Tensor, rates: Tensor) -> FeatureMaps:
-    """Spikes s (T, n, C, H, W) of the k channels that fire most, counted over time, (n, k, H, W):
-    all spikes would be megabytes.
-    """
+    """Spikes s (T, n, C, H, W) of the k busiest channels, counted over time, (n, k, H, W)."""
     channels = (
         rates.unflatten(0, s.shape[2:]).mean((1, 2)).argsort(descending=True, stable=True)[:MAPS]
     )
@@ -400,8 +378,9 @@ def _counted(s: Tensor) -> Tensor:
 
 
 def _posterior(model: Model) -> Histogram | None:
-    """Histogram, over [0, 1], of the probability that a weight of each layer is the highest level,
-    for binary weights p = sigma(2 w^r); None where the weights are no posterior.
+    """Histogram, by layer, of the probability that a weight is the highest level.
+
+    For binary weights this is p = sigma(2 w^r). None where the weights have no posterior.
     """
     if not model.config.rule.posterior():
         return None

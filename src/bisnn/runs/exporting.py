@@ -37,9 +37,8 @@ TARGETS = ("packed", "c", "nir")
 PREDICTORS = ("map", "members", "posterior")
 PROFILES = ("exact", "cubalif")
 NOISE = 0.05  # spikes of random recordings
-POINTS = (
-    50  # at random in the range of the features: golden vectors and disagreements need no data file
-)
+# At random in the range of the features: golden vectors and disagreements need no data file
+POINTS = 50
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def export(
             with the `packed.PackedNetwork` and the path.
         out: file or folder to write; by default named after the target, in the run folder.
         predictor: "map", the most probable weights; "members", draws from the posterior, those of
-            `bisnn predict`; "posterior", the posterior itself at 8 bits a weight, from which
+            `bisnn predict`; "posterior", the posterior itself at 8 bits per weight, from which
             members are drawn when it is loaded ("packed" alone). By default the one that the run's
             evaluation recommends, of lower NLL or RMSE; members where there is none, or `members`
             says how many; the map where there is no posterior, and for "nir", a graph of one
@@ -97,7 +96,8 @@ def export(
     if not isinstance(run, (str, Path)):
         way = "for a network that is no run use bisnn.packing.describe and bisnn.packed.write"
         raise ValueError(
-            f"run: must be the path of a run folder or of its model file; got a {type(run).__name__}; {way}"
+            "run: must be the path of a run folder or of its model file; "
+            f"got a {type(run).__name__}; {way}"
         )
     source = model.file_of(run)
     options: dict[str, Any] = {"predictor": predictor, "members": members}
@@ -189,7 +189,8 @@ def _written(
         return _write_packed(packed, Path(out or folder / "packed.safetensors"))
     if packed.layers[0].posterior is not None:
         raise ValueError(
-            f'predictor: "posterior" is for --to packed, which draws members when it loads; got it with {to!r}; use "members"'
+            'predictor: "posterior" is for --to packed, which draws members when it loads; '
+            f'got it with {to!r}; use "members"'
         )
     recordings = _recordings(trained)
     if to == "c":
@@ -214,7 +215,7 @@ def _write_packed(packed: PackedNetwork, path: Path) -> Exported:
 
 
 def _check_target(path: Path) -> None:
-    """A packed file may replace a packed file and nothing else: not a run's model, state or config."""
+    """A packed file may replace a packed file and nothing else, such as a run's model."""
     if path.suffix != ".safetensors":
         raise ValueError(
             f"out: must end in .safetensors; got {str(path)!r}; give e.g. packed.safetensors"
@@ -224,14 +225,13 @@ def _check_target(path: Path) -> None:
             file.read(path)
         except file.BadFile:
             raise ValueError(
-                f"out: {path} is there and is no packed network, and would be lost; give another name"
+                f"out: {path} is there and is no packed network, and would be lost; "
+                "give another name"
             ) from None
 
 
 def _recordings(trained: model.Model) -> np.ndarray:
-    """Inputs of the network, uint8 (T, POINTS, ...): random points, encoded; noise where it takes
-    recordings.
-    """
+    """Inputs of the network, uint8 (T, POINTS, ...): random points, encoded, or noise."""
     config = trained.config
     recordings = config.recorded
     shape = (
@@ -262,23 +262,21 @@ def describe_model(
     net, config = trained.net, trained.config
     if predictor != "map" and trained.members is None:
         raise ValueError(
-            f"predictor: the rule {config.rule.name!r} has no posterior; got {predictor!r}; use 'map'"
+            f"predictor: the rule {config.rule.name!r} has no posterior; got {predictor!r}; "
+            "use 'map'"
         )
     if predictor == "map" and members is not None:
-        way = (
-            "leave it out"
-            if trained.members is None
-            else "leave it out, or use predictor 'members'"
-        )
+        way = "leave it out"
+        if trained.members is not None:
+            way += ", or use predictor 'members'"
         raise ValueError(
-            f"members: are drawn from a posterior, and the map is one set of weights; got {members}; {way}"
+            "members: are drawn from a posterior, and the map is one set of weights; "
+            f"got {members}; {way}"
         )
-    drawn, count = (
-        None,
-        positive_int("members", trained.members if members is None else members)
-        if predictor != "map"
-        else 0,
-    )
+    drawn = None
+    count = 0
+    if predictor != "map":
+        count = positive_int("members", trained.members if members is None else members)
     if predictor == "members":
         drawn = weights.draw_members([layer.weight for layer in net.layers], count, config.seed)
     bits = describe(net, drawn, posterior=predictor == "posterior")

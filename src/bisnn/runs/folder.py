@@ -1,9 +1,9 @@
 """Files of a run: atomic writes, checked safetensors, and the run folder that only one process
 writes at a time.
 
-A run folder has `config.toml` (resolved), `metrics.jsonl` (a row an epoch), `state.safetensors` and
-`state.previous.safetensors` (all that the next step depends on), `model.safetensors`, and what is
-made from them later. Loading any of them runs no code.
+A run folder has `config.toml` (resolved), `metrics.jsonl` (one row per epoch), `state.safetensors`
+and `state.previous.safetensors` (all that the next step depends on), `model.safetensors`, and what
+is made from them later. Loading any of them runs no code.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ class Damaged(ValueError):
 
 
 def save_tree(path: Path, tree: Any, kind: str) -> None:
-    """Nested dicts and lists of tensors, numbers and strings as one safetensors file, with a digest
-    over all of it.
-    """
+    """Write nested dicts and lists of tensors, numbers and strings as safetensors, digested."""
     tensors: dict[str, Tensor] = {}
     body = json.dumps(_packed(tree, tensors))
     header = {"kind": kind, "version": VERSION, "tree": body, "digest": _digest(body, tensors)}
@@ -59,26 +57,19 @@ def load_tree(path: Path, kind: str) -> Any:
             raise
         raise Damaged(f"{path}: is damaged or no safetensors file ({_short(error)})") from None
     if not isinstance(header, dict) or header.get("kind") != kind:
-        said = (
-            header.get("kind", "nothing of its kind")
-            if isinstance(header, dict)
-            else "nothing of its kind"
-        )
-        raise Damaged(f"{path}: is no bisnn {kind} file; it says {said!r:.50}")
+        fields = header if isinstance(header, dict) else {}
+        stated = fields.get("kind", "nothing of its kind")
+        raise Damaged(f"{path}: is no bisnn {kind} file; it says {stated!r:.50}")
     if header.get("version") != VERSION:
         raise Damaged(
-            f"{path}: was written by another version of bisnn: format {header.get('version')!r:.50}, this one reads {VERSION}"
+            f"{path}: was written by another version of bisnn: "
+            f"format {header.get('version')!r:.50}, this one reads {VERSION}"
         )
     try:
         if header.get("digest") == _digest(header["tree"], tensors):
             return _unpacked(json.loads(header["tree"]), tensors)
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        RuntimeError,
-    ) as error:  # RecursionError is a RuntimeError
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        # A RecursionError is a RuntimeError
         raise Damaged(f"{path}: its header does not describe a {kind} ({_short(error)})") from None
     raise Damaged(f"{path}: is damaged: its content does not match its digest")
 
@@ -88,9 +79,7 @@ def _short(error: BaseException) -> str:
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Whether two trees have the same structure: keys, lengths, kinds of values, types and shapes
-    of tensors.
-    """
+    """Whether two trees have the same keys, lengths, kinds of values, and types of tensors."""
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape
     if isinstance(a, dict):
@@ -113,9 +102,7 @@ def _digest(body: str, tensors: dict[str, Tensor]) -> str:
 
 
 def _packed(node: Any, tensors: dict[str, Tensor], name: str = "") -> Any:
-    """JSON with tensors taken out by name. Dicts become pairs, since their keys may be whole
-    numbers.
-    """
+    """JSON with tensors taken out by name; dicts become pairs, since keys may be numbers."""
     if isinstance(node, Tensor):
         # Safetensors takes no shared memory
         tensors[name] = node.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -154,9 +141,7 @@ LAUNCH = ".torchrun"  # names the launch that began a run
 
 
 def launch() -> str | None:
-    """What names a launch of torchrun through its restarts, and no other launch; None without
-    torchrun.
-    """
+    """What names a launch of torchrun through its restarts; None without torchrun."""
     name = os.environ.get("TORCHELASTIC_RUN_ID")
     # Its id where it was given none; the parent is torchrun itself
     return f"none of {os.getppid()}" if name == "none" else name
@@ -180,9 +165,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """The only writer of this run, or an error. The system lets go of the lock when a process
-        ends, however it ends.
-        """
+        """Be the only writer of this run, or raise. The system frees the lock of a dead process."""
         lock = FileLock(self.path / ".lock", timeout=0)
         try:
             lock.acquire()
@@ -205,11 +188,9 @@ class RunFolder:
             entry.name not in (".lock", LAUNCH) and not _LEFT_OVER.fullmatch(entry.name)
             for entry in entries
         ):
-            way = (
-                f"continue it with: bisnn resume {self}, or give"
-                if self.config_file.exists()
-                else "give"
-            )
+            way = "give"
+            if self.config_file.exists():
+                way = f"continue it with: bisnn resume {self}, or give"
             raise ValueError(f"{self}: is not empty; {way} another folder")
 
     def create(self, settings: Config) -> None:
@@ -226,9 +207,7 @@ class RunFolder:
         )
 
     def begun_by_this_launch(self, settings: Config) -> bool:
-        """Whether torchrun started this process again for the run, of these settings, that lies in
-        the folder.
-        """
+        """Whether torchrun restarted this process for the run that lies in the folder."""
         if (
             os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
             or not self.config_file.exists()
@@ -246,7 +225,8 @@ class RunFolder:
             raise ValueError(f"{self}: there is no such run folder; `bisnn train CONFIG` makes one")
         if not self.config_file.exists():
             raise ValueError(
-                f"{self}: is no run folder: it has no config.toml; give the folder that `bisnn train` wrote"
+                f"{self}: is no run folder: it has no config.toml; "
+                "give the folder that `bisnn train` wrote"
             )
 
     def read_config(self, overrides: Sequence[str] = ()) -> Config:
@@ -254,9 +234,7 @@ class RunFolder:
         return config.resumed(self.config_file, overrides)
 
     def save_state(self, state: dict[str, Any]) -> None:
-        """The new checkpoint; the one before stays as `state.previous`. After a kill at any moment
-        one of the two is whole.
-        """
+        """Write the checkpoint; the last one stays as `state.previous`, so one is always whole."""
         if self.metrics_file.exists():
             with open(self.metrics_file, "rb") as file:
                 os.fsync(file.fileno())  # the rows that the checkpoint counts
@@ -289,7 +267,8 @@ class RunFolder:
                 damaged.append(str(error))
         if damaged:
             raise ValueError(
-                f"{self}: no checkpoint is whole: {'; '.join(damaged)}; train again in another folder"
+                f"{self}: no checkpoint is whole: {'; '.join(damaged)}; "
+                "train again in another folder"
             )
         return None, []
 
@@ -301,18 +280,14 @@ class RunFolder:
             raise OSError(error.errno, error.strerror, str(self.metrics_file)) from None
 
     def cut_metrics(self, rows: int) -> None:
-        """Keep the first `rows` rows: those after the checkpoint, and one that a kill left
-        half-written, will come again.
-        """
-        lines = (
-            read_bytes(self.metrics_file).splitlines(keepends=True)
-            if self.metrics_file.exists()
-            else []
-        )
+        """Keep the first `rows` rows: those after the checkpoint will come again."""
+        content = read_bytes(self.metrics_file) if self.metrics_file.exists() else b""
+        lines = content.splitlines(keepends=True)
         whole = [line for line in lines if line.endswith(b"\n")]
         if len(whole) < rows:
             raise ValueError(
-                f"{self.metrics_file}: has {len(whole)} rows where the checkpoint knows {rows}; restore the file"
+                f"{self.metrics_file}: has {len(whole)} rows where the checkpoint knows {rows}; "
+                "restore the file"
             )
         if len(lines) != rows:
             write_atomic(self.metrics_file, b"".join(whole[:rows]))

@@ -13,8 +13,9 @@ from bisnn.runs.config import Config
 
 
 def load_dataset(config: Config, show: bool = True, given: Dataset | None = None) -> LoadedData:
-    """The points of a config, the same for the same seed, or those given from Python; with `show`,
-    a progress bar while a cache of recordings is built.
+    """The points of a config, the same for the same seed, or those given from Python.
+
+    With `show`, a progress bar runs while a cache of recordings is built.
     """
     if given is not None:
         return given.load(config.data.validation, config.seed)
@@ -40,9 +41,7 @@ def check_unchanged(config: Config, data: LoadedData, digest: str, run: object) 
 
 
 def input_shape(config: Config, features: int) -> tuple[int, ...]:
-    """Of the network's input, after (T, B), for points of so many features, or for the config's
-    recordings.
-    """
+    """The shape of the network's input, after (T, B): for points, or for recordings."""
     if config.recorded:
         return config.data.shape_recorded()
     return (features * config.encode.neurons if config.encode.code == "population" else features,)

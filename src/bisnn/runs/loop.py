@@ -61,9 +61,7 @@ AHEAD = {"cpu": 0, "cuda": 1}  # steps that are handed out before a step's sums 
 
 
 def _state_after_a_step(rule: Rule | torch.optim.Optimizer) -> dict[str, Any]:
-    """What a copy of the rule has in its state after a step: the structure of every checkpoint of
-    it.
-    """
+    """What a copy of the rule has in its state after a step: the structure of checkpoints."""
     twin = copy.deepcopy(rule)
     with twin.sampled() if isinstance(twin, Rule) else nullcontext():
         for p in (p for group in twin.param_groups for p in group["params"]):
@@ -104,7 +102,8 @@ class Training:
         self.config = config
         if config.train.batch_size < processes.count:
             raise ValueError(
-                f"train.batch_size: must be at least the {processes.count} processes; got {config.train.batch_size}"
+                f"train.batch_size: must be at least the {processes.count} processes; "
+                f"got {config.train.batch_size}"
             )
         self.steps_per_epoch = math.ceil(points / config.train.batch_size)
         self.net = build_network(
@@ -114,9 +113,8 @@ class Training:
             list(self.net.parameters()), config.seed, self.steps_per_epoch
         )
         self.model = DistributedDataParallel(self.net) if dist.is_initialized() else self.net
-        recorded = (
-            processes.device.type == "cuda" and not dist.is_initialized() and not config.train.chunk
-        )  # and so `share` is 1
+        alone = not dist.is_initialized()  # and so `share` is 1
+        recorded = processes.device.type == "cuda" and alone and not config.train.chunk
         self._graphs = Graphs(list(self.net.parameters())) if recorded else None
         self._began = 0  # epochs before this process
         self.step = 0  # updates so far
@@ -176,7 +174,8 @@ class Training:
         changed = [key for key in differences(began, self.config) if key not in CHANGEABLE]
         if changed:
             raise ValueError(
-                f"{folder.config_file}: was changed since the run began, in {', '.join(changed)}; change it back"
+                f"{folder.config_file}: was changed since the run began, in {', '.join(changed)}; "
+                "change it back"
             )
         check_unchanged(self.config, self.data, state["data"], folder)
         for name in PROGRESS:
@@ -189,15 +188,14 @@ class Training:
         if self.step > self.config.train.epochs * self.steps_per_epoch:
             got, least = self.config.train.epochs, self._epoch
             raise ValueError(
-                f"train.epochs: the run is in epoch {least} already; got {got}; give {least} or more"
+                f"train.epochs: the run is in epoch {least} already; got {got}; "
+                f"give {least} or more"
             )
 
     # One step
 
     def update(self) -> Tensor:
-        """One update of the weights; returns what it adds to the epoch's sums, over all processes,
-        still on their device.
-        """
+        """Update the weights once; return what adds to the epoch's sums, over all processes."""
         config, data = self.config, self.data.train
         epoch, position = divmod(self.step, self.steps_per_epoch)
         order = torch.from_numpy(
@@ -240,9 +238,7 @@ class Training:
         return self.processes.total(sums)
 
     def _seen(self, epoch: int, samples: Tensor) -> Sequence[Tensor]:
-        """Factors (B, n) of the spikes that each readout sees: 0, or 1/(1 - dropout); none where
-        all are seen.
-        """
+        """Factors (B, n) of the spikes that each readout sees, 0 or 1/(1 - dropout), if any."""
         p = self.config.network.dropout
         if not p:
             return ()
@@ -257,9 +253,7 @@ class Training:
         return ((drawn >= p).to(self.net.dtype) / (1 - p)).split(sizes, 1)
 
     def _backward(self, share: float, x: Tensor, y: Tensor, *seen: Tensor) -> Tensor:
-        """Gradients of one realisation, times `share`; returns 1, its loss, its score and each
-        layer's rate, float64.
-        """
+        """Add `share` times one realisation's gradients; return 1, its loss, score and rates."""
         train, spikes, readouts = self.config.train, [], []
 
         def note(output: Output) -> None:
@@ -346,8 +340,7 @@ class Training:
                 if save or stop or self.finished:
                     read(0)
                     saved = time.monotonic()
-                    if not all(bool(torch.isfinite(p).all()) for p in self.net.parameters()):
-                        raise Stopped(NOT_FINITE.format(epoch=self._epoch, folder=folder))
+                    self._check_weights(folder)
                     first(lambda: folder.save_state(self.state()))
         if tensorboard:
             tensorboard.close()
@@ -356,16 +349,20 @@ class Training:
         if self.finished and row and (guess := near_chance(row, self.data.train.y)):
             display.say(f"{folder}: {guess}")
         if stop:
-            where = (
-                "at its end"
-                if self.finished
-                else f"in epoch {self._epoch} of {self.config.train.epochs}"
-            )
-            raise Interrupted(
-                f"stopped {where} and saved; go on with: bisnn resume {folder}",
-                caught[0] or signal.SIGTERM,
-            )
+            raise self._interrupted(folder, caught[0] or signal.SIGTERM)
         return model
+
+    def _check_weights(self, folder: RunFolder) -> None:
+        if not all(bool(torch.isfinite(p).all()) for p in self.net.parameters()):
+            raise Stopped(NOT_FINITE.format(epoch=self._epoch, folder=folder))
+
+    def _interrupted(self, folder: RunFolder, number: int) -> Interrupted:
+        """The error that says where signal `number` stopped the run, and how to go on."""
+        where = f"in epoch {self._epoch} of {self.config.train.epochs}"
+        if self.finished:
+            where = "at its end"
+        text = f"stopped {where} and saved; go on with: bisnn resume {folder}"
+        return Interrupted(text, number)
 
     @property
     def _epoch(self) -> int:

@@ -1,6 +1,4 @@
-"""From a config to a network, and from a trained network to a file that predicts on raw features,
-or on recordings.
-"""
+"""From a config to a network, and from a trained network to a file that predicts."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ VALUES, VALUES_ON_GPU = 1 << 25, 1 << 29
 
 
 def _planned(config: Config, shape: Shape) -> list[tuple[Layer, LayerSpec]]:
-    """The layers of a config, still without weights, and their descriptions; predictions by them
-    are within the budget.
-    """
+    """The layers of a config, without weights yet, and their descriptions, within the budget."""
     planned: list[tuple[Layer, LayerSpec]] = []
     neuron, alphabet = _neuron(config), alphabet_of(config.network.weights)
     entries: list[Convolution | Dense] = [*config.network.conv, *config.network.layers]
@@ -113,9 +109,7 @@ def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Netwo
 
 @dataclass(frozen=True)
 class Model:
-    """A trained network with all it takes to predict: encoding, scale of features and targets,
-    names of columns and classes.
-    """
+    """A trained network with all it takes to predict: encoding, scales, names of columns."""
 
     net: Network
     config: Config
@@ -150,9 +144,7 @@ class Model:
 
     @property
     def members(self) -> int | None:
-        """Members of the usual predictor: those of the config's ensemble, or None where there is no
-        posterior to draw from.
-        """
+        """Members of the config's ensemble, or None where there is no posterior to draw from."""
         return self.config.predict.samples if self.config.rule.posterior() else None
 
     @property
@@ -186,7 +178,8 @@ class Model:
         """
         if self.config.recorded:
             raise ValueError(
-                f"x: this model was trained on {self.config.data.name} recordings and takes no features; use predict_recordings"
+                f"x: this model was trained on {self.config.data.name} recordings and takes no "
+                "features; use predict_recordings"
             )
         if self.schema is not None:
             x, notes = self.schema.encode(x)
@@ -195,7 +188,8 @@ class Model:
         x = np.asarray(x, dtype=np.float64)
         if x.ndim != 2 or x.shape[1] != self.features or len(x) == 0 or not np.isfinite(x).all():
             raise ValueError(
-                f"x: must be finite, (N, {self.features}) with N >= 1; got shape {x.shape}; one row a point"
+                f"x: must be finite, (N, {self.features}) with N >= 1; got shape {x.shape}; "
+                "one row per point"
             )
         members = self._members(samples)
         return self.predict_points(rescaled(x, self.low, self.high), members, over_time, advance)
@@ -221,11 +215,13 @@ class Model:
         data = self.config.data
         if not self.config.recorded:
             raise ValueError(
-                f"recordings: this model was trained on the points of {data.name} and takes no recordings; use predict"
+                f"recordings: this model was trained on the points of {data.name} and takes no "
+                "recordings; use predict"
             )
         if not isinstance(recordings, (list, tuple)) or not recordings:
             raise ValueError(
-                f"recordings: must be a list of one or more; got {type(recordings).__name__}; give e.g. [file]"
+                f"recordings: must be a list of one or more; got {type(recordings).__name__}; "
+                "give e.g. [file]"
             )
         data.check_recordings(recordings)
         loose = Loose(recordings, data.window())
@@ -249,13 +245,15 @@ class Model:
         """
         if not self.config.recorded:
             raise ValueError(
-                f"x: this model was trained on the points of {self.config.data.name} and takes no spikes; use predict"
+                f"x: this model was trained on the points of {self.config.data.name} and takes no "
+                "spikes; use predict"
             )
         trains = np.asarray(x)
         shape = (self.config.steps, *self.net.input_shape)
         if trains.shape[1:] != shape or len(trains) == 0 or not np.isin(trains, (0, 1)).all():
             raise ValueError(
-                f"x: must be spikes, 0 or 1, (N, {', '.join(map(str, shape))}) with N >= 1; got shape {trains.shape}; "
+                f"x: must be spikes, 0 or 1, (N, {', '.join(map(str, shape))}) with N >= 1; "
+                f"got shape {trains.shape}; "
                 "recordings come first, then time"
             )
         clips = Clips(
@@ -266,7 +264,8 @@ class Model:
     def _members(self, samples: int | Literal["usual"] | None) -> int | None:
         if samples not in (None, "usual") and self.members is None:
             raise ValueError(
-                f"samples: the rule {self.config.rule.name!r} has no posterior to draw from; got {samples!r}; leave it out"
+                f"samples: the rule {self.config.rule.name!r} has no posterior to draw from; "
+                f"got {samples!r}; leave it out"
             )
         count = self.members if samples == "usual" else samples
         if isinstance(count, int):
@@ -280,9 +279,7 @@ class Model:
         over_time: str = "mean",
         advance: Callable[[int], Any] = lambda points: None,
     ) -> Classification | Regression:
-        """Predict points x (N, d) in the units of the encoding, or recordings: all by the same
-        members, on the same spikes.
-        """
+        """Predict points x (N, d), encoded alike, or recordings: all by the same members."""
         members_of: list[Tensor] = []  # each (K, ..., C), of some of the points
         device = next(self.net.parameters()).device
         members = None
@@ -357,7 +354,8 @@ def file_of(path: str | Path) -> Path:
     run.check()
     if not run.model_file.exists():
         raise ValueError(
-            f"{path}: has no model yet: its training has not ended; continue it with: bisnn resume {path}"
+            f"{path}: has no model yet: its training has not ended; continue it with: "
+            f"bisnn resume {path}"
         )
     return run.model_file
 

@@ -1,6 +1,4 @@
-"""What a training run watches for: signals, layers that cannot learn, results near chance, a full
-disk; and its log for TensorBoard.
-"""
+"""What a run watches for: signals, layers that cannot learn, chance, a full disk; TensorBoard."""
 
 from __future__ import annotations
 
@@ -23,15 +21,18 @@ from bisnn.runs.config import Config
 # Mean firing rates of a layer, in spikes per time step, beyond which it cannot learn
 SILENT, SATURATED = 1e-4, 0.9
 NOT_FINITE = (
-    "{folder}: the loss or the weights became NaN or infinite in epoch {epoch}; lower rule.lr, or check the data's scale; "
+    "{folder}: the loss or the weights became NaN or infinite in epoch {epoch}; "
+    "lower rule.lr, or check the data's scale; "
     "checkpoints from before it are kept"
 )
 _SILENT = (
-    "{folder}: layer {layer} fell silent ({rate:.2g} spikes per neuron and step in epoch {epoch}): nothing behind it can learn; "
+    "{folder}: layer {layer} fell silent ({rate:.2g} spikes per neuron and step in epoch {epoch}): "
+    "nothing behind it can learn; "
     "lower neuron.threshold, {more}or set train.activity = 1"
 )
 _SATURATED = (
-    "{folder}: layer {layer} is saturated ({rate:.2g} spikes per neuron and step in epoch {epoch}): its spikes carry nothing; "
+    "{folder}: layer {layer} is saturated ({rate:.2g} spikes per neuron and step in epoch "
+    "{epoch}): its spikes carry nothing; "
     "raise neuron.threshold, lower rule.lr, or set train.activity = 1"
 )
 
@@ -61,13 +62,22 @@ def near_chance(row: dict[str, Any], y: Tensor) -> str:
         share = float(torch.bincount(y).max()) / len(y)
         if row["accuracy"] > share + 2 * math.sqrt(share * (1 - share) / len(y)):
             return ""
-        score = f"accuracy {row['accuracy']:.3f} on the training points, of which {share:.3f} are of the commonest class"
+        score = (
+            f"accuracy {row['accuracy']:.3f} on the training points, of which {share:.3f} are of "
+            "the commonest class"
+        )
     else:
         deviation = float(y.double().std(correction=0))
         if row.get("rmse", 0.0) < 0.95 * deviation:
             return ""
-        score = f"RMSE {row['rmse']:.4g} on the training points, whose targets deviate by {deviation:.4g}"
-    return f"training ended near chance: {score}; try another rule.lr (or leave it out), more epochs, other features"
+        score = (
+            f"RMSE {row['rmse']:.4g} on the training points, whose targets deviate by "
+            f"{deviation:.4g}"
+        )
+    return (
+        f"training ended near chance: {score}; try another rule.lr (or leave it out), more epochs, "
+        "other features"
+    )
 
 
 @contextmanager
@@ -79,16 +89,14 @@ def advice_on_a_full_disk(folder: object) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         way = f"{error.strerror}; what was saved is whole: make room, then bisnn resume {folder}"
-        told = OSError(error.errno, way, error.filename)
-        told.from_first = getattr(error, "from_first", False)  # type: ignore[attr-defined]
-        raise told from None
+        advised = OSError(error.errno, way, error.filename)
+        advised.from_first = getattr(error, "from_first", False)  # type: ignore[attr-defined]
+        raise advised from None
 
 
 @contextmanager
 def signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM noted instead of obeyed: [number], 0 for none. A second Ctrl-C stops at
-    once; ignored stays ignored.
-    """
+    """Note Ctrl-C and SIGTERM as [number], 0 for none; a second Ctrl-C stops at once."""
     caught = [0]
     if threading.current_thread() is not threading.main_thread():
         yield caught  # only the main thread may take signals

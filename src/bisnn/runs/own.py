@@ -1,8 +1,9 @@
 """Data and rules of the user's own: given from Python, or named `module:name` in a config.
 
-A name makes bisnn import a module, which runs its code. That happens where a run is trained, resumed
-or evaluated, and a line says so. Loading a model, predicting and exporting import nothing: what they
-need to know of the data and the rule is recorded in the run's config when training begins.
+A name makes bisnn import a module, which runs its code. That happens where a run is trained,
+resumed or evaluated, and a line says so. Loading a model, predicting and exporting import nothing:
+what they need to know of the data and the rule is recorded in the run's config when training
+begins.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ def imported(key: str, name: str) -> Any:
 def arguments(
     key: str, function: Callable, options: dict[str, Any], seed: int, ours: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The options of a section as arguments of a function, checked; `ours` are given beside them.
-    A function that takes a seed gets the run's.
+    """The options of a section as arguments of a function, checked.
+
+    `ours` are given beside them, and a function that takes a seed gets the run's.
     """
     try:
         taken = inspect.signature(function).parameters
@@ -104,9 +106,7 @@ class DataRecord(Section):
 
 
 class OwnData(DataSection):
-    """Data given from Python, or a function `module:name` of the user's, with its options, that
-    returns a `bisnn.data.Dataset`.
-    """
+    """Data given from Python, or by a function `module:name`, with options, of the user's."""
 
     model_config = OPEN
     name: Annotated[str, Field(pattern=r"^(python|[\w.]+:\w+)$")]
@@ -136,7 +136,8 @@ class OwnData(DataSection):
         window = self.recorded and self.recorded.window
         if not window:
             raise ValueError(
-                "recordings: this model was trained on spikes, and knows no way from events to them; "
+                "recordings: this model was trained on spikes, and knows no way from events to "
+                "them; "
                 "use predict_spikes"
             )
         settings = window.model_dump()
@@ -189,8 +190,9 @@ class RuleRecord(Section):
 
 
 class OwnRule(RuleSection):
-    """A rule `module:Class` of the user's, with the options of its constructor; or an optimizer,
-    such as `torch.optim:AdamW`, which trains real weights.
+    """A rule `module:Class` of the user's, with the options of its constructor.
+
+    Or an optimizer, such as `torch.optim:AdamW`, which trains real weights.
     """
 
     model_config = OPEN

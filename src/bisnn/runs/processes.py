@@ -28,7 +28,8 @@ def _answering() -> Iterator[None]:
             raise
         why = "does not answer" if "timed out" in str(error).lower() else "ended"
         raise Lost(
-            f"another process of this run {why} (limit: {MINUTES:g} minutes); see what it printed; `bisnn resume` goes on from the "
+            f"another process of this run {why} (limit: {MINUTES:g} minutes); see what it printed; "
+            "`bisnn resume` goes on from the "
             "last checkpoint, and `torchrun --standalone --max-restarts 3` does so by itself"
         ) from error
 
@@ -56,13 +57,12 @@ class Processes:
         """One process, or a process group (gloo on CPUs, nccl on GPUs) where torchrun says so."""
         if kind == "cuda" and not torch.cuda.is_available():
             raise ValueError(
-                'train.device: "cuda" needs a GPU that PyTorch can use, and there is none; use --set train.device=cpu'
+                'train.device: "cuda" needs a GPU that PyTorch can use, and there is none; '
+                "use --set train.device=cpu"
             )
-        device = (
-            torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
-            if kind == "cuda"
-            else torch.device("cpu")
-        )
+        device = torch.device("cpu")
+        if kind == "cuda":
+            device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
         if kind == "cuda":
             torch.cuda.set_device(device)
         if "WORLD_SIZE" not in os.environ:  # torchrun sets it

@@ -14,17 +14,16 @@ from bisnn.files import file_digest, read_text
 from bisnn.intervals import Interval
 from bisnn.runs.results import Verdict
 
+# The first decides; lower is better
 SHOWN = {
     "classification": ("nll", "accuracy"),
     "regression": ("rmse",),
-}  # the first decides; lower is better
+}
 NAMES = {"nll": "NLL", "rmse": "RMSE"}
 
 
 class Comparison(NamedTuple):
-    """MAP and the ensemble on the test points: for each metric shown, the one's value and the
-    other's.
-    """
+    """MAP and the ensemble on the test points: for each metric shown, both values."""
 
     ensemble: str
     values: dict[str, tuple[Interval, Interval]]
@@ -52,9 +51,7 @@ class Comparison(NamedTuple):
 
 
 def compare(file: Path) -> Comparison | None:
-    """What the evaluation of a run with a posterior found, by its model file; None where there is
-    none of this model that can be read.
-    """
+    """What the run's evaluation found of this model; None if it has no such evaluation."""
     try:
         found = Verdict.model_validate_json(read_text(file.parent / "evaluation.json"))
         if found.model != file_digest(file):
@@ -68,25 +65,23 @@ def compare(file: Path) -> Comparison | None:
 
 
 def warn_of_map(run: str | Path, file: Path, way: str) -> None:
-    """A line if the run's evaluation found MAP clearly worse than the ensemble; `way` says how to
-    get the latter.
-    """
+    """Print a line if MAP was clearly worse than the ensemble; `way` leads to the latter."""
     found = compare(file)
     if found is not None and found.map_clearly_worse:
         note(
-            f"{run}: MAP is clearly worse than its {found.ensemble} on the test points: {found}; {way}"
+            f"{run}: MAP is clearly worse than its {found.ensemble} on the test points: {found}; "
+            f"{way}"
         )
 
 
 def recommended(run: str | Path, file: Path, members: int) -> str:
-    """ "map" or "members": what the run's evaluation recommends, else the usual one; a line says
-    which and why.
-    """
+    """ "map" or "members": what the evaluation recommends, or the usual; a line says why."""
     found = compare(file)
     if found is None:
         way = f"bisnn evaluate {run} compares it with MAP"
         note(
-            f"{run}: has no evaluation of this model, so its usual ensemble of {members} is taken; {way}"
+            f"{run}: has no evaluation of this model, so its usual ensemble of {members} is taken; "
+            f"{way}"
         )
         return "members"
     name = "MAP" if found.recommended == "map" else f"the {found.ensemble}"

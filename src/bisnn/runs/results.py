@@ -38,7 +38,7 @@ class Memory(Finding):
 
 
 class Verdict(Finding):
-    """A run's model judged on its test points: what `evaluate` returns and evaluation.json holds."""
+    """A run's model judged on its test points: what `evaluate` returns and writes."""
 
     task: Task
     rule: str
@@ -60,9 +60,7 @@ class Verdict(Finding):
         return {**values, **ece}
 
     def row(self, predictor: str) -> dict[str, Any]:
-        """How a row of results on a predictor begins; its seconds are None where no checkpoint is
-        left that knows them.
-        """
+        """How a row of results begins; seconds are None where no checkpoint knows them."""
         return {
             "predictor": predictor,
             "epochs": self.epoch,
@@ -74,8 +72,9 @@ EMPTY: Any = Field(default_factory=lambda: torch.zeros(0))
 
 
 class Predictions(Finding):
-    """Of the test points, (N, ...) each: for classes mean, entropy and mutual information; for
-    targets mean and deviation. What does not apply is empty.
+    """Predictions on the test points, (N, ...) each; what does not apply is empty.
+
+    For classes: mean, entropy and mutual information. For targets: mean and deviation.
     """
 
     mean: Tensor
@@ -85,9 +84,7 @@ class Predictions(Finding):
 
 
 class Curves(Finding):
-    """Means over some test points of the prediction up to each time step, (T',) each; empty
-    where they do not apply.
-    """
+    """Means over some test points of the prediction up to each time step, (T',), or empty."""
 
     entropy: Tensor = EMPTY
     expected_entropy: Tensor = EMPTY
@@ -98,7 +95,7 @@ class Curves(Finding):
 
 
 class Plane(Finding):
-    """Probabilities over the plane of two features, (rows, columns, C), and training points in it."""
+    """Probabilities over the plane of two features, (rows, columns, C), and training points."""
 
     probs: dict[str, Tensor]  # of each predictor
     low: Tensor

@@ -1,4 +1,4 @@
-"""The learning rules that a config may name: a section for each, which builds the rule it describes.
+"""The learning rules that a config may name: a section for each, which builds its rule.
 
 A section knows all that a run asks of its rule. PyTorch is imported where a rule is built: a config
 is checked without it.
@@ -42,7 +42,7 @@ class RuleSection(Section):
         return False
 
     def hard_weights(self) -> bool:
-        """Whether training sees weights that are levels of the alphabet, not relaxed or real ones."""
+        """Whether training sees levels of the alphabet as weights, not relaxed or real ones."""
         return True
 
     def described(self) -> RuleSection:

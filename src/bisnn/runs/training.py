@@ -1,6 +1,4 @@
-"""Training runs: from a config to a run folder, over any number of processes, that can be stopped
-and resumed at any step.
-"""
+"""Training runs: from a config to a run folder, over any number of processes, resumable."""
 
 from __future__ import annotations
 
@@ -128,7 +126,8 @@ def _run(
             training.load(state, folder)
             if state["processes"] != processes.count:
                 display.say(
-                    f"the run had {state['processes']} processes and has {processes.count} now: its bits will differ"
+                    f"the run had {state['processes']} processes and has {processes.count} now: "
+                    "its bits will differ"
                 )
         if overrides:
             processes.first(lambda: folder.write_config(config))
@@ -148,7 +147,7 @@ def _run(
 def _begin(
     folder: RunFolder, training: Training, fresh: bool, stack: contextlib.ExitStack
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """Make a new run folder, or open that of a run to go on with: its checkpoint, and what to say."""
+    """Make a new run folder, or open one to go on with: its checkpoint, and what to say."""
     if not fresh or folder.begun_by_this_launch(training.config):
         stack.enter_context(folder.locked())
         state, notes = folder.load_state(training.fits)

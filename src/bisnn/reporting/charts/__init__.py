@@ -1,4 +1,4 @@
-"""The charts of a report: inline SVG by matplotlib, and tables, from what the files of a run say."""
+"""The charts of a report: inline SVG by matplotlib, and tables, from the files of a run."""
 
 from __future__ import annotations
 

@@ -30,13 +30,12 @@ from bisnn.runs.config import Config
 from bisnn.runs.results import Evaluation
 
 WIDTH = 340  # of a chart, in points
-LEFT, RIGHT, TOP, BOTTOM, GAP = (
-    52,
-    12,
-    24,
-    46,
-    27,
-)  # margins around the axes, and between those above each other
+# Margins around the axes, and between those above each other
+LEFT = 52
+RIGHT = 12
+TOP = 24
+BOTTOM = 46
+GAP = 27
 SIDE = WIDTH - LEFT - RIGHT  # of the axes, and of a square plot
 
 TITLES = {
@@ -58,6 +57,7 @@ VARIABLES = {SOFT: "--soft", LINE: "--line", BACK: "--card"} | {
 # An image cannot follow the theme: colours of contrast 4 on both backgrounds, which the
 # colour-blind can tell apart.
 BLUE, ORANGE = (47, 127, 193), (205, 95, 10)
+# Near the series' colours
 CLASSES = [
     BLUE,
     ORANGE,
@@ -65,7 +65,7 @@ CLASSES = [
     (176, 80, 138),
     (168, 120, 0),
     (107, 114, 128),
-]  # near the series' colours
+]
 FAINT = 0.3  # opacity of the least that is drawn in a picture
 LOOK: dict[str, Any] = {
     **dict.fromkeys(
@@ -126,9 +126,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text below a head; of a matrix, also how strongly each cell is shaded: 0 to 1 where
-    right, below 0 where wrong.
-    """
+    """Rows of text below a head; of a matrix, with each cell's shade, below 0 where wrong."""
 
     title: str
     caption: str
@@ -144,9 +142,7 @@ Part = Chart | Table | str  # a sentence stands where there is nothing to draw
 
 
 def plot(*heights: float) -> tuple[Figure, list[Axes]]:
-    """Axes of these heights, in points, above each other on a common x; the same margins on every
-    chart.
-    """
+    """Axes of these heights, in points, above each other on a common x, with equal margins."""
     heights = heights or (145,)
     whole = TOP + sum(heights) + GAP * (len(heights) - 1) + BOTTOM
     figure = Figure(figsize=(WIDTH / 72, whole / 72), dpi=72)
@@ -157,7 +153,7 @@ def plot(*heights: float) -> tuple[Figure, list[Axes]]:
 
 
 class Short(Formatter):
-    """Tick labels with the decimals that tell them apart, and a prefix from 10,000 on: 250k, 1.25M."""
+    """Tick labels with the decimals that tell them apart, and a prefix from 10,000 on: 250k."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         return self.format_ticks([x])[0]
@@ -204,9 +200,7 @@ def fit(figure: Figure) -> None:
 
 
 def gallery(groups: dict[str, list[tuple[str, np.ndarray]]], columns: int) -> Figure:
-    """RGBA images, each under its name, in rows of `columns`, in groups by heading; an empty
-    heading takes no room.
-    """
+    """RGBA images under their names, in rows of `columns`, grouped by headings (may be empty)."""
     gap, line = 10.0, 20.0  # between columns; for a line of text
     edge = (WIDTH - 2 - gap * (columns - 1)) / columns  # a point at each side for the frame
     places, headings, top = [], [], 0.0  # in points, from the top
@@ -215,9 +209,8 @@ def gallery(groups: dict[str, list[tuple[str, np.ndarray]]], columns: int) -> Fi
             headings.append((heading, top + line / 2))
             top += line
         for k, (name, image) in enumerate(images):
-            height = edge * min(
-                max(image.shape[0] / image.shape[1], 0.15), 2
-            )  # a single row of pixels shows, too
+            # A single row of pixels shows, too
+            height = edge * min(max(image.shape[0] / image.shape[1], 0.15), 2)
             places.append((name, image, 1 + k % columns * (edge + gap), top + line, height))
             if k % columns == columns - 1 or k == len(images) - 1:
                 top += line + height + 4
@@ -239,9 +232,7 @@ def gallery(groups: dict[str, list[tuple[str, np.ndarray]]], columns: int) -> Fi
 
 
 def shaded(counts: np.ndarray, most: float, colour: np.ndarray | tuple[int, ...]) -> np.ndarray:
-    """An RGBA image: counts (H, W) as opacity, full from `most` on, of one colour or of each
-    pixel's, (H, W, 3).
-    """
+    """An RGBA image: counts (H, W) as opacity, full from `most` on, of one colour or many."""
     image = np.empty((*counts.shape, 4), np.uint8)
     image[..., :3] = np.round(colour)
     image[..., 3] = np.round(
@@ -293,9 +284,7 @@ def chart(
 
 
 def svg(figure: Figure) -> str:
-    """The figure as inline SVG: stand-in colours as CSS variables, no fonts of its own, ids only
-    where used, two decimals.
-    """
+    """The figure as inline SVG: colours as CSS variables, no fonts, few ids, two decimals."""
     buffer = io.StringIO()
     figure.savefig(
         buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}

@@ -1,6 +1,4 @@
-"""What a classifier predicts: the plane of two features, calibration, which classes it confuses,
-what it gets wrong.
-"""
+"""What a classifier predicts: the plane of two features, calibration, confusions, mistakes."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ def parts_of(run: Run) -> list[Part]:
 
 
 def _plane(run: Run, name: str) -> list[Part]:
-    """The most probable class over the plane of the two features, the stronger the surer, as in the
-    paper's Figure 2.
-    """
+    """The most probable class over the plane, the stronger the surer, as in Figure 2."""
     plane, classes = run.judged.plane, run.judged.classes
     if plane is None:
         return []
@@ -66,12 +62,13 @@ def _plane(run: Run, name: str) -> list[Part]:
     ax.plot(*wrong.T, "x", color=SOFT, ms=5, mew=1.4)
     ax.set(title="second feature", xlabel="first feature", xlim=extent[:2], ylim=extent[2:])
     ax.grid(False)
-    crosses = (
-        f"crosses: the {len(wrong):,} test points that are wrong"
-        if len(wrong)
-        else "no test point is wrong"
+    crosses = "no test point is wrong"
+    if len(wrong):
+        crosses = f"crosses: the {len(wrong):,} test points that are wrong"
+    caption = (
+        "Colour is the most probable class, its strength the confidence: "
+        "far from the training points, which are the "
     )
-    caption = "Colour is the most probable class, its strength the confidence: far from the training points, which are the "
     caption += f"dots, it should fade; {crosses}."
     return [
         chart(f"The plane, {name}", caption, figure, [f"class {c}" for c in classes], smooth=True)
@@ -99,15 +96,17 @@ def _reliability(run: Run, name: str, probs: Tensor) -> Chart:
     ax.set(title="share right", xlim=(0, 1), ylim=(0, 1))
     colours: dict[str, Any] = {"color": SERIES[0], "alpha": 0.45, "ec": BACK, "lw": 1}
     counts.bar(edges[:-1][used], size[used], np.diff(edges)[used], align="edge", **colours)
-    counts.set(
-        ylim=(0, 1.4 * size.max()), yticks=[], xlabel="confidence"
-    )  # every bar says its number
+    # Every bar says its number
+    counts.set(ylim=(0, 1.4 * size.max()), yticks=[], xlabel="confidence")
     counts.set_title("points in the bin", pad=3)
     for left, right_edge, n in zip(
         edges[:-1][used], edges[1:][used], size[used].tolist(), strict=True
     ):
         counts.text((left + right_edge) / 2, n, _short(n), ha="center", va="bottom", fontsize=8.5)
-    caption = "Dots on the dashed line: the model is right as often as it says; below it is too sure, above not sure enough."
+    caption = (
+        "Dots on the dashed line: the model is right as often as it says; "
+        "below it is too sure, above not sure enough."
+    )
     return chart(f"Reliability, {name}", f"{caption} Bars are 95 % intervals.", figure)
 
 
@@ -124,16 +123,17 @@ def _confidence(run: Run, name: str, probs: Tensor) -> Chart:
         ax.set(title=f"{title}: {of.sum():,} points", xlim=(start, 1))
         ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes[-1].set_xlabel("confidence")
-    caption = "Mistakes should lie at low confidence, on the left; those on the right were made with confidence."
+    caption = (
+        "Mistakes should lie at low confidence, on the left; "
+        "those on the right were made with confidence."
+    )
     if right.all():
         caption = "Every test point is right, so there is no mistake to be too sure of."
     return chart(f"Confidence, {name}", caption, figure)
 
 
 def _confusion(run: Run, name: str, probs: Tensor) -> Table:
-    """Which classes are taken for which: the whole matrix, or of many classes the pairs that are
-    confused most.
-    """
+    """Which classes are taken for which: the matrix, or of many classes the worst pairs."""
     classes, y = run.judged.classes, run.judged.y.numpy()
     counts = np.zeros((len(classes), len(classes)), int)  # (true, predicted)
     np.add.at(counts, (y, probs.argmax(-1).numpy()), 1)
@@ -142,13 +142,19 @@ def _confusion(run: Run, name: str, probs: Tensor) -> Table:
         shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
         shares[~np.eye(len(classes), dtype=bool)] *= -1
         rows = tuple((c, *map(str, row)) for c, row in zip(classes, counts.tolist(), strict=True))
-        caption = "A row for each true class, a column for what it was taken for, in test points: right is on the diagonal."
+        caption = (
+            "A row for each true class, a column for what it was taken for, in test points: "
+            "right is on the diagonal."
+        )
         return Table(title, caption, ("", *classes), rows, tuple(map(tuple, shares.tolist())))
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
     order = wrong.ravel().argsort(kind="stable")[::-1][:LISTED]
     pairs = [divmod(int(k), len(classes)) for k in order if wrong.ravel()[k]]
-    caption = f"The classes that are confused most, of {len(classes)}; {wrong.sum():,} of {len(y):,} test points are wrong."
+    caption = (
+        f"The classes that are confused most, of {len(classes)}; "
+        f"{wrong.sum():,} of {len(y):,} test points are wrong."
+    )
     listed = tuple(
         (classes[a], classes[b], f"{wrong[a, b]:,} of {counts[a].sum():,}") for a, b in pairs
     )
@@ -183,10 +189,8 @@ def _mistakes(run: Run) -> Part:
 
 
 def _short(count: int) -> str:
-    return (
-        str(count)
-        if count < 1000
-        else f"{count / 1000:.1f}k"
-        if count < 10_000
-        else f"{count / 1000:.0f}k"
-    )
+    if count < 1000:
+        return str(count)
+    if count < 10_000:
+        return f"{count / 1000:.1f}k"
+    return f"{count / 1000:.0f}k"

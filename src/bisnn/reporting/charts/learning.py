@@ -53,7 +53,10 @@ def parts_of(run: Run) -> list[Part]:
     fall = (
         f"It should fall and level off{drawn and '; part of its noise is the draw of the weights'}."
     )
-    settle = "The share of weights whose sign changed within the epoch; it should die out as the weights settle."
+    settle = (
+        "The share of weights whose sign changed within the epoch; "
+        "it should die out as the weights settle."
+    )
     of_loss = f"{config.loss} loss, {config.train.over_time} over time"
     return [
         _curves("Training loss", fall, of_loss, {"": _logged(rows, "loss")}, log_if_wide, run),
@@ -77,7 +80,8 @@ def overlay(runs: Sequence[Run]) -> list[Part]:
     logged = [run for run in runs if run.rows]
     if len(logged) < 2:
         return [
-            "No learning curves side by side: fewer than two of the runs have rows in metrics.jsonl."
+            "No learning curves side by side: fewer than two of the runs have rows in "
+            "metrics.jsonl."
         ]
     score, unit, loss = _units(logged[0])
     parts: list[Part] = []
@@ -89,7 +93,8 @@ def overlay(runs: Sequence[Run]) -> list[Part]:
         )
     else:
         parts.append(
-            "No common training loss: the runs differ in train.loss or train.over_time, which sets its scale."
+            "No common training loss: the runs differ in train.loss or train.over_time, which sets "
+            "its scale."
         )
     lines = {run.label: _logged(run.rows, score) for run in logged}
     with_posterior = dict.fromkeys(
@@ -128,7 +133,10 @@ def rates_over_epochs(run: Run) -> Part:
     lines = {
         f"layer {i + 1}": [(row["epoch"], row["rates"][i]) for row in run.rows] for i in layers
     }
-    steady = "Steady lines well above 0 and below 1 are healthy: silent or saturated layers pass nothing on."
+    steady = (
+        "Steady lines well above 0 and below 1 are healthy: "
+        "silent or saturated layers pass nothing on."
+    )
     unit = "spikes per neuron and time step"
     return _curves(
         "Firing rates over epochs", steady, unit, lines, lambda ax: ax.set_ylim(bottom=0), run
@@ -158,9 +166,7 @@ def _curves(
     scale: Callable[[Axes], Any] | None,
     run: Run | None = None,
 ) -> Chart:
-    """Lines over epochs, by name; of a run whose model is not that of its last epoch, also where it
-    is from.
-    """
+    """Lines over epochs, by name, with a mark where the model is not of the last epoch."""
     figure, (ax,) = plot()
     styles = itertools.cycle((colour, style) for style in STYLES for colour in SERIES)
     for line, (colour, style) in zip(lines.values(), styles, strict=False):

@@ -34,7 +34,10 @@ def _posterior(run: Run) -> Part:
     posterior = run.judged.posterior
     if posterior is None:
         rule = run.config.rule.title()
-        return f"The rule of this run ({rule}) learns one value for each weight: it has no posterior to draw."
+        return (
+            f"The rule of this run ({rule}) learns one value for each weight: "
+            "it has no posterior to draw."
+        )
     counts, edges = posterior.counts.double().numpy(), posterior.edges.double().numpy()
     figure, axes = plot(*[80] * len(counts))
     shares = counts / counts.sum(1, keepdims=True)

@@ -1,6 +1,4 @@
-"""What a regression predicts: over x, against the target, and how its error compares with its
-deviation.
-"""
+"""What a regression predicts: over x, against the target, and its error against its deviation."""
 
 from __future__ import annotations
 
@@ -58,7 +56,10 @@ def _over_x(run: Run, name: str, result: Predictions, some: np.ndarray, few: str
     ax.plot(at, centre, color=SERIES[0])
     ax.plot(at, y[order, 0], "o", color=SERIES[1], ms=2.2)
     ax.set(title="y", xlabel="x, in units of the encoding")
-    caption = "The band, one deviation to each side of the mean, should hold most of the targets and widen where the mean is off."
+    caption = (
+        "The band, one deviation to each side of the mean, should hold most of the targets and "
+        "widen where the mean is off."
+    )
     if reason := no_spread(run, name, std):
         caption = f"The line should run through the targets; {reason}, and there is no band."
     return chart(f"Prediction over x, {name}", caption + few, figure, ("prediction", "target"))
@@ -99,7 +100,10 @@ def _against_deviation(
     ax.set(title="|error|", xlabel="deviation", xlim=(0, None), ylim=(0, None))
     ax.locator_params(axis="x", nbins=5)
     share = 100 * (error <= std).mean()
-    within = f"{share:.0f} % of the errors are within one deviation, below the dashed line; of a Gaussian 68 %."
+    within = (
+        f"{share:.0f} % of the errors are within one deviation, below the dashed line; "
+        "of a Gaussian 68 %."
+    )
     return chart(f"Error against deviation, {name}", within + few, figure)
 
 

@@ -1,6 +1,4 @@
-"""Spikes of single test points: events of recordings, maps of convolutional layers, rasters of
-neurons in a row.
-"""
+"""Spikes of single test points: events of recordings, maps of channels, rasters of neurons."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ SHARP = 4
 
 
 def parts_of(run: Run) -> list[Part]:
-    """Of two of the worst test points and a good one: maps of what leaves convolutional layers,
-    rasters of neurons in a row.
-    """
+    """Maps of channels and rasters of neurons, of two of the worst points and a good one."""
     kept = run.judged.raster
     layers = {"input": kept.input} | {f"layer {i}": layer for i, layer in enumerate(kept.layers, 1)}
     rows = {name: s for name, s in layers.items() if isinstance(s, Tensor)}  # (T, n, N) each
@@ -75,9 +71,7 @@ def _raster(run: Run, rows: dict[str, Tensor], i: int) -> Chart:
 
 
 def _ticks(s: np.ndarray) -> np.ndarray:
-    """Spikes (T, N) as rows of a raster, (n, columns): of evenly chosen neurons, time steps joined
-    where there are too many.
-    """
+    """Spikes (T, N) as rows of a raster, (n, columns): some neurons, time steps joined."""
     T, N = s.shape
     every, join = -(-N // NEURONS), -(-T // STEPS)
     padded = np.zeros((T + -T % join, N), np.uint8)
@@ -90,10 +84,9 @@ def _maps(run: Run, maps: dict[str, FeatureMaps], i: int) -> Chart:
     groups: dict[str, list[tuple[str, np.ndarray]]] = {}
     alt = []
     for name, layer in maps.items():
-        counts, channels = (
-            layer.counts[i].int().numpy(),
-            layer.channels.tolist(),
-        )  # (k, H, W), (k,)
+        # (k, H, W), (k,)
+        counts = layer.counts[i].int().numpy()
+        channels = layer.channels.tolist()
         few = f"{len(channels)} of " if len(channels) < layer.of else ""
         height, width = counts.shape[1:]
         heading = (
@@ -107,7 +100,8 @@ def _maps(run: Run, maps: dict[str, FeatureMaps], i: int) -> Chart:
         spikes = ", ".join(f"{channel} {count.sum():,}" for channel, count in named)
         alt.append(f"{heading}; spikes of each: {spikes}.")
     caption = (
-        "What leaves each channel, summed over time: the stronger, the more spikes. Maps of one layer share their scale; its "
+        "What leaves each channel, summed over time: "
+        "the stronger, the more spikes. Maps of one layer share their scale; its "
         "channels are those that fire most over the test points."
     )
     return chart(_point(run, i, "maps"), caption, gallery(groups, 4), alt=" ".join(alt))
@@ -118,9 +112,8 @@ def events(run: Run, i: int) -> Chart:
     kept = run.judged.raster.input
     assert isinstance(kept, Slices)
     counts = kept.counts[i].int().numpy()  # (slices, 2, H, W)
-    most = max(
-        1.0, float(np.quantile(counts.sum(1), 0.995))
-    )  # a hot pixel must not fade the others
+    # A hot pixel must not fade the others
+    most = max(1.0, float(np.quantile(counts.sum(1), 0.995)))
     pictures, alt = [], []
     for (start_us, end_us), (off, on) in zip(
         itertools.pairwise(kept.edges_us), counts, strict=True
@@ -131,17 +124,19 @@ def events(run: Run, i: int) -> Chart:
         pictures.append((when, shaded(off + on, most, colour)))
         alt.append(f"{when}: {off.sum():,} of p = 0, {on.sum():,} of p = 1")
     caption = (
-        "Each picture is a slice of time. The stronger a pixel, the more of its time steps had an event; where both kinds met it "
+        "Each picture is a slice of time. The stronger a pixel, the more of its time steps had an "
+        "event; where both kinds met it "
         "is grey."
     )
-    legend, spoken = ("polarity p = 0", "p = 1"), f"Events in each slice of time. {'; '.join(alt)}."
-    return chart(_point(run, i), caption, gallery({"": pictures}, 3), legend, spoken)
+    legend, alt_text = (
+        ("polarity p = 0", "p = 1"),
+        f"Events in each slice of time. {'; '.join(alt)}.",
+    )
+    return chart(_point(run, i), caption, gallery({"": pictures}, 3), legend, alt_text)
 
 
 def _point(run: Run, i: int, of_recording: str = "") -> str:
-    """A title for the i-th of the test points whose spikes are kept; that of a recording says what
-    of it is drawn.
-    """
+    """A title for the i-th test point with spikes; for a recording, with the part drawn."""
     judged = run.judged
     point = int(judged.raster.points[i])
     mean, y = list(judged.predictors.values())[-1].mean[point], judged.y[point]
@@ -149,7 +144,10 @@ def _point(run: Run, i: int, of_recording: str = "") -> str:
         what = of_recording and f": {of_recording}"
         return f"Test recording {point + 1}, class {judged.classes[int(y)]}{what}"
     if not judged.classes:
-        return f"Test point {point + 1}, target {decimals(float(y[0]))}, predicted {decimals(float(mean[0]))}"
+        return (
+            f"Test point {point + 1}, target {decimals(float(y[0]))}, predicted "
+            f"{decimals(float(mean[0]))}"
+        )
     top = int(mean.argmax())
     taken = f", taken for {judged.classes[top]}" if top != y else ""
     return f"Test point {point + 1}, class {judged.classes[int(y)]}{taken}"

@@ -84,23 +84,19 @@ def _ends(t: np.ndarray) -> tuple[float, float]:
 
 
 def _change(curve: np.ndarray) -> int:
-    """-1, 0 or 1: whether a curve falls, keeps within 2 % or rises, from its first tenth to its
-    last.
-    """
+    """-1, 0 or 1: whether a curve falls, stays within 2 % or rises, from first tenth to last."""
     first, last = _tenths(curve)
-    return (
-        int(np.sign(last - first)) if abs(last - first) > 0.02 * max(abs(first), abs(last)) else 0
-    )
+    if abs(last - first) > 0.02 * max(abs(first), abs(last)):
+        return int(np.sign(last - first))
+    return 0
 
 
 def _trend(curve: np.ndarray) -> str:
     first, last = _tenths(curve)
     how = {-1: "falls", 0: "stays near", 1: "rises"}[_change(curve)]
-    return (
-        f"{how} {decimals(last)}"
-        if how == "stays near"
-        else f"{how} from {decimals(first)} to {decimals(last)}"
-    )
+    if how == "stays near":
+        return f"{how} {decimals(last)}"
+    return f"{how} from {decimals(first)} to {decimals(last)}"
 
 
 def _tenths(curve: np.ndarray) -> tuple[float, float]:

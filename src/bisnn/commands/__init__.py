@@ -1,0 +1,1 @@
+"""The commands, by topic. Nothing heavy is imported before one of them runs."""

@@ -1,0 +1,112 @@
+"""The command that predicts: from a file of points, or from recordings."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bisnn.commands.shared import Quiet, Run, console, note_if_unfinished
+
+if TYPE_CHECKING:
+    from bisnn.runs.model import Model
+
+
+def predict(
+    run: Run,
+    data: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="INPUT...",
+            help=(
+                "CSV, TSV, NPY or NPZ: one row per point; "
+                "columns by name. Or recordings, .aedat or .bin, and folders of them."
+            ),
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="Write the predictions here, as CSV.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Members of the ensemble. Default: the config's.")
+    ] = None,
+    map_: Annotated[
+        bool, typer.Option("--map", help="The most probable weights alone, no ensemble.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Predict from a file of points, or from recordings of an event camera, and say how sure."""
+    from bisnn.data import table
+    from bisnn.display import bars, note
+    from bisnn.runs import model as models
+    from bisnn.runs.recommendation import warn_of_map
+
+    _check_out(out, data)
+    if map_ and samples is not None:
+        raise typer.BadParameter("--map and --samples exclude each other")
+    model = models.load(run)
+    note_if_unfinished(run, model)
+    if map_ and model.members is not None:
+        warn_of_map(run, models.file_of(run), "leave out --map")
+    files = _recordings(run, model, data)
+    x: Any = files
+    labels = None
+    if not files:
+        x, labels = table.read_points(data[0], model.schema, model.features)
+    count = len(next(iter(x.values()))) if isinstance(x, dict) else len(x)
+    members: Any = None if map_ else samples or "usual"
+    with bars(show=not quiet and count > model.batch) as progress:
+        bar = progress.add_task("recordings" if files else "points", total=count)
+        answer = model.predict_recordings if files else model.predict
+        result = answer(x, members, advance=lambda some: progress.advance(bar, some))
+    if labels is not None:
+        note(f"{data[0]}: {model.score(result, labels)}")
+    _write(model, result, files, out)
+
+
+def _check_out(out: Path | None, data: list[Path]) -> None:
+    if out is None:
+        return
+    if out.suffix.lower() != ".csv" or out.resolve() in [path.resolve() for path in data]:
+        raise ValueError(
+            f"{out}: must be a .csv file other than the input; give e.g. --out predictions.csv"
+        )
+
+
+def _recordings(run: Path, model: Model, data: list[Path]) -> list[Path]:
+    """The recordings among the inputs; none for a model of points, which takes one file of them."""
+    from bisnn.data import events, windows
+
+    if model.config.recorded:
+        return windows.files_of(data)
+    if data[0].suffix.lower() in events.SUFFIXES:
+        raise ValueError(
+            f"{data[0]}: is a recording, and {run} was trained on points; "
+            "give a CSV, NPY or NPZ file of them"
+        )
+    if len(data) > 1:
+        raise ValueError(
+            f"{data[1]}: {run} was trained on points, which come in one file; "
+            f"got {len(data)}; give one at a time"
+        )
+    return []
+
+
+def _write(model: Model, result: Any, files: list[Path], out: Path | None) -> None:
+    """The predictions as CSV to a file or a pipe, as a table to a terminal."""
+    from bisnn import printing
+    from bisnn.files import write_atomic
+
+    header, rows = printing.prediction_rows(model, result)
+    if files:
+        header = ["file", *header]
+        rows = [[str(file), *row] for file, row in zip(files, rows, strict=True)]
+    if out is not None:
+        write_atomic(out, printing.csv_text(header, rows).encode())
+        console().print(f"{len(rows)} predictions: {out}")
+    elif sys.stdout.isatty():
+        # The probabilities of ten classes do not fit
+        shown = [i for i, name in enumerate(header) if not (files and name.startswith("p("))]
+        printing.print_rows([header[i] for i in shown], [[row[i] for i in shown] for row in rows])
+    else:
+        sys.stdout.write(printing.csv_text(header, rows))

@@ -1,0 +1,102 @@
+"""The command that exports a model: as a packed file, as C, or as a NIR graph."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bisnn.commands.shared import Run, note_if_unfinished
+
+
+class Target(StrEnum):
+    packed = "packed"
+    c = "c"
+    nir = "nir"
+
+
+class Predictor(StrEnum):
+    map = "map"
+    members = "members"
+    posterior = "posterior"
+
+
+class NeuronKind(StrEnum):
+    srm = "srm"
+    fixed = "fixed"
+
+
+class Profile(StrEnum):
+    exact = "exact"
+    cubalif = "cubalif"
+
+
+As = Annotated[
+    Predictor | None,
+    typer.Option(
+        "--as",
+        help=(
+            "map: most probable weights. members: an ensemble. posterior: "
+            "8 bits per weight. Default: the better one."
+        ),
+    ),
+]
+Prefix = Annotated[
+    str | None,
+    typer.Option(
+        help=(
+            "Of c: of all names and files, so that a program can hold several models. Default: "
+            "model."
+        )
+    ),
+]
+
+
+def export(
+    run: Run,
+    to: Annotated[
+        Target,
+        typer.Option(help="packed: one file for bisnn.packed. c: C99 sources. nir: a graph."),
+    ] = Target.packed,
+    out: Annotated[
+        Path | None, typer.Option(help="File (c: folder) to write. Default: in the run folder.")
+    ] = None,
+    as_: As = None,
+    members: Annotated[
+        int | None, typer.Option(min=1, help="Members of the ensemble. Default: the config's.")
+    ] = None,
+    profile: Annotated[
+        Profile,
+        typer.Option(help="Of nir. cubalif: for importers that know nothing else; not exact."),
+    ] = Profile.exact,
+    prefix: Prefix = None,
+    neuron: Annotated[
+        NeuronKind | None,
+        typer.Option(
+            help="fixed: the neurons in integers; says what that changes. Default: as trained."
+        ),
+    ] = None,
+) -> None:
+    """Ship a run's model as bits, which run without PyTorch and give the same spikes."""
+    from bisnn import printing
+    from bisnn.runs import exporting
+    from bisnn.runs import model as models
+
+    source = models.file_of(run)
+    model = models.load(source)
+    done = exporting.export_model(
+        model,
+        source,
+        run,
+        to.value,
+        out,
+        predictor=as_ and as_.value,
+        members=members,
+        profile=profile.value,
+        prefix=prefix,
+        neuron=neuron and neuron.value,
+    )
+    note_if_unfinished(run, model)
+    printing.print_exported(to.value, done)
