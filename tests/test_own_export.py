@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import bisnn
+from bisnn import cli
 from bisnn.packed import Engine, PackedNetwork
 from runs import small
 
@@ -59,6 +62,18 @@ def test_a_writer_of_ones_own_ships_a_run(tmp_path):
     assert ours.std() > 0
     for k in range(2):
         assert np.array_equal(run_lists(made.path, k, x), ours[k, :, 0])
+
+
+def test_the_command_line_takes_it_by_name(tmp_path, capsys, monkeypatch):
+    run = bisnn.train(small("st"), tmp_path / "run", show=False)
+    arguments = ["bisnn", "export", str(run), "--to", f"{__name__}:write_lists"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with contextlib.suppress(SystemExit):
+        cli.main()
+    assert f"{__name__}:write_lists wrote {run / 'write_lists'}" in capsys.readouterr().out.replace(
+        "\n", ""
+    )
+    assert json.loads((run / "write_lists").read_text())["layers"]
 
 
 def test_a_writer_that_is_none_is_one_line(tmp_path):

@@ -133,6 +133,8 @@ def print_exported(to: str, done: Exported) -> None:
         name = done.prefix
         build = f"cc -O2 {name}.c {name}_test.c -o {name}_test && ./{name}_test"
         out.print(f"check it: cd {shlex.quote(str(done.path))} && {build}")
+    elif ":" in to:
+        out.print(f"{to} wrote {done.path}")
     else:
         out.print(f"NIR graph ({done.profile}): {done.bytes:,} bytes in {done.path}")
         if done.disagreement is not None:

@@ -11,12 +11,6 @@ import typer
 from bisnn.commands.shared import Run, note_if_unfinished
 
 
-class Target(StrEnum):
-    packed = "packed"
-    c = "c"
-    nir = "nir"
-
-
 class Predictor(StrEnum):
     map = "map"
     members = "members"
@@ -57,9 +51,12 @@ Prefix = Annotated[
 def export(
     run: Run,
     to: Annotated[
-        Target,
-        typer.Option(help="packed: one file for bisnn.packed. c: C99 sources. nir: a graph."),
-    ] = Target.packed,
+        str,
+        typer.Option(
+            help="packed: one file for bisnn.packed. c: C99 sources. nir: a graph. module:name: a "
+            "function of your own, of the packed network and a path."
+        ),
+    ] = "packed",
     out: Annotated[
         Path | None, typer.Option(help="File (c: folder) to write. Default: in the run folder.")
     ] = None,
@@ -90,7 +87,7 @@ def export(
         model,
         source,
         run,
-        to.value,
+        to,
         out,
         predictor=as_ and as_.value,
         members=members,
@@ -99,4 +96,4 @@ def export(
         neuron=neuron and neuron.value,
     )
     note_if_unfinished(run, model)
-    printing.print_exported(to.value, done)
+    printing.print_exported(to, done)
