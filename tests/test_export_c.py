@@ -215,9 +215,8 @@ def test_a_wrong_golden_vector_is_found(what, tmp_path):
     build(tmp_path, *STRICT)
     code, said = outcome(tmp_path)
     assert code == 1
-    assert said.startswith(
-        f"different: run 0, step 29, {what}, word "
-    )  # and nothing before the last step
+    # And nothing before the last step
+    assert said.startswith(f"different: run 0, step 29, {what}, word ")
     assert len(said.splitlines()) == 1
 
 
@@ -239,9 +238,8 @@ def test_the_object_needs_nothing_and_the_tables_have_the_stated_size(flags, tmp
         }
         assert not [symbol for symbol in symbols if symbol[-2] in "bBdDC"]  # no state of its own
         if flags == ("-O0",):
-            tables = [
-                symbol for symbol in symbols if symbol[-2] == "r" and len(symbol) == 4
-            ]  # clang also has constants of no size
+            # Clang also has constants of no size
+            tables = [symbol for symbol in symbols if symbol[-2] == "r" and len(symbol) == 4]
             assert sum(int(symbol[1], 16) for symbol in tables) == sizes["flash"]
     header = (tmp_path / "model.h").read_text()
     assert f"#define MODEL_FLASH_BYTES {sizes['flash']}\n" in header

@@ -225,7 +225,8 @@ def test_two_models_in_one_program(tmp_path):
         '#include "gate.h"\n#include "door.h"\n#include <stdio.h>\n'
         + "\n".join(mains)
         + "\nint main(void) { int c = getchar(); "
-        "return sizeof(gate_state) == sizeof(door_state) ? 2 : c == 'g' ? gate_main() : door_main(); }\n"
+        "return sizeof(gate_state) == sizeof(door_state) ? 2 : c == 'g' ? gate_main() : "
+        "door_main(); }\n"
     )
     build(
         tmp_path,
@@ -264,9 +265,8 @@ def test_what_the_header_says_of_a_model(tmp_path):
     assert "extern const char model_classes[MODEL_CLASSES][6];" in header
     assert not {"TARGET_MEAN", "TARGET_SCALE"} & set(constants)
     tables = 4 * 2 * (33 * 1 + 20 * 2) + 4 * 2 * 1  # weights of 2 members, the last layer's readout
-    assert (
-        sizes["flash"] == tables + 2 * 8 * 3 + 8 * len(encoding.COSINE) + 2 * 6
-    )  # low and span, the cosine, classes
+    # Low and span, the cosine, classes
+    assert sizes["flash"] == tables + 2 * 8 * 3 + 8 * len(encoding.COSINE) + 2 * 6
     for compiler in COMPILERS:
         build(tmp_path, *STRICT, "-O0", "-c", compiler=compiler, sources="model.c")
         symbols = [

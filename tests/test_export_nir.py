@@ -207,9 +207,8 @@ def test_disagreement_is_a_count(kind):
     network, x = describe(net), spikes(30, 3, 6)
     measured = nir_graph.disagreement(network, x.numpy())
     out, lossy = net(x, weights=signs(net)), by_hand(network, x.numpy())
-    ours = [
-        s.detach().numpy()[i + 1 :] for i, s in enumerate(out.spikes)
-    ]  # CubaLIF leads by a time step a layer
+    # CubaLIF leads by a time step a layer
+    ours = [s.detach().numpy()[i + 1 :] for i, s in enumerate(out.spikes)]
     theirs = [s[: 30 - i - 1] for i, s in enumerate(lossy)]
     size = sum(s.size for s in ours)
     assert measured.spikes == sum((a != b).sum() for a, b in zip(ours, theirs, strict=True)) / size
@@ -294,12 +293,8 @@ for library in libraries:
         np.save(path.with_suffix("." + library + ".npy"), np.stack(found, 1))
 """
 LIBRARIES = ("norse", "snntorch", "spikingjelly")
-LOSSY = {
-    "deep": None,
-    "conv and dense": 3,
-    "recurrent": None,
-    "masked": 3,
-}  # kinds, and their readouts
+# Kinds, and their readouts
+LOSSY = {"deep": None, "conv and dense": 3, "recurrent": None, "masked": 3}
 
 
 @pytest.fixture(scope="module")
@@ -334,7 +329,8 @@ def test_another_library_runs_the_file_as_we_do(library, kind, elsewhere):
     path = elsewhere / f"{kind}.{library}.npy"
     if not path.exists():
         pytest.skip(
-            f"{library} with nirtorch is installed neither here nor in .venv-peers; see benchmarks/peers.txt"
+            f"{library} with nirtorch is installed neither here nor in .venv-peers; see "
+            "benchmarks/peers.txt"
         )
     got, x = np.load(path), np.load(elsewhere / f"{kind}.npy")
     _, want = nir_graph.simulate(nir.read(elsewhere / f"{kind}.nir"), x)

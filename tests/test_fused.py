@@ -126,9 +126,8 @@ def layers(draw):
 
 DENSE = Layer((9, 3, 40), (7, 40))
 CONV = Layer((4, 2, 6, 5, 3), (4, 3, 3, 2), (1, 2), (1, 0))
-POOLED = Layer(
-    (4, 2, 8, 9, 3), (4, 3, 3, 2), (1, 1), (1, 0), 3
-)  # 8 x 8 neurons: two rows and two columns belong to no window
+# 8 x 8 neurons: two rows and two columns belong to no window
+POOLED = Layer((4, 2, 8, 9, 3), (4, 3, 3, 2), (1, 1), (1, 0), 3)
 FIVE = CONV._replace(x=(4, 5, 6, 5, 3))  # recordings: groups of two leave one over
 ALL = [
     pytest.param(layer, id=name)

@@ -167,9 +167,8 @@ def test_local_gradient_of_convolutions(kind):
         for index in np.ndindex(s.shape):
             t, b, c, h, w = index
             window = u[t, b, c, h * k : h * k + k, w * k : w * k + k]
-            i, j = np.unravel_index(
-                np.argmax(window), window.shape
-            )  # argmax returns the first maximum
+            # Argmax returns the first maximum
+            i, j = np.unravel_index(np.argmax(window), window.shape)
             full[t, b, c, h * k + i, w * k + j] += e[index]
         post = full * reference.sigma_prime(u - NEURON.threshold, NEURON) * float(layer.kappa)
         p = reference.convolve(reference.alpha, a, NEURON)

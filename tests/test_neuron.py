@@ -188,9 +188,8 @@ def test_sigmoid_derivative_of_the_cpu_kernel():
     """The polynomial exp inside the numba kernel, over the whole range: relative error against
     float64.
     """
-    constants = torch.tensor(
-        [0.5, 0.25, 0.5, 0.0]
-    )  # theta = 0, so that v = u exactly; a_m - a_s = 1/4
+    # Theta = 0, so that v = u exactly; a_m - a_s = 1/4
+    constants = torch.tensor([0.5, 0.25, 0.5, 0.0])
     u = torch.linspace(-65, 65, 200_001).expand(2, 1, -1)
     with kernels.forced("cpu"):
         g_I, *_ = srm_adjoint(
@@ -206,9 +205,8 @@ def test_sigmoid_derivative_of_the_cpu_kernel():
             1.0,
             False,
         )
-    ours = (
-        4 * g_I[0, 0].double()
-    )  # g_I of the first of two steps is (a_m - a_s) sigma'(u of the second)
+    # g_I of the first of two steps is (a_m - a_s) sigma'(u of the second)
+    ours = 4 * g_I[0, 0].double()
     e = torch.exp(-u[0, 0].double().abs())
     assert (ours * (1 + e) ** 2 / e - 1).abs().max() < 2e-6
 

@@ -82,9 +82,8 @@ def test_packed_bits_give_the_networks_bits(shape, monkeypatch):
     taken = []
     ours = Engine._through
     monkeypatch.setattr(Engine, "_through", lambda *a: (taken.append(1), ours(*a))[1])
-    members = predict(
-        net, x, samples=3, seed=5, over_time="step", task="regression"
-    ).members  # the readouts themselves
+    # The readouts themselves
+    members = predict(net, x, samples=3, seed=5, over_time="step", task="regression").members
     assert len(taken) == 4  # layers: members go through each together
     for k in range(3):
         with sample_weights(net, 5, k):

@@ -405,9 +405,8 @@ def test_a_late_backward_pass_spoils_nothing_silently():
         (2 * w_r).sum().backward()
     with pytest.raises(RuntimeError, match=r"no sampled\(\) block"):
         rule.step()
-    assert (
-        torch.autograd.grad((2 * w_r).sum(), w_r)[0].mean() == 2
-    )  # a gradient with respect to w^r itself
+    # a gradient with respect to w^r itself
+    assert torch.autograd.grad((2 * w_r).sum(), w_r)[0].mean() == 2
 
 
 def test_zero_grad_of_the_module_forgets_the_blocks():

@@ -102,8 +102,8 @@ class Levels:
         if parents * self.reach > EXACT:
             raise ValueError(
                 f"weights: {parents} parents times the largest level {self.reach} must be at most "
-                f"2^24, up to which float32 holds every current exactly; got {parents * self.reach}; "
-                "use smaller levels or fewer inputs"
+                "2^24, up to which float32 holds every current exactly; got "
+                f"{parents * self.reach}; use smaller levels or fewer inputs"
             )
 
     def __eq__(self, other: object) -> bool:

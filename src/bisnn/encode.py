@@ -58,7 +58,8 @@ def rate(rates: Tensor, T: int, seed: int, *, draw: int = 0) -> Tensor:
     _check_values("rates", rates)
     if rates.min() < 0 or rates.max() > 1:
         raise ValueError(
-            f"rates: must lie in [0, 1], spikes per time step; got {float(rates.min()):g}..{float(rates.max()):g}; rescale first"
+            "rates: must lie in [0, 1], spikes per time step; got "
+            f"{float(rates.min()):g}..{float(rates.max()):g}; rescale first"
         )
     x = rates.detach().flatten(1).double().cpu().numpy()
     spikes = philox.point_spikes(
@@ -90,7 +91,8 @@ def _check_values(name: str, x: Tensor) -> None:
     tensor(name, x)
     if not x.is_floating_point() or x.ndim < 2 or x.numel() == 0:
         raise ValueError(
-            f"{name}: must be a non-empty floating-point tensor (B, d); got {x.dtype} of {tuple(x.shape)}; use x.float(), x[None]"
+            f"{name}: must be a non-empty floating-point tensor (B, d); got {x.dtype} of "
+            f"{tuple(x.shape)}; use x.float(), x[None]"
         )
     finite(name, x)
 

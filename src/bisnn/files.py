@@ -12,9 +12,8 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-MOST_BYTES = (
-    1 << 30
-)  # of memory that one file may ask for, unless the environment's BISNN_MOST_BYTES says otherwise
+# Of memory that one file may ask for, unless the environment's BISNN_MOST_BYTES says otherwise
+MOST_BYTES = 1 << 30
 
 
 def most_bytes() -> int:
@@ -24,7 +23,8 @@ def most_bytes() -> int:
     text = os.environ.get("BISNN_MOST_BYTES", str(MOST_BYTES))
     if not text.isdecimal():
         raise ValueError(
-            f"BISNN_MOST_BYTES: must be a whole number of bytes; got {text!r}; give e.g. {4 * MOST_BYTES}"
+            f"BISNN_MOST_BYTES: must be a whole number of bytes; got {text!r}; give e.g. "
+            f"{4 * MOST_BYTES}"
         )
     return int(text)
 
@@ -36,7 +36,8 @@ def afford(name: object, needed: int, what: str, error: type[ValueError] = Value
     most = most_bytes()
     if needed > most:
         raise error(
-            f"{name}: {what} would take {needed:,} bytes of memory; at most {most:,}; set BISNN_MOST_BYTES for more"
+            f"{name}: {what} would take {needed:,} bytes of memory; at most {most:,}; set "
+            "BISNN_MOST_BYTES for more"
         )
 
 
@@ -44,9 +45,8 @@ def open_regular(path: str | Path) -> BinaryIO:
     """Open a file for reading. Pipes and devices, which may wait or go on for ever, are refused,
     and so are folders.
     """
-    flags = (
-        os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    )  # a pipe must not wait for its writer
+    # A pipe must not wait for its writer
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if "\0" in str(path):
         raise ValueError(
             f"{str(path)!r}: cannot be opened: no file has a zero byte in its name; check the path"

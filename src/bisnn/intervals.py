@@ -267,9 +267,8 @@ class _Path:
         self.gap = np.abs(bins.confidence - bins.right / bins.size)
         self.room = np.maximum(bins.confidence, 1 - bins.confidence)
         turns = np.concatenate([-self.gap, self.room - self.gap]) / np.tile(self.error, 2)
-        self.turns = np.sort(
-            turns
-        )  # where a gap leaves 0 or meets its limit: the total is linear between these
+        # Where a gap leaves 0 or meets its limit: the total is linear between these
+        self.turns = np.sort(turns)
         self.totals = self._gaps(self.turns[:, None]) @ self.weight
         self.most = float(self.totals[-1])
 
@@ -295,12 +294,12 @@ def _expected_ece(bins: Bins, shares: np.ndarray) -> float:
     """Mean ECE where the right answers of each bin are binomial: E|K - x| in closed form."""
     size, stated = bins.size, bins.size * bins.confidence
     k = np.floor(stated)
+    # Of size - 1
     one_less = np.where(
         size > 1, special.bdtr(np.maximum(k - 1, 0), np.maximum(size - 1, 1), shares), 1
-    )  # of size - 1
-    partial = stated * special.bdtr(k, size, shares) - size * shares * np.where(
-        k >= 1, one_less, 0
-    )  # E max(x - K, 0)
+    )
+    # E max(x - K, 0)
+    partial = stated * special.bdtr(k, size, shares) - size * shares * np.where(k >= 1, one_less, 0)
     return float((size * shares - stated + 2 * partial).sum() / size.sum())
 
 

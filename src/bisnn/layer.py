@@ -272,8 +272,8 @@ class Layer(nn.Module):
             )
         if self.has_latents and not is_realised(self.weight):
             raise RuntimeError(
-                f"a network of {'binary' if self.spec.alphabet == BINARY else 'discrete'} weights was "
-                "called while its parameters hold the latents w^r: to train, call it inside "
+                f"a network of {'binary' if self.spec.alphabet == BINARY else 'discrete'} weights "
+                "was called while its parameters hold the latents w^r: to train, call it inside "
                 "`with rule.sampled():`; to infer, use `bisnn.predict(net, x)` or `with "
                 'bisnn.map_weights(net):`; for real weights declare Network(..., weights="real")'
             )
@@ -381,14 +381,16 @@ class Layer(nn.Module):
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         if self.is_built and is_realised(self.weight):
             raise RuntimeError(
-                "state_dict() inside a realisation would save w in place of the latents w^r; call it outside the block"
+                "state_dict() inside a realisation would save w in place of the latents w^r; call "
+                "it outside the block"
             )
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
         if is_realised(self.weight):
             raise RuntimeError(
-                "load_state_dict() inside a realisation would be undone on leaving it; call it outside the block"
+                "load_state_dict() inside a realisation would be undone on leaving it; call it "
+                "outside the block"
             )
         for name in ("constants", "kappa"):
             own, other = getattr(self, name), state_dict.get(prefix + name)
@@ -397,8 +399,10 @@ class Layer(nn.Module):
             if not torch.allclose(own.double().cpu(), other.double().cpu(), rtol=1e-6, atol=0):
                 i = int((own.cpu() - other.cpu()).abs().argmax())
                 raise ValueError(
-                    f"state_dict: {prefix}{name} must be that of this network's neuron; got {other.flatten()[i].item():.6g} "
-                    f"in the file against {own.flatten()[i].item():.6g} here; build the network with the neuron it was saved with"
+                    f"state_dict: {prefix}{name} must be that of this network's neuron; got "
+                    f"{other.flatten()[i].item():.6g} in the file against "
+                    f"{own.flatten()[i].item():.6g} here; build the network with the neuron it was "
+                    "saved with"
                 )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -407,7 +411,8 @@ def check_size(n_in: int, input_shape: tuple[int, ...]) -> None:
     size = math.prod(input_shape)
     if size != n_in:
         raise ValueError(
-            f"n_in: must equal the size of what comes in, {size} (shape {input_shape}); got {n_in}; use {size}"
+            f"n_in: must equal the size of what comes in, {size} (shape {input_shape}); got "
+            f"{n_in}; use {size}"
         )
 
 
@@ -420,6 +425,7 @@ def check_whole(hard: bool, spikes: bool) -> None:
         )
     if not hard:
         raise ValueError(
-            "weights: FixedSRM adds up whole numbers and takes hard weights; got a relaxed sample or "
-            "real weights; train with BayesBiSNN(..., straight_through=True) or STBiSNN, or take SRM"
+            "weights: FixedSRM adds up whole numbers and takes hard weights; got a relaxed sample "
+            "or real weights; train with BayesBiSNN(..., straight_through=True) or STBiSNN, or "
+            "take SRM"
         )

@@ -183,8 +183,8 @@ class Conv2d(Layer):
 
     def extra_repr(self) -> str:
         return (
-            f"{self.channels_in}, {self.channels_out}, kernel_size={self.kernel_size}, stride={self.stride}, "
-            f"padding={self.padding}, pool={self.pool}"
+            f"{self.channels_in}, {self.channels_out}, kernel_size={self.kernel_size}, "
+            f"stride={self.stride}, padding={self.padding}, pool={self.pool}"
         )
 
 
@@ -237,13 +237,14 @@ class Recurrent(Layer):
             mask = torch.as_tensor(mask)
             if mask.shape != (n, n_in + n) or mask.dtype != torch.bool:
                 raise ValueError(
-                    f"mask: must be a bool tensor of shape (n, n_in + n) = ({n}, {n_in + n}); got {mask.dtype} of "
-                    f"{tuple(mask.shape)}; inputs come first, then the neurons"
+                    f"mask: must be a bool tensor of shape (n, n_in + n) = ({n}, {n_in + n}); got "
+                    f"{mask.dtype} of {tuple(mask.shape)}; inputs come first, then the neurons"
                 )
             if not mask.any(1).all():
                 orphan = int((~mask.any(1)).nonzero()[0])
                 raise ValueError(
-                    f"mask: every neuron needs at least one parent; got none for neuron {orphan}; give it one or drop it"
+                    f"mask: every neuron needs at least one parent; got none for neuron {orphan}; "
+                    "give it one or drop it"
                 )
         self.register_buffer("mask", mask)
         if outputs is not None:
@@ -256,7 +257,8 @@ class Recurrent(Layer):
                 or len(set(outputs)) < len(outputs)
             ):
                 raise ValueError(
-                    f"outputs: must be distinct neuron indices from 0 to {n - 1}, at least one; got {outputs}; leave it out for all"
+                    f"outputs: must be distinct neuron indices from 0 to {n - 1}, at least one; "
+                    f"got {outputs}; leave it out for all"
                 )
         self.outputs = None if outputs is None else [int(i) for i in outputs]
 
@@ -295,9 +297,8 @@ class Recurrent(Layer):
         else:
             with torch.no_grad():
                 I, s, u, after = self._steps(x, weight, state)
-            inputs = torch.cat(
-                [x, s], dim=-1
-            )  # the layer's own past spikes are constants for the gradient
+            # The layer's own past spikes are constants for the gradient
+            inputs = torch.cat([x, s], dim=-1)
             if weight.requires_grad and torch.is_grad_enabled():
                 I = with_gradient_of(I, self.product(inputs, weight))
                 before = self._before(x, weight, state, bptt)
@@ -351,6 +352,7 @@ def _pair(name: str, value: int | tuple[int, int], least: int) -> tuple[int, int
         isinstance(v, bool) or not isinstance(v, int) or v < least for v in pair
     ):
         raise ValueError(
-            f"{name}: must be a whole number >= {least} or a pair of them; got {value!r}; give e.g. {max(least, 1)}"
+            f"{name}: must be a whole number >= {least} or a pair of them; got {value!r}; give "
+            f"e.g. {max(least, 1)}"
         )
     return pair

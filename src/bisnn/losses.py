@@ -127,9 +127,8 @@ def _per_recording(
         losses = step_losses(y[burn_in:], target[burn_in:] if per_step else target, loss)
     else:
         count = time_weights(T, B, burn_in, mask, y).repeat(1, n)
-        losses = torch.where(
-            count > 0, step_losses(y, target, loss, count), 0
-        )  # NaN where nothing counts stays out
+        # NaN where nothing counts stays out
+        losses = torch.where(count > 0, step_losses(y, target, loss, count), 0)
     return losses.sum(0).reshape(n, B)
 
 
@@ -186,7 +185,8 @@ def chunked_backward(
     module = getattr(net, "module", net)
     if not isinstance(module, Network):
         raise ValueError(
-            f"net: must be a bisnn.Network, or one in DistributedDataParallel; got {type(net).__name__}"
+            "net: must be a bisnn.Network, or one in DistributedDataParallel; got "
+            f"{type(net).__name__}"
         )
     module.checked(x[:1])
     T, B = x.shape[:2]
@@ -200,9 +200,8 @@ def chunked_backward(
     for start in range(0, T, chunk):
         part = slice(start, min(start + chunk, T))
         skip = min(max(burn_in - start, 0), part.stop - start)
-        with torch.set_grad_enabled(
-            skip < part.stop - start
-        ):  # a chunk within the burn-in only moves the state
+        # a chunk within the burn-in only moves the state
+        with torch.set_grad_enabled(skip < part.stop - start):
             output = net(x[part], state, seen=seen)
             state = tuple(layer.detach() for layer in output.state)
             if skip < part.stop - start:
@@ -244,7 +243,8 @@ def spike_loss(
     tensor("target", target)
     if target.shape != s.shape:
         raise ValueError(
-            f"target: must have the shape of the last layer's spikes, {tuple(s.shape)}; got {tuple(target.shape)}; reshape it"
+            f"target: must have the shape of the last layer's spikes, {tuple(s.shape)}; got "
+            f"{tuple(target.shape)}; reshape it"
         )
     per_step = (s - target.to(s.dtype)).square().flatten(2).sum(-1)
     T, B = per_step.shape
@@ -292,7 +292,8 @@ def _check_shape(target: Tensor, loss: str, T: int, B: int, C: int) -> None:
     if loss == "logistic":
         if target.dtype not in (torch.int64, torch.int32, torch.uint8):
             raise ValueError(
-                f"target: the logistic loss takes class labels as int64; got {target.dtype}; use target.long()"
+                f"target: the logistic loss takes class labels as int64; got {target.dtype}; use "
+                "target.long()"
             )
         if (
             target.ndim not in (1, 2)
@@ -300,7 +301,8 @@ def _check_shape(target: Tensor, loss: str, T: int, B: int, C: int) -> None:
             or (target.ndim == 2 and target.shape[0] != T)
         ):
             raise ValueError(
-                f"target: labels must have shape (B,) = ({B},) or (T, B) = ({T}, {B}); got {tuple(target.shape)}; reshape them"
+                f"target: labels must have shape (B,) = ({B},) or (T, B) = ({T}, {B}); got "
+                f"{tuple(target.shape)}; reshape them"
             )
         return
     if not target.is_floating_point():
@@ -310,7 +312,8 @@ def _check_shape(target: Tensor, loss: str, T: int, B: int, C: int) -> None:
     wrong = target.ndim not in (2, 3) or target.shape[-1] != C or target.shape[-2] != B
     if wrong or (target.ndim == 3 and target.shape[0] != T):
         raise ValueError(
-            f"target: must have shape (B, C) = ({B}, {C}) or (T, B, C) = ({T}, {B}, {C}); got {tuple(target.shape)}; reshape it"
+            f"target: must have shape (B, C) = ({B}, {C}) or (T, B, C) = ({T}, {B}, {C}); got "
+            f"{tuple(target.shape)}; reshape it"
         )
 
 
@@ -332,7 +335,8 @@ def _check_labels(target: Tensor, C: int, count: Tensor | None) -> Tensor:
 def _checked_burn_in(burn_in: int, T: int) -> int:
     if isinstance(burn_in, bool) or not isinstance(burn_in, int) or not 0 <= burn_in < T:
         raise ValueError(
-            f"burn_in: must be a whole number from 0 to T - 1 = {T - 1}, or no time step is left; got {burn_in!r}; lower it"
+            f"burn_in: must be a whole number from 0 to T - 1 = {T - 1}, or no time step is left; "
+            f"got {burn_in!r}; lower it"
         )
     return burn_in
 
@@ -346,7 +350,8 @@ def time_weights(T: int, B: int, burn_in: int, mask: Tensor | None, like: Tensor
         tensor("mask", mask)
         if mask.shape != (T, B) or mask.dtype != torch.bool:
             raise ValueError(
-                f"mask: must be a bool tensor (T, B) = ({T}, {B}); got {mask.dtype} of {tuple(mask.shape)}; bisnn.pad makes one"
+                f"mask: must be a bool tensor (T, B) = ({T}, {B}); got {mask.dtype} of "
+                f"{tuple(mask.shape)}; bisnn.pad makes one"
             )
         count = mask.to(like.dtype)
     return torch.cat([torch.zeros_like(count[:burn_in]), count[burn_in:]])
@@ -355,11 +360,9 @@ def time_weights(T: int, B: int, burn_in: int, mask: Tensor | None, like: Tensor
 def _reduce(per_step: Tensor, over_time: str, count: Tensor) -> Tensor:
     """Sum or mean over the time steps that count, then the mean over the batch."""
     choice("over_time", over_time, ("sum", "mean"))
-    total = torch.where(count > 0, per_step, 0).sum(
-        0
-    )  # (B,); whatever stands where nothing counts, NaN too, stays out
+    # (B,); whatever stands where nothing counts, NaN too, stays out
+    total = torch.where(count > 0, per_step, 0).sum(0)
     if over_time == "mean":
-        total = total / count.sum(0).clamp(
-            min=1
-        )  # a recording that ends within the burn-in counts as zero
+        # A recording that ends within the burn-in counts as zero
+        total = total / count.sum(0).clamp(min=1)
     return total.mean()

@@ -77,9 +77,8 @@ def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
     0.3...
     """
     _, size, confidence, share = reliability(probs, labels, bins)
-    return float(
-        ((share - confidence).abs().nan_to_num() * size).sum() / size.sum()
-    )  # an empty bin is 0/0
+    # An empty bin is 0/0
+    return float(((share - confidence).abs().nan_to_num() * size).sum() / size.sum())
 
 
 def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
@@ -213,12 +212,13 @@ def paired(
     if not a or len(a) != len(b) or len({p.shape for p in (*a, *b)}) != 1:
         shapes = [[tuple(p.shape) for p in runs] for runs in (a, b)]
         raise ValueError(
-            f"a, b: must be predictions of the same recordings and classes by as many runs, one or more; got shapes {shapes}; "
-            "leave runs out that only one has"
+            "a, b: must be predictions of the same recordings and classes by as many runs, one or "
+            f"more; got shapes {shapes}; leave runs out that only one has"
         )
+    # (S, N)
     scores = np.stack(
         [_linear(name, p, truth) - _linear(name, q, truth) for p, q in zip(a, b, strict=True)]
-    )  # (S, N)
+    )
     value = float(scores.mean())
     least = float(np.mean([_price_of_a_mistake(name, p) for p in (*a, *b)]))
     low, high = intervals.of_crossed_mean(scores, level, least=least, skewed=name != "accuracy")
@@ -280,10 +280,8 @@ def _price_of_a_mistake(name: str, predicted: Tensor) -> float:
     """
     if name in ("accuracy", CALIBRATION):
         return 1.0
-    if name not in (
-        "nll",
-        "brier",
-    ):  # errors of a regression have no such step; rare classes weigh more than 1
+    # Errors of a regression have no such step; rare classes weigh more than 1
+    if name not in ("nll", "brier"):
         return 0.0
     wrong_labels = predicted.double().cpu().scatter(-1, predicted.cpu().argmax(-1, keepdim=True), 0)
     if not float(wrong_labels.sum()) > 0:
@@ -299,9 +297,8 @@ def _linear(name: str, predicted: Tensor, truth: Tensor) -> np.ndarray:
         table = reliability(predicted, truth)
         top = predicted.clamp(0, 1).cpu().max(-1).values
         sign = torch.sign(table.confidence - table.accuracy)[_bin_of(top, table.edges)]
-        gaps = sign.numpy() * (
-            top.double().numpy() - _scores("accuracy", predicted, truth)
-        )  # their mean is the plain ECE
+        # Their mean is the plain ECE
+        gaps = sign.numpy() * (top.double().numpy() - _scores("accuracy", predicted, truth))
         return gaps - gaps.mean() + intervals.corrected_ece(_bins(predicted, truth))
     scores = _scores(name, predicted, truth)
     if name == "balanced_accuracy":
@@ -338,7 +335,8 @@ def _errors(predicted: Tensor, target: Tensor) -> Tensor:
     tensor("target", target)
     if predicted.ndim != 2 or predicted.shape != target.shape or len(target) == 0:
         raise ValueError(
-            f"predicted, target: must both be (N, C) with N >= 1; got {tuple(predicted.shape)}, {tuple(target.shape)}; reshape them"
+            f"predicted, target: must both be (N, C) with N >= 1; got {tuple(predicted.shape)}, "
+            f"{tuple(target.shape)}; reshape them"
         )
     return predicted.double() - target.double()
 
@@ -348,11 +346,13 @@ def _check(probs: Tensor, labels: Tensor) -> None:
     tensor("labels", labels)
     if probs.ndim != 2 or labels.shape != probs.shape[:1] or len(labels) == 0:
         raise ValueError(
-            f"probs, labels: must be (N, C) and (N,) with N >= 1; got {tuple(probs.shape)} and {tuple(labels.shape)}; reshape them"
+            f"probs, labels: must be (N, C) and (N,) with N >= 1; got {tuple(probs.shape)} and "
+            f"{tuple(labels.shape)}; reshape them"
         )
     if not probs.is_floating_point() or labels.dtype != torch.int64:
         raise ValueError(
-            f"probs, labels: must be floating point and int64; got {probs.dtype} and {labels.dtype}; use .float(), .long()"
+            f"probs, labels: must be floating point and int64; got {probs.dtype} and "
+            f"{labels.dtype}; use .float(), .long()"
         )
     sums = probs.sum(-1)
     if not (
@@ -361,9 +361,11 @@ def _check(probs: Tensor, labels: Tensor) -> None:
         and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
     ):
         raise ValueError(
-            "probs: rows must be probabilities, >= 0 and summing to 1; got others; apply softmax to logits first"
+            "probs: rows must be probabilities, >= 0 and summing to 1; got others; apply softmax "
+            "to logits first"
         )
     if labels.min() < 0 or labels.max() >= probs.shape[-1]:
         raise ValueError(
-            f"labels: must lie in 0..{probs.shape[-1] - 1}; got {int(labels.min())}..{int(labels.max())}; check the classes"
+            f"labels: must lie in 0..{probs.shape[-1] - 1}; got "
+            f"{int(labels.min())}..{int(labels.max())}; check the classes"
         )

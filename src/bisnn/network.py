@@ -27,9 +27,8 @@ class Output(NamedTuple):
 
     spikes: tuple[Tensor, ...]  # what leaves each layer, (T, B, ...)
     potentials: tuple[Tensor, ...]  # u of each layer's neurons, before pooling, (T, B, ...)
-    readouts: tuple[
-        Tensor | None, ...
-    ]  # linear readouts, (T, B, outputs); None where a layer has none
+    # Linear readouts, (T, B, outputs); None where a layer has none
+    readouts: tuple[Tensor | None, ...]
     state: NetworkState | None  # for the next chunk of time, if one was passed in
 
     @property
@@ -98,7 +97,8 @@ class Network(nn.Module):
         choice("readout_after", readout_after, ("every", "last"))
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(
-                f"dtype: must be torch.float32 or torch.float64; got {dtype}; leave it out for float32"
+                f"dtype: must be torch.float32 or torch.float64; got {dtype}; leave it out for "
+                "float32"
             )
         if neuron is not None and not isinstance(neuron, Neuron):
             raise ValueError(
@@ -114,7 +114,8 @@ class Network(nn.Module):
             and readout_after == "last"
         ):
             raise ValueError(
-                "readout_after: local learning needs a readout after every layer, or the layers below the last never learn; "
+                "readout_after: local learning needs a readout after every layer, or the layers "
+                "below the last never learn; "
                 'got "last"; use "every", or gradient="bptt"'
             )
         self.alphabet, self.gradient = alphabet_of(weights), gradient
@@ -156,7 +157,8 @@ class Network(nn.Module):
             layer.spec.weight_shape for layer in self.layers
         ]:
             raise ValueError(
-                f"weights: must have the layers' shapes {[layer.spec.weight_shape for layer in self.layers]}; got "
+                "weights: must have the layers' shapes "
+                f"{[layer.spec.weight_shape for layer in self.layers]}; got "
                 f"{[tuple(w.shape) for w in weights]}; give one tensor a layer"
             )
         with torch.autocast(x.device.type, enabled=False):
@@ -216,7 +218,8 @@ class Network(nn.Module):
         """The input in the network's dtype, or a ValueError that says what is wrong with it."""
         if self.dtype not in (torch.float32, torch.float64):
             raise ValueError(
-                f"net: must be float32 or float64, or its currents are not exact; got {self.dtype}; use net.float()"
+                "net: must be float32 or float64, or its currents are not exact; got "
+                f"{self.dtype}; use net.float()"
             )
         axes = "(T, B, " + ", ".join(map(str, self.input_shape)) + ")"
         if not isinstance(x, Tensor) or tuple(x.shape[2:]) != self.input_shape or x.ndim < 2:
@@ -226,13 +229,15 @@ class Network(nn.Module):
             )
         if x.shape[0] == 0 or x.shape[1] == 0:
             raise ValueError(
-                f"x: needs at least one time step and one recording, T >= 1 and B >= 1; got shape {tuple(x.shape)}"
+                "x: needs at least one time step and one recording, T >= 1 and B >= 1; got shape "
+                f"{tuple(x.shape)}"
             )
         if x.dtype in (torch.bool, torch.uint8):
             x = x.to(self.dtype)
         if x.dtype != self.dtype:
             raise ValueError(
-                f"x: must have the network's dtype {self.dtype}, or be bool or uint8; got {x.dtype}; use x.to({self.dtype})"
+                f"x: must have the network's dtype {self.dtype}, or be bool or uint8; got "
+                f"{x.dtype}; use x.to({self.dtype})"
             )
         if state is not None:
             wanted = [shape for layer in self.layers for shape in layer.state_shapes(x.shape[1])]
@@ -241,8 +246,8 @@ class Network(nn.Module):
                 or [tuple(z.shape) for layer in state for part in layer for z in part] != wanted
             ):
                 raise ValueError(
-                    f"state: must come from this network and this batch of {x.shape[1]} recordings; got another; start from "
-                    "net.initial_state(B)"
+                    f"state: must come from this network and this batch of {x.shape[1]} "
+                    "recordings; got another; start from net.initial_state(B)"
                 )
         return x
 
@@ -251,8 +256,9 @@ def check_network(net: object) -> None:
     """A ValueError if this is no network of ours, whose layers and readouts could be asked for."""
     if not isinstance(net, Network):
         raise ValueError(
-            f"net: must be a bisnn.Network; got a {type(net).__name__}; for a module of your own use its outputs inside "
-            "`with bisnn.map_weights(module):` or `with bisnn.sample_weights(module, seed, member):`"
+            f"net: must be a bisnn.Network; got a {type(net).__name__}; for a module of your own "
+            "use its outputs inside `with bisnn.map_weights(module):` or `with "
+            "bisnn.sample_weights(module, seed, member):`"
         )
 
 
@@ -269,12 +275,14 @@ def pad(recordings: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """
     if not recordings or any(len(r) == 0 for r in recordings):
         raise ValueError(
-            f"recordings: needs at least one, each with T >= 1; got lengths {[len(r) for r in recordings]}; drop empty ones"
+            "recordings: needs at least one, each with T >= 1; got lengths "
+            f"{[len(r) for r in recordings]}; drop empty ones"
         )
     shapes = {tuple(r.shape[1:]) for r in recordings}
     if len(shapes) > 1:
         raise ValueError(
-            f"recordings: must agree in all axes but the first, time; got {sorted(shapes)}; crop or reshape them"
+            f"recordings: must agree in all axes but the first, time; got {sorted(shapes)}; crop "
+            "or reshape them"
         )
     lengths = torch.tensor([len(r) for r in recordings], device=recordings[0].device)
     mask = torch.arange(int(lengths.max()), device=lengths.device)[:, None] < lengths
@@ -284,12 +292,14 @@ def pad(recordings: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 def _input_shape(layers: Sequence[Layer], input_shape: Sequence[int] | None) -> tuple[int, ...]:
     if not layers or not all(isinstance(layer, Layer) for layer in layers):
         raise ValueError(
-            f"layers: must be one or more of Linear, Conv2d, Recurrent; got {[type(x).__name__ for x in layers]}"
+            "layers: must be one or more of Linear, Conv2d, Recurrent; got "
+            f"{[type(x).__name__ for x in layers]}"
         )
     if input_shape is not None:
         if not isinstance(input_shape, Sequence):
             raise ValueError(
-                f"input_shape: must be the sizes of the axes after (T, B); got {input_shape!r}; give e.g. (2, 26, 26)"
+                f"input_shape: must be the sizes of the axes after (T, B); got {input_shape!r}; "
+                "give e.g. (2, 26, 26)"
             )
         return tuple(positive_int("input_shape", n) for n in input_shape)
     first = layers[0]
@@ -297,5 +307,6 @@ def _input_shape(layers: Sequence[Layer], input_shape: Sequence[int] | None) -> 
         return (first.n_in,)
     assert isinstance(first, Conv2d)
     raise ValueError(
-        f"input_shape: needed because the first layer is a Conv2d, as ({first.channels_in}, H, W); got None"
+        f"input_shape: needed because the first layer is a Conv2d, as ({first.channels_in}, H, W); "
+        "got None"
     )

@@ -79,7 +79,8 @@ class Rule(Optimizer):
         params = list(params)
         if not params:
             raise ValueError(
-                "params: needs at least one parameter; got an empty parameter group; pass net.parameters()"
+                "params: needs at least one parameter; got an empty parameter group; pass "
+                "net.parameters()"
             )
         super().__init__(params, {"binary": True, "steps": 0, **defaults})
 
@@ -91,7 +92,8 @@ class Rule(Optimizer):
         group = {**param_group, "params": [params] if isinstance(params, Tensor) else list(params)}
         if not group["params"]:
             raise ValueError(
-                "params: needs at least one parameter; got an empty parameter group; leave the group out"
+                "params: needs at least one parameter; got an empty parameter group; leave the "
+                "group out"
             )
         for p in group["params"]:
             if isinstance(p, Tensor) and not p.is_floating_point():
@@ -117,8 +119,8 @@ class Rule(Optimizer):
             if type(latents) not in self.takes:
                 fix = "posterior=True" if Categorical in self.takes else "posterior=False"
                 raise ValueError(
-                    f"params: {type(self).__name__} does not train {type(latents).__name__} latents "
-                    f"of {latents.alphabet!r}; give binary weights"
+                    f"params: {type(self).__name__} does not train {type(latents).__name__} "
+                    f"latents of {latents.alphabet!r}; give binary weights"
                     + ("" if self.takes == (Signs,) else f", or build the network with {fix}")
                 )
 
@@ -230,20 +232,21 @@ class Rule(Optimizer):
                 loss = closure()
         if self._inside:
             raise RuntimeError(
-                "step(): called inside a sampled() block, where the parameters hold w and not w^r; call it after the block"
+                "step(): called inside a sampled() block, where the parameters hold w and not "
+                "w^r; call it after the block"
             )
         if self._blocks == 0:
             raise RuntimeError(
-                "step(): no sampled() block before it; run forward and backward inside `with rule.sampled():`, then rule.step()"
+                "step(): no sampled() block before it; run forward and backward inside `with "
+                "rule.sampled():`, then rule.step()"
             )
         for group in self.param_groups:
             update = self._update if group["binary"] else self._update_real
             for p in group["params"]:
                 g = p.grad
                 if g is None and group["binary"] and p.requires_grad:
-                    g = torch.zeros_like(
-                        p
-                    )  # the loss does not depend on it, and a prior still pulls
+                    # The loss does not depend on it, and a prior still pulls
+                    g = torch.zeros_like(p)
                 if g is not None:
                     p.copy_(update(p, g / self._blocks, group, self.state[p]))
             group["steps"] += 1
@@ -287,8 +290,8 @@ class Rule(Optimizer):
         }
         if missing:
             raise ValueError(
-                f"state_dict: must come from the state_dict() of a {type(self).__name__}; got one without "
-                f"{', '.join(sorted(missing))}; load it into the rule it was saved from"
+                f"state_dict: must come from the state_dict() of a {type(self).__name__}; got one "
+                f"without {', '.join(sorted(missing))}; load it into the rule it was saved from"
             )
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         params = [p for group in self.param_groups for p in group["params"]]
@@ -318,8 +321,9 @@ def _warn_of_vectors(params: list[Tensor]) -> None:
     vectors = [tuple(p.shape) for p in params if p.ndim < 2 and not realisation.is_synapses(p)]
     if vectors and len(vectors) < len(params):
         warnings.warn(
-            f"params: {len(vectors)} of {len(params)} parameters have fewer than two axes, such as {vectors[0]}: biases or norms, "
-            "whose values will be -1 or +1; to train them as real numbers, give them in a group of their own: "
+            f"params: {len(vectors)} of {len(params)} parameters have fewer than two axes, such as "
+            f"{vectors[0]}: biases or norms, whose values will be -1 or +1; to train them as real "
+            "numbers, give them in a group of their own: "
             '[{"params": [p for p in net.parameters() if p.ndim > 1]}, '
             '{"params": [p for p in net.parameters() if p.ndim < 2], "binary": False}]',
             stacklevel=5,
@@ -338,8 +342,9 @@ def _late_backward_guard(rule: weakref.ref[Rule]) -> Callable[[Tensor], None]:
         if owner is not None and not realisation.is_realised(p):  # type: ignore[arg-type]
             owner.zero_grad()  # what was collected is spoilt
             raise RuntimeError(
-                "backward() outside a sampled() block reached a binary parameter, which holds the latent w^r and not the weight w; "
-                "call it inside `with rule.sampled():`; for a gradient with respect to w^r itself use torch.autograd.grad"
+                "backward() outside a sampled() block reached a binary parameter, which holds the "
+                "latent w^r and not the weight w; call it inside `with rule.sampled():`; for a "
+                "gradient with respect to w^r itself use torch.autograd.grad"
             )
 
     return guard
@@ -360,7 +365,8 @@ class Preconditioned(Rule):
             or not all(isinstance(b, (int, float)) and 0 <= b < 1 for b in betas)
         ):
             raise ValueError(
-                f"betas: must be two numbers in [0, 1); got {betas!r}; the usual ones are (0.9, 0.999)"
+                f"betas: must be two numbers in [0, 1); got {betas!r}; the usual ones are (0.9, "
+                "0.999)"
             )
 
     def _precondition(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:

@@ -65,7 +65,8 @@ def _check(net: Network) -> None:
             )
     if any(realisation.is_realised(p) for p in net.parameters()):
         raise RuntimeError(
-            "describe(): the parameters hold a realisation w and not the latents w^r; call it outside the block"
+            "describe(): the parameters hold a realisation w and not the latents w^r; call it "
+            "outside the block"
         )
 
 

@@ -97,9 +97,8 @@ def is_spikes(x: Tensor) -> bool:
         return False
     if x.dtype == torch.bool:
         return True
-    return _readable(x) and not bool(
-        torch.addcmul(x, x, x, value=-1).any()
-    )  # x - x^2 = 0 only for 0 and 1; infinity gives NaN
+    # x - x^2 = 0 only for 0 and 1; infinity gives NaN
+    return _readable(x) and not bool(torch.addcmul(x, x, x, value=-1).any())
 
 
 def _readable(x: Tensor) -> bool:
@@ -151,8 +150,8 @@ def binary_parameters(of: nn.Module | Iterable[nn.Parameter]) -> list[nn.Paramet
     found = [p for p in of.parameters() if p in ours or is_binary(p)]
     if not found and not layers:
         raise ValueError(
-            f"of: no rule trains binary parameters of this {type(of).__name__}; make the rule first, or pass the parameters "
-            "themselves"
+            f"of: no rule trains binary parameters of this {type(of).__name__}; make the rule "
+            "first, or pass the parameters themselves"
         )
     return found
 

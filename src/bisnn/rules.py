@@ -181,13 +181,13 @@ class BayesBiSNN(Preconditioned):
         for name in ends:
             number(name, group[name], above=0)
         if "temperature_end" in ends:
-            number(
-                "temperature", group["temperature"], above=0
-            )  # a geometric path does not start at zero
+            # a geometric path does not start at zero
+            number("temperature", group["temperature"], above=0)
         if bool(ends) != (group["anneal_steps"] is not None):
             raise ValueError(
-                f"anneal_steps: goes with tau_end or temperature_end; got anneal_steps={group['anneal_steps']!r}, "
-                f"tau_end={group['tau_end']!r}, temperature_end={group['temperature_end']!r}"
+                "anneal_steps: goes with tau_end or temperature_end; got "
+                f"anneal_steps={group['anneal_steps']!r}, tau_end={group['tau_end']!r}, "
+                f"temperature_end={group['temperature_end']!r}"
             )
         if ends:
             positive_int("anneal_steps", group["anneal_steps"])
@@ -224,7 +224,8 @@ class BayesBiSNN(Preconditioned):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if "seed" not in state_dict:
             raise ValueError(
-                "state_dict: must come from the state_dict() of a BayesBiSNN; got one without seed; load it where it was saved"
+                "state_dict: must come from the state_dict() of a BayesBiSNN; got one without "
+                "seed; load it where it was saved"
             )
         super().load_state_dict(state_dict)
         self.seed = state_dict["seed"]

@@ -160,13 +160,14 @@ def read_from(inputs: Sequence[int | str] | None, number: int) -> tuple[int, ...
     numbers = [INPUT if name == "input" else name for name in inputs] if listed else []
     if not numbers or len(set(numbers)) < len(numbers):
         raise ValueError(
-            f"inputs: must be a list of distinct layers; got {inputs!r}; layer {number} may read {known}"
+            f"inputs: must be a list of distinct layers; got {inputs!r}; layer {number} may read "
+            f"{known}"
         )
     for n, name in zip(numbers, inputs, strict=True):
         earlier = isinstance(n, int) and not isinstance(n, bool) and 0 <= n < number
         if not earlier and name != "input":
             raise ValueError(
-                f"inputs: must be layers before this one, number {number}; got {name!r}; it may read "
-                f"{known}, and cycles are for a Recurrent layer"
+                f"inputs: must be layers before this one, number {number}; got {name!r}; it may "
+                f"read {known}, and cycles are for a Recurrent layer"
             )
     return tuple(int(n) for n in numbers)

@@ -29,7 +29,8 @@ from bisnn.kernels import draws
 
 EPS_MIN = (
     2.0**-24
-    # Epsilon of the Gumbel-softmax draw is kept in [2^-24, 1 - 2^-24]: the logistic noise stays finite
+    # Epsilon of the Gumbel-softmax draw is kept in [2^-24, 1 - 2^-24]: the logistic noise stays
+    # finite
 )
 # Bound on 2 (logcosh w^r - logcosh z); 2 logcosh 10 = 18.6, so it never acts for |w^r| <= 10. And
 # on log y_k - log p_k <= -log p_k, where it never acts on a level of probability above e^-20

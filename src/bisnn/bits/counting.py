@@ -70,9 +70,8 @@ def _compiled(
             if emptied:
                 FunctionCache(function).flush()
             return njit(signature, cache=True, **options)(function)
-        except (
-            Exception
-        ):  # whatever reading a damaged cache raises; the function's own errors come again below
+        # Whatever reading a damaged cache raises; the function's own errors come again below
+        except Exception:
             continue
     compiled = njit(signature, **options)(function)
     _say_not_kept()
@@ -147,9 +146,8 @@ def _add_bits(source, start, n, target, at):
         word = source[k] >> shift
         if (start & 31) + m > 32:
             word |= source[k + 1] << (np.uint32(32) - shift)
-        word = np.uint32(
-            word & ((np.uint64(1) << np.uint64(m)) - np.uint64(1))
-        )  # numba's shifts are 64 bits wide
+        # numba's shifts are 64 bits wide
+        word = np.uint32(word & ((np.uint64(1) << np.uint64(m)) - np.uint64(1)))
         k, shift = at >> 5, np.uint32(at & 31)
         target[k] |= word << shift
         if (at & 31) + m > 32:
@@ -158,7 +156,8 @@ def _add_bits(source, start, n, target, at):
 
 
 @kernel(
-    "void(int64, int64, uint32[:, :, :, ::1], int64, int64, int64, int64, int64, int64, int64, uint32[:, :, :, ::1])"
+    "void(int64, int64, uint32[:, :, :, ::1], int64, int64, int64, int64, int64, int64, int64, "
+    "uint32[:, :, :, ::1])"
 )
 def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out):
     """out[n, y, x] = the k0 k1 channels bits of images[n] (H, W, words) under the kernel at output
@@ -221,20 +220,16 @@ def counts(lo, hi, x, w, out):
                     - active
                 )
         return
-    sums = np.empty(
-        4 * COLUMNS, np.uint32
-    )  # one array: the compiler sees that its four parts do not overlap
+    # One array: the compiler sees that its four parts do not overlap
+    sums = np.empty(4 * COLUMNS, np.uint32)
     for first in range(0, n_out, COLUMNS):
         n = min(COLUMNS, n_out - first)
         for r in range(lo, hi, 4):
             rows = min(4, hi - r)
             for j in range(4):
                 sums[j * COLUMNS : j * COLUMNS + n] = _U0
-            r_1, r_2, r_3 = (
-                min(r + 1, hi - 1),
-                min(r + 2, hi - 1),
-                min(r + 3, hi - 1),
-            )  # of the last rows some count twice
+            # Of the last rows some count twice
+            r_1, r_2, r_3 = min(r + 1, hi - 1), min(r + 2, hi - 1), min(r + 3, hi - 1)
             for k in range(0, n_words - 1, 2):
                 a, b, c, d = x[r, k], x[r_1, k], x[r_2, k], x[r_3, k]
                 e, f, g, h = x[r, k + 1], x[r_1, k + 1], x[r_2, k + 1], x[r_3, k + 1]

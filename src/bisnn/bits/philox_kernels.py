@@ -55,9 +55,8 @@ def point_spikes(points, limits, draw, seed, purpose, points_purpose, out):
     T, N, M = out.shape
     d = points.shape[1]
     for i in range(N):
-        h = _block(
-            draw, d, 0, 0, seed, points_purpose
-        )  # a block of its own: draw and values must not cancel
+        # A block of its own: draw and values must not cancel
+        h = _block(draw, d, 0, 0, seed, points_purpose)
         for first in range(0, d, 4):
             x0 = points[i, first]
             x1 = points[i, first + 1] if first + 1 < d else 0

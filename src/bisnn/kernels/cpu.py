@@ -58,9 +58,8 @@ def _empty(shape: Sequence[int]) -> Tensor:
 
 
 def _give_back(block: np.ndarray) -> None:
-    kept = sum(
-        size * len(blocks) for size, blocks in list(_free.items())
-    )  # a list: other threads may add sizes meanwhile
+    # a list: other threads may add sizes meanwhile
+    kept = sum(size * len(blocks) for size, blocks in list(_free.items()))
     if kept + block.size <= KEPT:
         _free.setdefault(block.size, []).append(block)
 
@@ -353,9 +352,8 @@ def product(
         return reference.product(
             x.bfloat16(), kept, weight.detach().bfloat16(), stride, padding, levels
         ).float()
-    w = (
-        weight.detach() if weight.ndim == 2 else weight.detach().movedim(1, -1).flatten(1)
-    )  # inputs in the order of `counting.windows`
+    # Inputs in the order of `counting.windows`
+    w = weight.detach() if weight.ndim == 2 else weight.detach().movedim(1, -1).flatten(1)
     I, rows = (
         _empty(reference.current_shape(x, weight, stride, padding)),
         _rows(kept, weight, stride, padding),

@@ -59,7 +59,8 @@ def _any_of_windows(x, threshold, pool, row, C, s):
 
 
 @kernel(
-    f"void(int64, int64, {_M}, {_V}, {_V}, {_V}, {_V}, {_V}, {_M}, int64, int64, int64, int64, int64)"
+    f"void(int64, int64, {_M}, {_V}, {_V}, {_V}, {_V}, {_V}, {_M}, int64, int64, int64, int64, "
+    "int64)"
 )
 def scan(lo, hi, I, P, Q, R, kappa, c, s, pool, H, row, size, C):
     """SRM. Potentials take the place of the currents: half the memory, and one stream less."""
@@ -236,8 +237,8 @@ def _step_back(e, u, g_u, g_I, p, q, r, k, c, sigmoid, slope, refractory):
 
 
 @kernel(
-    f"void(int64, int64, {_M}, {_M}, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, float32, "
-    f"boolean, {_M}, int64, int64, int64, int64, int64, int64)",
+    f"void(int64, int64, {_M}, {_M}, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, "
+    f"float32, boolean, {_M}, int64, int64, int64, int64, int64, int64)",
     contract=True,
 )
 def adjoint(
@@ -285,8 +286,9 @@ def adjoint(
 
 
 @kernel(
-    f"{_M}(int64, int64, {_M}, {_M}, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, float32, boolean, "
-    "int64, int64, int64, int64, int64, uint32[:, :, :, :, ::1], int64, int64, int64, int64, int64, int64, int64, int64, boolean)"
+    f"{_M}(int64, int64, {_M}, {_M}, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, "
+    "float32, boolean, int64, int64, int64, int64, int64, uint32[:, :, :, :, ::1], int64, int64, "
+    "int64, int64, int64, int64, int64, int64, boolean)"
 )
 def weight_gradient(
     lo, hi, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory, pool, H, row, size, C,

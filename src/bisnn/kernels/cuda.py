@@ -63,9 +63,8 @@ def _convolution(
             a = tl.load(row + (k // RUN * (W * C) + k % RUN), k < K, 0)
             total = tl.dot(a, tl.trans(tl.load(w_row + k, k < K, 0)), total, out_dtype=SUM)
     else:
-        BLOCKS: tl.constexpr = (
-            RUN // BLOCK_K
-        )  # written with these, the compiler sees that reads are aligned
+        # Written with these, the compiler sees that reads are aligned
+        BLOCKS: tl.constexpr = RUN // BLOCK_K
         for step in range(0, K // BLOCK_K):
             a = tl.load(row + (step // BLOCKS * (W * C) + step % BLOCKS * BLOCK_K + block))
             total = tl.dot(
@@ -272,9 +271,8 @@ def _weight_gradient(
     columns = _columns(places)
     blocks, tiles_n = triton.cdiv(K, columns["BLOCK_K"]), triton.cdiv(len(weight), n)
     processors = torch.cuda.get_device_properties(g.device).multi_processor_count
-    parts = max(
-        1, min(triton.cdiv(M, 2048), triton.cdiv(4 * processors, blocks * tiles_n))
-    )  # so that all have something to do
+    # So that all have something to do
+    parts = max(1, min(triton.cdiv(M, 2048), triton.cdiv(4 * processors, blocks * tiles_n)))
     share = triton.cdiv(triton.cdiv(M, parts), 64) * 64
     out = torch.empty(parts, K, len(weight), device=g.device)
     options = {

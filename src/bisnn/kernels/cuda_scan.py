@@ -214,9 +214,8 @@ def _adjoint(
             e = e_t[:, None].to(tl.float32)
         else:
             j = tl.arange(0, WINDOW)[None, :]
-            first = tl.min(
-                tl.where(u_t == tl.max(u_t, 1)[:, None], j, WINDOW), 1
-            )  # of several equal ones
+            # Of several equal ones
+            first = tl.min(tl.where(u_t == tl.max(u_t, 1)[:, None], j, WINDOW), 1)
             e = tl.where(j == first[:, None], e_t[:, None].to(tl.float32), 0.0)
         if REFRACTORY:
             e += r

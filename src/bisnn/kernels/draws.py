@@ -47,9 +47,8 @@ def uniform_like(w: Tensor, stream: int, seed: int, purpose: Purpose, draw: int 
     """
     streams = torch.full((1,), stream, device=w.device)
     drawn = uniform(streams, w.numel(), seed, purpose, draw).reshape(w.shape)
-    return (
-        drawn.double() if w.dtype == torch.float64 else drawn
-    )  # half precision would round some to 1
+    # Half precision would round some to 1
+    return drawn.double() if w.dtype == torch.float64 else drawn
 
 
 def _reference(places: Tensor, streams: Tensor, seed: int, purpose: Purpose, draw: int) -> Tensor:

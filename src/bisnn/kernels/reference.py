@@ -27,9 +27,8 @@ def pseudo_derivative(v: Tensor, surrogate: str, slope: float) -> Tensor:
         where |k v| < 1/2.
     """
     if surrogate == "sigmoid":
-        return (
-            slope * torch.sigmoid(slope * v) * torch.sigmoid(-slope * v)
-        )  # 1 - sigma(x) = sigma(-x), without cancellation
+        # 1 - sigma(x) = sigma(-x), without cancellation
+        return slope * torch.sigmoid(slope * v) * torch.sigmoid(-slope * v)
     return slope * ((slope * v).abs() < 0.5).to(v.dtype)
 
 
@@ -134,11 +133,8 @@ def adjoint(
         G_R = torch.zeros_like(u[0])
     g_I = torch.empty_like(u, memory_format=torch.contiguous_format)
     for t in range(u.shape[0] - 1, -1, -1):
-        G_P, G_Q, G_R = (
-            a_m * G_P,
-            a_s * G_Q,
-            a_r * G_R,
-        )  # adjoints of P_{t+1}, ... carried through their decay
+        # Adjoints of P_{t+1}, ... carried through their decay
+        G_P, G_Q, G_R = (a_m * G_P, a_s * G_Q, a_r * G_R)
         g_I[t] = G_P + G_Q
         e = G_R if g_s is None else G_R + g_s[t]  # error on s_t
         g = e * pseudo_derivative(u[t] - theta, surrogate, slope)

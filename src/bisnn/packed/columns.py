@@ -33,9 +33,8 @@ class Column:
     fill: float = 0.0  # numbers: the median of the training rows, in place of a blank
     # Numbers: whether training rows had blanks; a second feature is then 1 where a cell is blank
     blanks: bool = False
-    categories: tuple[
-        str, ...
-    ] = ()  # categories of the training rows; "", a blank, is one like the others
+    # Categories of the training rows; "", a blank, is one like the others
+    categories: tuple[str, ...] = ()
 
     @property
     def features(self) -> list[str]:
@@ -77,9 +76,8 @@ class Schema:
     """The table that a model was trained on: what its columns are called, and what becomes of them."""
 
     columns: tuple[Column, ...]  # those that are features, in the order of the training file
-    layout: tuple[
-        str, ...
-    ]  # all columns of the training file; "1", "2", ... where it has no header
+    # All columns of the training file; "1", "2", ... where it has no header
+    layout: tuple[str, ...]
     target: str | None = None  # the class, or the number to predict
 
     @classmethod
@@ -129,7 +127,8 @@ class Schema:
         sizes = sorted({len(cells) for cells in values.values()})
         if len(sizes) != 1 or sizes == [0]:
             raise ValueError(
-                f"x: every column must have as many values, one or more; got {sizes}; give one per point"
+                f"x: every column must have as many values, one or more; got {sizes}; give one per "
+                "point"
             )
         return values
 
@@ -139,7 +138,8 @@ class Schema:
                 ", ..." if len(self.columns) > 10 else ""
             )
             raise ValueError(
-                f"x: must be (N, {len(self.columns)}) with N >= 1, the columns {names}; got shape {x.shape}; one row per point"
+                f"x: must be (N, {len(self.columns)}) with N >= 1, the columns {names}; got shape "
+                f"{x.shape}; one row per point"
             )
         return {column.name: x[:, j] for j, column in enumerate(self.columns)}
 
@@ -150,7 +150,8 @@ class Schema:
         if missing:
             has = ", ".join(map(str, given))
             raise ValueError(
-                f"{source}: has no column {', '.join(map(repr, missing))}, which the model takes; it has {has}"
+                f"{source}: has no column {', '.join(map(repr, missing))}, which the model takes; "
+                f"it has {has}"
             )
         unknown = [repr(name) for name in given if name not in self.layout]
         if unknown:
@@ -232,9 +233,8 @@ def category(value: Any) -> str:
 def as_number(value: Any) -> float | None:
     """The number that a cell holds; None where it holds none."""
     try:
-        return (
-            None if isinstance(value, str) and "_" in value else float(value)
-        )  # Python reads 1_000 as a number
+        # Python reads 1_000 as a number
+        return None if isinstance(value, str) and "_" in value else float(value)
     except (TypeError, ValueError):
         return None
 
@@ -248,13 +248,15 @@ def numbers(name: str, values: Sequence[Any] | np.ndarray, where: Where) -> np.n
         for row, number in enumerate(found):
             if number is None:
                 raise ValueError(
-                    f"{where(name, row)}: must be a number, as others of its column are; got {str(values[row])!r}; "
-                    "correct it, leave it blank, or train with the column named in data.categorical"
+                    f"{where(name, row)}: must be a number, as others of its column are; got "
+                    f"{str(values[row])!r}; correct it, leave it blank, or train with the column "
+                    "named in data.categorical"
                 )
         x = np.array(found, dtype=np.float64)
     bad = np.flatnonzero(np.isinf(x))
     if len(bad):
         raise ValueError(
-            f"{where(name, int(bad[0]))}: must be a finite number; got {x[bad[0]]}; correct it or leave it blank"
+            f"{where(name, int(bad[0]))}: must be a finite number; got {x[bad[0]]}; correct it or "
+            "leave it blank"
         )
     return x

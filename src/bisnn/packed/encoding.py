@@ -65,7 +65,8 @@ def spikes(code: dict[str, Any], x: np.ndarray, draw: int = 0) -> np.ndarray:
     """
     if not code:
         raise ValueError(
-            "x: this file takes spikes and says nothing of features; use predict with spikes (T, B, ...)"
+            "x: this file takes spikes and says nothing of features; use predict with spikes (T, "
+            "B, ...)"
         )
     low, high = np.array(code["low"]), np.array(code["high"])
     x = np.asarray(x, dtype=np.float64)

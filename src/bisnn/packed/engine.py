@@ -33,9 +33,8 @@ GROUP = 8
 POINTS = 250  # encoded and predicted at a time, at most
 TABLE = 1 << 26  # bytes of a layer's weights as int8 up to which they are kept, for sparse inputs
 
-State = tuple[
-    tuple[np.ndarray, np.ndarray, np.ndarray], ...
-]  # of each layer P, Q, R for the coming time step, (K, B, neurons)
+# Of each layer P, Q, R for the coming time step, (K, B, neurons)
+State = tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,8 @@ class Engine:
             isinstance(threads, bool) or not isinstance(threads, int) or threads < 1
         ):
             raise ValueError(
-                f"threads: must be a positive whole number; got {threads!r}; leave it out for one a core"
+                f"threads: must be a positive whole number; got {threads!r}; leave it out for one "
+                "a core"
             )
         self.network, self.threads = network, threads or _cores()
         self._layers = [_layer_of(layer, sparse) for layer in network.layers]
@@ -137,7 +137,8 @@ class Engine:
         """The state before the first time step of a stream of so many recordings."""
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
             raise ValueError(
-                f"batch: must be a positive whole number; got {batch!r}; give the number of recordings"
+                f"batch: must be a positive whole number; got {batch!r}; give the number of "
+                "recordings"
             )
         shapes = [(self.network.count, batch, n) for n in self._neurons]
         return tuple(
@@ -176,21 +177,22 @@ class Engine:
         logits = self.run(x).logits
         if logits is None:
             raise ValueError(
-                "predict: needs a readout after the last layer; this network has none; use run(x, spikes=True)"
+                "predict: needs a readout after the last layer; this network has none; use run(x, "
+                "spikes=True)"
             )
         burn_in = self.network.burn_in
         if len(x) <= burn_in:
             raise ValueError(
-                f"x: must be longer than the burn-in of {burn_in} time steps; got {len(x)}; record longer"
+                f"x: must be longer than the burn-in of {burn_in} time steps; got {len(x)}; record "
+                "longer"
             )
         y = logits[:, burn_in:]
         if self.network.task == "classification":
             y = np.exp(y - y.max(-1, keepdims=True))
             y /= y.sum(-1, keepdims=True)
         members = y.mean(1)
-        if (
-            self.network.target_mean or self.network.target_scale != 1
-        ):  # in float64: an offset may be large
+        # In float64: an offset may be large
+        if self.network.target_mean or self.network.target_scale != 1:
             members = self.network.target_mean + self.network.target_scale * members.astype(
                 np.float64
             )
@@ -223,7 +225,8 @@ class Engine:
         if x.ndim != 2 + len(shape) or x.shape[2:] != shape or 0 in x.shape:
             axes = ", ".join(map(str, ("T", "B", *shape)))
             raise ValueError(
-                f"x: must have the shape ({axes}), T and B >= 1; got {x.shape}; time comes first, then the batch"
+                f"x: must have the shape ({axes}), T and B >= 1; got {x.shape}; time comes first, "
+                "then the batch"
             )
         if x.dtype != bool:
             good = (
@@ -233,7 +236,8 @@ class Engine:
             )
             if not good:
                 raise ValueError(
-                    f"x: must be 0 or 1 everywhere; got other values, of type {x.dtype}; encode it as spikes first"
+                    f"x: must be 0 or 1 everywhere; got other values, of type {x.dtype}; encode it "
+                    "as spikes first"
                 )
         by_pixel = x[..., None, None, :] if len(shape) == 1 else np.moveaxis(x, 2, -1)
         return words_of(by_pixel if x.dtype in (bool, np.uint8) else by_pixel.astype(bool))[None]
@@ -251,7 +255,8 @@ class Engine:
         given = [getattr(z, "shape", None) for layer in layers for z in layer]
         if given != wanted:
             raise ValueError(
-                f"state: must come from this network and {x.shape[1]} recordings; got another; begin with engine.start(B)"
+                f"state: must come from this network and {x.shape[1]} recordings; got another; "
+                "begin with engine.start(B)"
             )
         return tuple(
             tuple(np.array(z, dtype) for z in layer)  # type: ignore[misc]

@@ -116,7 +116,8 @@ def read(
         content = read_bytes(path)
     except OSError as error:
         raise BadFile(
-            f"{path}: cannot be read: {error.strerror}; `bisnn export RUN --to packed` makes such a file"
+            f"{path}: cannot be read: {error.strerror}; `bisnn export RUN --to packed` makes such "
+            "a file"
         ) from None
     except ValueError as error:  # no regular file, or too large
         raise BadFile(str(error)) from None
@@ -133,13 +134,15 @@ def parse(
         and (isinstance(members, bool) or not isinstance(members, int) or members < 1)
     ):
         raise ValueError(
-            f'members: must be a positive whole number or "map"; got {members!r}; leave it out for the usual'
+            f'members: must be a positive whole number or "map"; got {members!r}; leave it out for '
+            "the usual"
         )
     if seed is not None and (
         isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < philox.SEEDS
     ):
         raise ValueError(
-            f"seed: must be a whole number from 0 to 2^32 - 1; got {seed!r}; leave it out for the file's own"
+            f"seed: must be a whole number from 0 to 2^32 - 1; got {seed!r}; leave it out for the "
+            "file's own"
         )
     try:
         header = json.loads(_metadata(content))
@@ -160,7 +163,8 @@ def parse(
         )
     if header.get("version") != VERSION:
         raise BadFile(
-            f"{name}: was written in format {header.get('version')!r}, and this version reads {VERSION}; export it again"
+            f"{name}: was written in format {header.get('version')!r}, and this version reads "
+            f"{VERSION}; export it again"
         )
     try:
         body = _text(header.get("network"), "its description", most=len(content))

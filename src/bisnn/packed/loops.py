@@ -100,9 +100,9 @@ def _fired(u, height, width, n_out, pool, out):
 
 
 @kernel(
-    f"void(int64, int64, {_X}, {_W}, int64, int64, int8[:, :, ::1], int64, int64, int64, int64, int64, "
-    "int64, int64, int64, int64, float32, "
-    f"float32[::1], int32[:, ::1], {_S}, {_S}, {_S}, {_X})"
+    f"void(int64, int64, {_X}, {_W}, int64, int64, int8[:, :, ::1], int64, int64, int64, int64, "
+    f"int64, int64, int64, int64, int64, float32, float32[::1], int32[:, ::1], {_S}, {_S}, {_S}, "
+    f"{_X})"
 )
 def spikes(
     lo, hi, x, weights, low, gap, table, channels, k0, k1, s0, s1, p0, p1, pool, group, kappa, c,
@@ -116,9 +116,8 @@ def spikes(
     T, B, n_words, n_out = x.shape[1], x.shape[2], weights.shape[2], weights.shape[3]
     height, width = _windows_along(x.shape[3], k0, s0, p0), _windows_along(x.shape[4], k1, s1, p1)
     pixels, groups = height * width, -(-B // group)
-    steps = max(
-        1, ROWS // (min(group, B) * pixels)
-    )  # time steps whose currents are counted together
+    # Time steps whose currents are counted together
+    steps = max(1, ROWS // (min(group, B) * pixels))
     traces = np.empty((3, group, pixels * n_out), np.int32)  # where nobody wants to go on
     rows = np.empty((steps, group, height, width, n_words), np.uint32)
     u = np.empty((steps * group * pixels, n_out), np.float32)
@@ -198,7 +197,8 @@ def _fire(p, q, r, kappa, theta, own):
 
 
 @kernel(
-    "void(float32[::1], uint32[::1], float32[::1], float32[::1], float32[::1], float32, float32, float32)"
+    "void(float32[::1], uint32[::1], float32[::1], float32[::1], float32[::1], float32, float32, "
+    "float32)"
 )
 def _integrate(I, own, p, q, r, a_m, a_s, a_r):
     """The traces of the next time step, from currents and spikes."""
@@ -224,8 +224,8 @@ def _fixed_integrate(I, own, p, q, r, integers):
 
 
 @kernel(
-    f"void(int64, int64, {_X}, {_W}, int64, int64, uint32[:, ::1], int64[::1], float32[::1], float32[::1], "
-    f"int32[:, ::1], {_S}, {_S}, {_S}, {_X})",
+    f"void(int64, int64, {_X}, {_W}, int64, int64, uint32[:, ::1], int64[::1], float32[::1], "
+    f"float32[::1], int32[:, ::1], {_S}, {_S}, {_S}, {_X})",
 )
 def recurrent(
     lo, hi, x, weights, low, gap, mask, outputs, kappa, c, integers, P, Q, R, out

@@ -31,8 +31,8 @@ class PackedLayer(LayerSpec):
     """A layer of K networks: its description, its weights, and the constants as they were rounded."""
 
     alphabet: Levels = BINARY
-    # Int8 (K, neurons, fan_in), 0 where there is no synapse; inputs one after the other, or C k0 k1,
-    # then the layer's own
+    # Int8 (K, neurons, fan_in), 0 where there is no synapse; inputs one after the other, or C k0
+    # k1, then the layer's own
     weights: np.ndarray
     scale: np.ndarray  # kappa, float32 (1,), or (neurons,) where neurons differ in their parents
     constants: np.ndarray  # float32 (4,): a_m, a_s, a_r, theta

@@ -71,8 +71,8 @@ def write(
     x = np.asarray(x)
     if x.shape[1:] != network.input_shape or len(x) == 0 or not np.isin(x, (0, 1)).all():
         raise ValueError(
-            f"x: must be a recording of 0 and 1, (T, {', '.join(map(str, network.input_shape))}); got {x.dtype} of {x.shape}; "
-            "encode it first"
+            f"x: must be a recording of 0 and 1, (T, {', '.join(map(str, network.input_shape))}); "
+            f"got {x.dtype} of {x.shape}; encode it first"
         )
     x = x.astype(np.uint8)
     source = _Source(network, prefix)
@@ -93,7 +93,8 @@ def check_prefix(prefix: str) -> None:
     """See that all names made of it are C identifiers, and no file hides a header of C."""
     if not re.fullmatch(r"[A-Za-z]\w*", prefix, re.ASCII) or re.fullmatch(TAKEN, prefix.lower()):
         raise ValueError(
-            f"prefix: must be a C identifier that starts with a letter and names no header of C; got {prefix!r}; use e.g. 'model'"
+            "prefix: must be a C identifier that starts with a letter and names no header of C; "
+            f"got {prefix!r}; use e.g. 'model'"
         )
 
 
@@ -238,7 +239,8 @@ class _Source:
         self.sizes["flash"] += len(names) * _width(names)
         lines = ",\n".join(map(string_literal, names))
         return [
-            f"const char {self.name}_classes[{self.name.upper()}_CLASSES][{_width(names)}] = {{\n{lines}}};\n"
+            f"const char {self.name}_classes[{self.name.upper()}_CLASSES][{_width(names)}] = "
+            f"{{\n{lines}}};\n"
         ]
 
     def _encoder(self) -> list[str]:
@@ -354,7 +356,8 @@ class _Source:
         lines += [
             f"memset(state->s{i}[k], 0, sizeof state->s{i}[k]);",
             f"for (i = 0; i < {len(layer.outputs)}; i++)",
-            f"    state->s{i}[k][i / 32] |= (fired[{chosen}[i] / 32] >> {chosen}[i] % 32 & 1) << i % 32;",
+            f"    state->s{i}[k][i / 32] |= (fired[{chosen}[i] / 32] >> {chosen}[i] % 32 & 1) << i "
+            "% 32;",
         ]
         return [*start, "size_t k, i;", *self._members(lines)]
 
@@ -369,7 +372,8 @@ class _Source:
         members = [*gathers, *self._members(lines)] if shared else self._members([*gathers, *lines])
         pixel = [
             f"const size_t at = (y * {columns} + z) * {n};",
-            f"const size_t to = (y / {layer.pool} * {layer.output_shape[2]} + z / {layer.pool}) * {n};",
+            f"const size_t to = (y / {layer.pool} * {layer.output_shape[2]} + z / {layer.pool}) * "
+            f"{n};",
             *members,
         ]
         return [
@@ -453,7 +457,8 @@ def _side_by_side(layer: PackedLayer) -> tuple[int, list[str]]:
         at += words
         if number == INPUT and n % 32:
             lines.append(
-                f"window[{at - 1}] &= 0x{(1 << n % 32) - 1:x}; /* the others of the caller's bits are no inputs */"
+                f"window[{at - 1}] &= 0x{(1 << n % 32) - 1:x}; /* the others of the caller's bits "
+                "are no inputs */"
             )
     return at, lines
 

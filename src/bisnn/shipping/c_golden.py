@@ -56,9 +56,8 @@ def _edges(layer: PackedLayer, most: int = 8) -> np.ndarray:
     P = (theta / kappa * np.linspace(16, 64, 1000)).astype(np.float32)
     R = kappa * P - theta
     fires = kappa * P - R > theta
-    fused = (kappa.astype(np.float64) * P.astype(np.float64) - R).astype(
-        np.float32
-    ) > theta  # the product is exact
+    # The product is exact
+    fused = (kappa.astype(np.float64) * P.astype(np.float64) - R).astype(np.float32) > theta
     return np.stack([P, R, fires], 1)[fires != fused][:most].astype(np.float32)
 
 
@@ -104,12 +103,8 @@ def _encoded(code: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         * 1.5
         - 0.25
     )
-    corners = [
-        low,
-        high,
-        np.where(low == 0, -0.0, low),
-        low - 1e9 * span,
-    ]  # and what rounds to -0, and what is far out
+    # And what rounds to -0, and what is far out
+    corners = [low, high, np.where(low == 0, -0.0, low), low - 1e9 * span]
     points = np.concatenate([corners, low + span * places]).clip(
         -np.finfo(float).max, np.finfo(float).max
     )
@@ -135,7 +130,8 @@ def test_program(network: PackedNetwork, name: str, steps: int) -> str:
     for got, wanted, per_member, what in compared:
         size = f"{upper}_MEMBERS * {upper}_{per_member}"
         checks.append(
-            f'            bad = bad || differ({got}, {wanted} + t * {size}, {size}, t, run, "{what}");'
+            f"            bad = bad || differ({got}, {wanted} + t * {size}, {size}, t, run, "
+            f'"{what}");'
         )
     unused = f"~UINT32_C(0) << {upper}_INPUTS % 32" if math.prod(network.input_shape) % 32 else "0"
     edges = [
@@ -165,7 +161,8 @@ def _edge_test(i: int, layer: PackedLayer, name: str) -> str:
         f"    state.R{i}{at} = {edges}[3 * t + 1];",
         f"    {name}_step(&state, golden_x, NULL);",
         f"    if ((state.s{i}[0][0] & 1) != (uint32_t){edges}[3 * t + 2]) {{",
-        f'        printf("different: layer {i} at its threshold, state %lu: a product was not rounded\\n", (unsigned long)t);',
+        f'        printf("different: layer {i} at its threshold, state %lu: a product was not '
+        'rounded\\n", (unsigned long)t);',
         "        bad = 1;",
         "    }",
         "}",

@@ -49,12 +49,8 @@ from bisnn.spec import LayerSpec
 
 MULTIPLICATIONS, ADDITIONS = {"srm": 4, "fixed": 3}, 6  # of a neuron update
 STATE = 12  # bytes of P, Q, R
-CAPACITY = {
-    "sram_8k": 8 * 2**10,
-    "sram_32k": 32 * 2**10,
-    "sram_1m": 2**20,
-    "dram": math.inf,
-}  # bytes
+# Bytes
+CAPACITY = {"sram_8k": 8 * 2**10, "sram_32k": 32 * 2**10, "sram_1m": 2**20, "dram": math.inf}
 HYPOTHETICAL, ANN = "full precision, hypothetical", "ANN"
 SOURCE = "M. Horowitz, Computing's energy problem (and what we can do about it), ISSCC 2014: 45 nm, 0.9 V"
 
@@ -94,7 +90,8 @@ class Costs:
                 changed[name] = float(value)
             except ValueError:
                 raise ValueError(
-                    f"cost: must be NAME=PJ, PJ in picojoules; got {setting!r}; give e.g. {name}=0.1"
+                    f"cost: must be NAME=PJ, PJ in picojoules; got {setting!r}; give e.g. "
+                    f"{name}=0.1"
                 ) from None
         return cls(**changed)
 
@@ -183,7 +180,8 @@ def work(net: Network, x: Tensor, realised: Sequence[Tensor]) -> list[Work]:
     x = net.checked(x)
     if not realisation.is_spikes(x):
         raise ValueError(
-            "x: must be spikes, 0 or 1, or there is nothing to count; got other values; encode them first"
+            "x: must be spikes, 0 or 1, or there is nothing to count; got other values; encode "
+            "them first"
         )
     output, steps = net(x, weights=realised), len(x)
     counts = []
@@ -261,7 +259,8 @@ def ledger(
     real = net.alphabet is None
     if real and any(members is not None for members in predictors.values()):
         raise ValueError(
-            f"predictors: a full-precision network has no posterior to draw from; got {dict(predictors)}; give None"
+            "predictors: a full-precision network has no posterior to draw from; got "
+            f"{dict(predictors)}; give None"
         )
     single = work(net, x, latents if real else [realisation.map_weight(p) for p in latents])
     rows = {} if real else {HYPOTHETICAL: _spiking([single], True, costs)}

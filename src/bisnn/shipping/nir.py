@@ -92,11 +92,13 @@ def write(
     """
     if profile not in PROFILES:
         raise ValueError(
-            f'profile: must be "exact" or "cubalif"; got {profile!r}; take "exact" unless the importer has no CubaLI'
+            f'profile: must be "exact" or "cubalif"; got {profile!r}; take "exact" unless the '
+            "importer has no CubaLI"
         )
     if Path(path).suffix != ".nir":
         raise ValueError(
-            f"path: must end in .nir, as NIR files do; got {str(path)!r}; use {Path(path).with_suffix('.nir')}"
+            f"path: must end in .nir, as NIR files do; got {str(path)!r}; use "
+            f"{Path(path).with_suffix('.nir')}"
         )
     made, content = _assemble(network, member, dt, profile), io.BytesIO()
     nir.write(content, made)
@@ -194,18 +196,20 @@ def _checked(network: PackedNetwork, member: int | None, dt: float) -> int:
         if layer.neuron.kind != "srm":
             raise ValueError(
                 "network: must have SRM neurons, because NIR has none of integers; got "
-                f"{type(layer.neuron).__name__} in layer {i}; export it with --neuron srm, or packed "
-                "or as C"
+                f"{type(layer.neuron).__name__} in layer {i}; export it with --neuron srm, or "
+                "packed or as C"
             )
         if layer.pool > 1:
             raise ValueError(
-                f"network: must have no pooling, because NIR has no max-pooling; got pool={layer.pool} in layer {i}; train with "
-                "pool=1 and a stride in its place, or export it packed or as C"
+                "network: must have no pooling, because NIR has no max-pooling; got "
+                f"pool={layer.pool} in layer {i}; train with pool=1 and a stride in its place, or "
+                "export it packed or as C"
             )
         if layer.constants[0] <= layer.constants[1]:
             raise ValueError(
-                f"network: must have a_m > a_s, or alpha vanishes or turns negative; got a_m={layer.constants[0]}, "
-                f"a_s={layer.constants[1]} in layer {i}; train it with tau_syn below tau_mem"
+                "network: must have a_m > a_s, or alpha vanishes or turns negative; got "
+                f"a_m={layer.constants[0]}, a_s={layer.constants[1]} in layer {i}; train it with "
+                "tau_syn below tau_mem"
             )
     if member is None and network.count == 1:
         return 0
@@ -216,8 +220,8 @@ def _checked(network: PackedNetwork, member: int | None, dt: float) -> int:
         or not 0 <= member < network.count
     ):
         raise ValueError(
-            f"member: must be one of the network's {network.count}, from 0, because a NIR graph holds one; got {member!r}; choose "
-            "one, or export the MAP weights"
+            f"member: must be one of the network's {network.count}, from 0, because a NIR graph "
+            f"holds one; got {member!r}; choose one, or export the MAP weights"
         )
     return member
 
@@ -343,7 +347,8 @@ def simulate(
     )
     if x.ndim < 2 or x.shape[2:] != tuple(source.input_type["input"]):
         raise ValueError(
-            f"x: must be (T, B, ...) with the graph's input shape {source.input_type['input']} last; got {x.shape}"
+            f"x: must be (T, B, ...) with the graph's input shape {source.input_type['input']} "
+            f"last; got {x.shape}"
         )
     order, late = _order(graph)
     before: dict[str, list[str]] = {
@@ -419,7 +424,8 @@ def _running(node: Any, B: int, dt: float) -> Any:
     if isinstance(node, (nir.CubaLI, nir.LI, nir.CubaLIF)):
         if np.any(node.v_leak):
             raise ValueError(
-                f"graph: must have v_leak = 0; got {node.v_leak.max()} in a {type(node).__name__}; leave it out"
+                f"graph: must have v_leak = 0; got {node.v_leak.max()} in a {type(node).__name__}; "
+                "leave it out"
             )
         return (
             _CubaLI
@@ -439,11 +445,11 @@ def _running(node: Any, B: int, dt: float) -> Any:
     if isinstance(node, nir.Scale):
         return lambda x: x * node.scale.astype(np.float32)
     if isinstance(node, nir.Threshold):
-        return lambda x: (x > node.threshold.astype(np.float32)).astype(
-            np.float32
-        )  # equality does not fire
+        # Equality does not fire
+        return lambda x: (x > node.threshold.astype(np.float32)).astype(np.float32)
     raise ValueError(
-        f"graph: has a node this simulation does not know; got {type(node).__name__}; see `graph` for those it does"
+        f"graph: has a node this simulation does not know; got {type(node).__name__}; see `graph` "
+        "for those it does"
     )
 
 
@@ -451,9 +457,8 @@ def _convolved(x: np.ndarray, node: Any) -> np.ndarray:
     """(B, C, H, W) -> (B, C_out, H', W')."""
     (k0, k1), (d0, d1), (p0, p1) = node.weight.shape[2:], node.stride, node.padding
     framed = np.pad(x, ((0, 0), (0, 0), (p0, p0), (p1, p1)))
-    views = np.lib.stride_tricks.sliding_window_view(framed, (k0, k1), (2, 3))[
-        :, :, ::d0, ::d1
-    ]  # (B, C, H', W', k0, k1)
+    # (B, C, H', W', k0, k1)
+    views = np.lib.stride_tricks.sliding_window_view(framed, (k0, k1), (2, 3))[:, :, ::d0, ::d1]
     return np.moveaxis(
         np.tensordot(views, node.weight.astype(np.float32), ((1, 4, 5), (1, 2, 3))), -1, 1
     )
@@ -529,9 +534,8 @@ class Disagreement:
     spikes: float
     rate: float  # spikes a neuron and time step, of the network
     rate_cuba_lif: float  # and of its CubaLIF graph
-    predictions: (
-        float | None
-    )  # fraction of recordings with another class; None where there are no classes
+    # Fraction of recordings with another class; None where there are no classes
+    predictions: float | None
 
 
 def disagreement(network: PackedNetwork, x: np.ndarray, member: int | None = None) -> Disagreement:
@@ -541,7 +545,8 @@ def disagreement(network: PackedNetwork, x: np.ndarray, member: int | None = Non
     depth, T = len(network.layers), len(x)
     if max(depth, network.burn_in) >= T:
         raise ValueError(
-            f"x: must have more time steps than layers, {depth}, and burn-in, {network.burn_in}; got {T}; give more"
+            f"x: must have more time steps than layers, {depth}, and burn-in, {network.burn_in}; "
+            f"got {T}; give more"
         )
     (exact, logits), (lossy, logits_lossy) = (
         simulate(of(network, member), x) for of in (graph, cuba_lif)
