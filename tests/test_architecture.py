@@ -1,4 +1,4 @@
-"""Imports point one way: each part of the library imports from the parts below it and from no other."""
+"""Imports point one way: each part of the library imports from the parts below it alone."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def part_of(module: str) -> str:
 
 
 def imported(path: Path) -> set[str]:
-    """Modules of ours that a file imports, wherever in it; for type checkers alone does not count."""
+    """Modules of ours that a file imports, wherever in it, but not for type checkers alone."""
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:

@@ -1,6 +1,4 @@
-"""The energy ledger against a count of every synapse in nested loops, closed forms and prices
-changed one at a time.
-"""
+"""The energy ledger against counts in nested loops, closed forms and single changed prices."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ def spikes(net: Network, rate: float = 0.4) -> torch.Tensor:
 
 
 def synapses(layer) -> list[tuple[int, int]]:
-    """Every synapse as (input, neuron), both flat: the definition of each kind of layer in loops."""
+    """Every synapse as (input, neuron), both flat: the definition of each layer in loops."""
     if isinstance(layer, Linear):
         return list(product(range(layer.n_in), range(layer.n_out)))
     if isinstance(layer, Recurrent):

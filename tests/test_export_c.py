@@ -1,6 +1,4 @@
-"""The exported C code against the PyTorch network: compiled in many ways, every spike and logit to
-the bit.
-"""
+"""The exported C code against the PyTorch network: compiled in many ways, to the bit."""
 
 from __future__ import annotations
 
@@ -145,9 +143,7 @@ def test_products_are_never_fused(tmp_path):
 @needs_fma
 @pytest.mark.parametrize("kind", ["deep", "pooled", "masked"])
 def test_a_fused_product_fails_the_golden_test(kind, tmp_path):
-    """Without the barrier the same options fuse, and the golden test says so, whatever the network
-    and its recording.
-    """
+    """Without the barrier these options fuse, and the golden test says so for any network."""
     exported(networks.build(kind, dtype=torch.float32), 1, tmp_path, steps=1)
     path = tmp_path / "model.c"
     text = path.read_text()
@@ -155,9 +151,11 @@ def test_a_fused_product_fails_the_golden_test(kind, tmp_path):
     path.write_text(text.replace("bits ^= zero;", "(void)zero;"))
     for compiler in COMPILERS:
         build(tmp_path, *FUSING, compiler=compiler)
-        code, said = outcome(tmp_path)
+        code, printed = outcome(tmp_path)
         assert code == 1
-        assert said == "different: layer 0 at its threshold, state 0: a product was not rounded\n"
+        assert (
+            printed == "different: layer 0 at its threshold, state 0: a product was not rounded\n"
+        )
         build(tmp_path, "-std=c99", "-O3", "-ffp-contract=off", compiler=compiler)
         assert outcome(tmp_path)[0] == 0
 
@@ -169,7 +167,9 @@ REFUSED = {
     # GCC's -fassociative-math with what it needs
     "-D__ASSOCIATIVE_MATH__": "exact only without -ffast-math",
     "-U__FLT_EVAL_METHOD__ -D__FLT_EVAL_METHOD__=1": "options that make FLT_EVAL_METHOD 0",
-    "-U__FLT_EVAL_METHOD__ -D__FLT_EVAL_METHOD__=1 -D__s390__": "GCC for s390 needs -std=gnu99 or -fexcess-precision=fast",
+    "-U__FLT_EVAL_METHOD__ -D__FLT_EVAL_METHOD__=1 -D__s390__": (
+        "GCC for s390 needs -std=gnu99 or -fexcess-precision=fast"
+    ),
     "-U__FLT_EVAL_METHOD__ -D__FLT_EVAL_METHOD__=2 -D__i386__": "-msse2 -mfpmath=sse",
 }
 
@@ -177,15 +177,10 @@ REFUSED = {
 @pytest.mark.parametrize("flags", REFUSED)
 def test_other_arithmetic_is_refused(flags, tmp_path):
     exported(networks.build("dense", dtype=torch.float32), 1, tmp_path, steps=1)
+    compiler = "gcc" if "gcc" in COMPILERS else "clang"
+    options = ("-std=c99", *flags.split(), "-c")
     with pytest.raises(AssertionError, match=REFUSED[flags]):
-        build(
-            tmp_path,
-            "-std=c99",
-            *flags.split(),
-            "-c",
-            sources="model.c",
-            compiler="gcc" if "gcc" in COMPILERS else "clang",
-        )
+        build(tmp_path, *options, sources="model.c", compiler=compiler)
 
 
 @pytest.mark.skipif(not shutil.which("s390x-linux-gnu-gcc"), reason="needs a cross compiler")
@@ -213,11 +208,11 @@ def test_a_wrong_golden_vector_is_found(what, tmp_path):
     numbers[-1] = "0x1p-3f" if what == "logits" else hex(int(numbers[-1], 16) ^ 1)
     path.write_text(text[:start] + ",\n".join(numbers) + text[end:])
     build(tmp_path, *STRICT)
-    code, said = outcome(tmp_path)
+    code, printed = outcome(tmp_path)
     assert code == 1
     # And nothing before the last step
-    assert said.startswith(f"different: run 0, step 29, {what}, word ")
-    assert len(said.splitlines()) == 1
+    assert printed.startswith(f"different: run 0, step 29, {what}, word ")
+    assert len(printed.splitlines()) == 1
 
 
 @pytest.mark.parametrize("flags", [("-O0",), ("-Os",), ("-O3",)])
@@ -253,9 +248,7 @@ def test_sizes_of_a_network_counted_by_hand(tmp_path):
 
 
 def test_traces_end_at_zero(tmp_path):
-    """After a long silence all state is 0, as it is in training: nothing is left to denormal
-    numbers.
-    """
+    """After a long silence all state is 0, as in training: no denormal numbers are left."""
     exported(networks.build("deep", dtype=torch.float32), 1, tmp_path, steps=20)
     (tmp_path / "silence.c").write_text("""
         #include "model.h"
@@ -294,9 +287,7 @@ def test_at_the_threshold_a_neuron_does_not_fire(tmp_path):
 
 @st.composite
 def shapes(draw) -> tuple[list, tuple[int, ...], int | None]:
-    """Layers of any kind and size, input shape, readout. A layer is a function that makes it: it
-    belongs to one network.
-    """
+    """Layers of any kind, input shape, readout; a layer is a function that makes a fresh one."""
     shape = (draw(st.integers(1, 5)), draw(st.integers(2, 7)), draw(st.integers(2, 7)))
     n_in, layers = int(np.prod(shape)), []
     if draw(st.booleans()):

@@ -1,6 +1,4 @@
-"""NIR graphs: what is read back gives the network's bits, the continuous neurons are the paper's,
-and other libraries agree.
-"""
+"""NIR graphs give the network's bits, their neurons are the paper's, other libraries agree."""
 
 from __future__ import annotations
 
@@ -163,9 +161,7 @@ def test_time_constants_in_seconds_are_those_in_time_steps(tau, dt):
 
 
 def test_a_neuron_without_memory(tmp_path):
-    """a_s = a_r = 0 in float32, which no time constant has: the bits stay, and nothing divides by
-    zero.
-    """
+    """a_s = a_r = 0 in float32, which no time constant has: same bits, and no division by zero."""
     net = build("recurrent", neuron=replace(networks.NEURON, tau_syn=0.005, tau_ref=0.005))
     assert net.layers[0].constants[1:3].tolist() == [0.0, 0.0]
     x = spikes(40, 4, 6)
@@ -179,9 +175,7 @@ def test_a_neuron_without_memory(tmp_path):
 
 
 def by_hand(network: PackedNetwork, x: np.ndarray) -> list[np.ndarray]:
-    """Spikes (T, B, N) of CubaLIF neurons in the place of a feedforward network's, one neuron after
-    the other, in float64.
-    """
+    """Spikes (T, B, N) of CubaLIF neurons for a feedforward network's, one by one, in float64."""
     found = []
     for layer in network.layers:
         (a_m, a_s, _, theta), kappa = layer.constants.astype(np.float64), float(layer.scale[0])
@@ -207,7 +201,7 @@ def test_disagreement_is_a_count(kind):
     network, x = describe(net), spikes(30, 3, 6)
     measured = nir_graph.disagreement(network, x.numpy())
     out, lossy = net(x, weights=signs(net)), by_hand(network, x.numpy())
-    # CubaLIF leads by a time step a layer
+    # CubaLIF leads by one time step per layer
     ours = [s.detach().numpy()[i + 1 :] for i, s in enumerate(out.spikes)]
     theirs = [s[: 30 - i - 1] for i, s in enumerate(lossy)]
     size = sum(s.size for s in ours)
@@ -282,8 +276,10 @@ for library in libraries:
         continue
     for path in Path(folder).glob("*.nir"):
         found = []
-        for one in torch.from_numpy(np.load(path.with_suffix(".npy"))).unbind(1):  # some take Flatten to be of the batch, too
-            net, state, steps = loaded(library, nir.read(path)), None, []  # anew: snnTorch's neurons keep their state
+        recordings = torch.from_numpy(np.load(path.with_suffix(".npy")))
+        for one in recordings.unbind(1):  # some take Flatten to be of the batch, too
+            net = loaded(library, nir.read(path))  # anew: snnTorch's neurons keep their state
+            state, steps = None, []
             for x in one:
                 x = x[None] if library == "spikingjelly" else x
                 y = net(x) if state is None else net(x, state)
@@ -299,9 +295,7 @@ LOSSY = {"deep": None, "conv and dense": 3, "recurrent": None, "masked": 3}
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory) -> Path:
-    """A folder of lossy files, of inputs, and of what the libraries that are installed made of
-    them.
-    """
+    """A folder of lossy files, of inputs, and of what the installed libraries made of them."""
     folder = tmp_path_factory.mktemp("lossy")
     for kind, readout in LOSSY.items():
         net = build(kind, readout=readout)

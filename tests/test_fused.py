@@ -1,6 +1,4 @@
-"""A layer as one operation: its bits, its gradients, what it keeps and which way it takes, on every
-kernel.
-"""
+"""A layer as one operation: its bits, gradients, memory and paths, on every kernel."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ class Layer(NamedTuple):
         )
 
     def run(self, x, weight, state, hard, spikes, neuron=NEURON, refractory=False, outputs=0):
-        """The operation, with a kappa of its own for each neuron or channel, and a readout of so
-        many outputs.
-        """
+        """The operation, with a kappa for each neuron or channel and a readout of `outputs`."""
         constants, readout = (
             constants_of(neuron, x.dtype).to(x.device),
             (r if r is None else r.to(x) for r in self.readout(outputs)),
@@ -168,9 +164,7 @@ def test_hard_weights_and_spikes_give_the_dense_bits(
 
 @pytest.mark.parametrize("pool", [1, 2])
 def test_readouts_of_images_count_channels_first(pool):
-    """As the public `Readout` does, whatever the order in memory: the layer's y is that of its
-    spikes, to the bit.
-    """
+    """As the public `Readout` does, in any memory order: y is that of the spikes, to the bit."""
     net = Network(Conv2d(2, 5, 3, pool=pool), input_shape=(2, 7, 8), readout=3, neuron=NEURON)
     with map_weights(net):
         output = net(spikes(6, 2, 2, 7, 8))
@@ -209,9 +203,7 @@ def test_a_negative_zero_is_no_spike(layer, hard, kernel):
     SEEDS,
 )
 def test_pooled_scans_give_the_same_bits(reuse, n_threads, B, pool, rows, columns, C, seed):
-    """Real-valued currents; edges that fill no window; I is left alone unless it may be
-    overwritten.
-    """
+    """Real-valued currents; edges without a window; I is kept unless it may be overwritten."""
     g = seeded(seed)
     I = torch.randn(5, B, pool + rows, pool + columns, C, generator=g)
     rest = (
@@ -245,7 +237,7 @@ def decisions_are_clear(u, layer, neuron) -> bool:
 
 
 def gradients(leaves, outputs, errors):
-    """Gradients of the leaves from errors {index: error} at some outputs; zero where none arrives."""
+    """Gradients of the leaves from errors {index: error} at outputs; zero where none arrives."""
     at = {i: e for i, e in errors.items() if outputs[i].requires_grad}
     if at:
         torch.autograd.backward([outputs[i] for i in at], [e.to(outputs[i]) for i, e in at.items()])
@@ -289,9 +281,7 @@ Y, S, U = 0, 1, 2  # which output of the operation
 def test_gradients_are_those_of_the_steps(
     kernel, inputs, learned, layer, hard, surrogate, refractory, used, group, n_threads, seed
 ):  # fmt: skip
-    """Of x, weight, P, Q, R, from errors at some of y, s, u, P, Q, R: autograd through the
-    equations in float64.
-    """
+    """Of x, weight, P, Q, R, from errors at outputs: autograd through the equations in float64."""
     neuron = SRM(5.0, 3.0, 2.0, 0.1, surrogate, 2.0)
     x, weight, state = layer.tensors(inputs, hard, seed)
     V, scale = (t.double() for t in layer.readout(3))
@@ -386,9 +376,7 @@ def test_of_equal_potentials_the_first_gets_the_gradient(kernel, refractory, equ
     ],
 )
 def test_the_operation_is_registered_properly(layer, inputs, hard, dtype, outputs):
-    """Schema, autograd, fake tensors and ahead-of-time dispatch, by PyTorch's own checks; of the
-    backward pass, fake tensors.
-    """
+    """Schema, autograd, fake tensors and dispatch, by PyTorch's own checks; backward: fake ones."""
     x, weight, state = layer.tensors(inputs, hard)
     leaves = [t.to(dtype).requires_grad_() for t in (x, weight, *state)]
     readout = (r if r is None else r.to(dtype) for r in layer.readout(outputs))
@@ -443,9 +431,7 @@ def test_vmap_is_one_member_at_a_time(layer, outputs, in_dims):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("layer", ALL)
 def test_what_is_kept_of_the_inputs(layer, kernel):
-    """Spikes take a bit on the CPU, a byte elsewhere; real values are kept as they are, and not a
-    second time.
-    """
+    """Spikes take a bit on the CPU, a byte elsewhere; real values are kept once, as they are."""
     for inputs in ("sparse", "real"):
         x, weight, state = layer.tensors(inputs)
         x, weight, *state = (t.to(device_of(kernel)) for t in (x, weight, *state))
@@ -592,9 +578,7 @@ SHARED = Layer((4, 4, 8, 7, 20), (4, 20, 3, 2), (1, 1), (1, 0), 3)
     ids=["pooled", "conv", "dense"],
 )
 def test_threads_share_the_work(layer, inputs, hard, learns_x):
-    """Work is split evenly over threads; a small layer stays on one. Outputs are the same bits,
-    gradients sums in another order.
-    """
+    """Work is split evenly over threads: outputs are the same bits, gradients other sums."""
     small = bit_threads.SERIAL
     with threads(2), groups_of(1, layer), patch.object(bit_threads, "SERIAL", small):
         alone, gradients_alone, *calls_alone = forward_and_backward(layer, inputs, hard, learns_x)
@@ -754,9 +738,7 @@ def test_a_layer_uses_its_memory_again_and_never_that_of_another(no_memory):
 def test_half_precision_where_tf32_is_allowed(
     hard, needs_x, refractory, beside_s, n_in, kernel, stride, padding, pool
 ):
-    """Gradients of weights, and through layers and time of inputs, on a GPU: close to float64, at
-    any size of the error.
-    """
+    """Gradients of weights and inputs on a GPU are close to float64 at any size of the error."""
     x, neuron = spikes(6, 5, *n_in, density=0.2), SRM(threshold=0.05)
     w = torch.randn(40, n_in[-1], *kernel, generator=seeded(1))
     w = (
@@ -791,9 +773,7 @@ def test_half_precision_where_tf32_is_allowed(
 @pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="needs a CPU with bfloat16")
 @pytest.mark.parametrize("kind", ["linear", "conv"])
 def test_bfloat16_where_it_is_allowed(kind):
-    """Relaxed weights and many spikes: within 5e-3 of the exact currents. Hard weights keep their
-    bits.
-    """
+    """Relaxed weights, many spikes: within 5e-3 of exact currents. Hard weights keep their bits."""
     x = spikes(20, 4, 30, density=0.5) if kind == "linear" else spikes(6, 4, 8, 8, 5, density=0.5)
     w = torch.tanh(
         torch.randn((40, 30) if kind == "linear" else (40, 5, 3, 3), generator=seeded(1))

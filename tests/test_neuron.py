@@ -30,9 +30,7 @@ def integers(*shape, seed=0, high=6, dtype=torch.float32):
 
 
 def test_one_input_spike_by_hand():
-    """A spike of weight 1 at t = 0 gives u_t = alpha_t from t = 1 on, nothing at t = 0; the first u
-    > theta fires.
-    """
+    """A spike of weight 1 at t = 0 gives u_t = alpha_t from t = 1 on; the first u > theta fires."""
     neuron = SRM(tau_mem=10, tau_syn=5, tau_ref=2, threshold=0.2)
     I = torch.zeros(6, 1, 1, dtype=torch.float64)
     I[0] = 1.0
@@ -141,9 +139,7 @@ def test_silent_traces_end_at_zero(name):
 @pytest.mark.parametrize("refractory", [False, True])
 @pytest.mark.parametrize("kernel", ["reference", "cpu"])
 def test_adjoint_is_autograd_through_the_steps(surrogate, refractory, kernel):
-    """All gradients of the scan, its state in and out included, against autograd through the
-    equations.
-    """
+    """All gradients of the scan, its states included, against autograd through the equations."""
     neuron = SRM(10, 6, 2, 0.2, surrogate, 3.0)
     T, shape = 17, (3, 5)
     g = seeded(1)
@@ -185,9 +181,7 @@ def test_adjoint_is_autograd_through_the_steps(surrogate, refractory, kernel):
 
 
 def test_sigmoid_derivative_of_the_cpu_kernel():
-    """The polynomial exp inside the numba kernel, over the whole range: relative error against
-    float64.
-    """
+    """The polynomial exp in the numba kernel, over the whole range, against float64."""
     # Theta = 0, so that v = u exactly; a_m - a_s = 1/4
     constants = torch.tensor([0.5, 0.25, 0.5, 0.0])
     u = torch.linspace(-65, 65, 200_001).expand(2, 1, -1)

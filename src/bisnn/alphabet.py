@@ -140,9 +140,7 @@ BINARY = Binary()
 
 
 def alphabet_of(weights: str | Sequence[int] | Levels) -> Levels | None:
-    """The alphabet that is meant: "binary", "ternary", a list of levels or an alphabet itself;
-    None for "real", full precision.
-    """
+    """The alphabet of a name, a list of levels or an alphabet; None for "real", full precision."""
     if isinstance(weights, Levels):
         return weights
     named = {"binary": Binary, "ternary": Ternary}

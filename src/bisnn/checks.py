@@ -1,6 +1,4 @@
-"""Checks of arguments at the public boundary. Each message has the argument, the rule, the value
-and the fix.
-"""
+"""Checks of arguments at the boundary: a message has the argument, rule, value and fix."""
 
 from __future__ import annotations
 

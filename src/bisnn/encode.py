@@ -71,9 +71,7 @@ def rate(rates: Tensor, T: int, seed: int, *, draw: int = 0) -> Tensor:
 def population(
     x: Tensor, T: int, *, neurons: int, width: float, seed: int, draw: int = 0
 ) -> Tensor:
-    """Population code as spikes, (B, d) -> (T, B, d * neurons); arguments as in `population_rates`
-    and `rate`.
-    """
+    """Population code as spikes, (B, d) -> (T, B, d * neurons); see `population_rates`, `rate`."""
     _check_values("x", x)
     _check_population(neurons, width)
     code = {"code": "population", "steps": positive_int("T", T), "neurons": neurons, "width": width}

@@ -1,6 +1,4 @@
-"""Files: written whole or not at all, told apart by their content, and read with care: one budget
-for what they ask for.
-"""
+"""Files: written whole or not at all, told apart by content, read within a budget of memory."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ MOST_BYTES = 1 << 30
 
 
 def most_bytes() -> int:
-    """The budget of a file from outside, in bytes of memory: for what it holds, unpacked, and for
-    what it makes us compute.
-    """
+    """The budget of a file from outside, in bytes of memory, for what it holds and computes."""
     text = os.environ.get("BISNN_MOST_BYTES", str(MOST_BYTES))
     if not text.isdecimal():
         raise ValueError(
@@ -30,9 +26,7 @@ def most_bytes() -> int:
 
 
 def afford(name: object, needed: int, what: str, error: type[ValueError] = ValueError) -> None:
-    """Raise where a file asks for more memory than the budget. To be called before any of it is
-    taken.
-    """
+    """Raise where a file asks for more memory than the budget, before any of it is taken."""
     most = most_bytes()
     if needed > most:
         raise error(
@@ -42,9 +36,7 @@ def afford(name: object, needed: int, what: str, error: type[ValueError] = Value
 
 
 def open_regular(path: str | Path) -> BinaryIO:
-    """Open a file for reading. Pipes and devices, which may wait or go on for ever, are refused,
-    and so are folders.
-    """
+    """Open a file for reading; pipes, devices and folders are refused."""
     # A pipe must not wait for its writer
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if "\0" in str(path):
@@ -74,9 +66,7 @@ def read_text(path: str | Path) -> str:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write the whole file or nothing: temporary file, fsync, rename. Errors leave the old file as
-    it was, and name it.
-    """
+    """Write the whole file or nothing (temporary file, fsync, rename); errors name the file."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():

@@ -31,9 +31,7 @@ class Interval(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """A debiased calibration error with its interval, and the plain ECE beside that of a calibrated
-    model.
-    """
+    """A debiased calibration error with its interval; the plain ECE, and a calibrated model's."""
 
     error: Interval
     ece: float
@@ -180,9 +178,7 @@ def _extreme_twice(scores: np.ndarray) -> np.ndarray:
 
 
 def _both_sides(scores: np.ndarray, least: float) -> np.ndarray:
-    """With two more, as far from the mean as the most extreme, and at least so far: one on either
-    side.
-    """
+    """With two more, one on either side, as far from the mean as the most extreme or `least`."""
     mean = scores.mean(-1, keepdims=True)
     far = np.maximum(np.abs(scores - mean).max(-1, keepdims=True), least)
     return np.concatenate([scores, mean - far, mean + far], -1)
@@ -196,9 +192,7 @@ def plain_ece(bins: Bins) -> float:
 
 
 def debiased_ece(bins: Bins) -> float:
-    """The miscalibration at which the plain ECE would on average be what it is; 0 where chance
-    alone gives as much.
-    """
+    """The miscalibration whose expected plain ECE is the one seen; 0 where chance gives as much."""
     ece, path = plain_ece(bins), _Path(bins)
 
     def excess(error: float) -> float:
@@ -276,9 +270,7 @@ class _Path:
         return np.clip(self.gap + move * self.error, 0, self.room)
 
     def shares(self, error: float) -> np.ndarray:
-        """Of the two sides of its confidence, each bin is on the one that makes its right answers
-        more likely.
-        """
+        """Each bin is on the side of its confidence that makes its right answers more likely."""
         gap = self._gaps(np.interp(error, self.totals, self.turns))
         size, confidence, right = self.bins
         below, above = confidence - gap, confidence + gap

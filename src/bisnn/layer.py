@@ -33,9 +33,7 @@ Inputs = Sequence[int | Literal["input"]] | None
 
 
 class LayerState(NamedTuple):
-    """What a layer carries from one chunk of time to the next: all of it holds for the coming time
-    step.
-    """
+    """What a layer carries from one chunk of time to the next; it holds for the coming step."""
 
     traces: tuple[Tensor, ...]  # of the neurons, as `Neuron.traces` names them, (B, ...)
     # X_m and X_s, the slow and the fast trace of the layer's input, (B, ...): they keep the local
@@ -67,9 +65,7 @@ def joined(kind: str, inputs: Sequence[Tensor]) -> Tensor:
 
 
 class Readout(nn.Module):
-    """y = gain/sqrt(n) V s with fixed random V in {-1, +1}: from spikes to class logits or real
-    outputs.
-    """
+    """y = gain/sqrt(n) V s with fixed random V in {-1, +1}: spikes to logits or real outputs."""
 
     V: Tensor  # (outputs, n)
     scale: Tensor  # gain/sqrt(n), ()
@@ -265,7 +261,7 @@ class Layer(nn.Module):
         raise NotImplementedError
 
     def realised(self) -> Tensor:
-        """The weights w of the present realisation, or real ones; with the gradient of the parameter."""
+        """The weights w of the present realisation, or real ones, with the parameter's gradient."""
         if not self.is_built:
             raise RuntimeError(
                 "a layer has weights only as part of a network: bisnn.Network(layer, ...) builds it"

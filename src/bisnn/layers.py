@@ -1,6 +1,4 @@
-"""The kinds of layer: Linear, Conv2d (with optional max-pooling), Recurrent (any directed graph, by a
-mask). What they share is in `layer.py`.
-"""
+"""The kinds of layer: Linear, Conv2d with max-pooling, Recurrent on any directed graph."""
 
 from __future__ import annotations
 
@@ -102,7 +100,8 @@ class Conv2d(Layer):
         neuron: this layer's own; by default the network's.
 
     >>> import bisnn
-    >>> net = bisnn.Network(Conv2d(2, 16, 7, padding=3, pool=2), readout=10, input_shape=(2, 26, 26))
+    >>> conv = Conv2d(2, 16, 7, padding=3, pool=2)
+    >>> net = bisnn.Network(conv, readout=10, input_shape=(2, 26, 26))
     >>> with bisnn.map_weights(net):
     ...     net(torch.zeros(5, 1, 2, 26, 26)).spikes[0].shape
     torch.Size([5, 1, 16, 13, 13])
@@ -212,7 +211,7 @@ class Recurrent(Layer):
         vector in row order with one.
 
     >>> import bisnn
-    >>> mask = torch.tensor([[1, 0, 0, 1], [0, 1, 1, 0]], dtype=torch.bool)  # two neurons: an input and each other as parents
+    >>> mask = torch.tensor([[1, 0, 0, 1], [0, 1, 1, 0]]).bool()  # parents: an input, the other one
     >>> net = bisnn.Network(Recurrent(2, 2, mask=mask, outputs=[1]), readout=None)
     >>> net.layers[0].weight.shape, net.layers[0].output_shape
     (torch.Size([4]), (1,))
@@ -322,9 +321,7 @@ class Recurrent(Layer):
     def _steps(
         self, x: Tensor, weight: Tensor, state: LayerState | None
     ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-        """The equations of the scan, one step at a time: currents, spikes, potentials (T, B, n),
-        state.
-        """
+        """The scan's equations step by step: currents, spikes, potentials (T, B, n), state."""
         W_in, W_rec = self.matrix(weight).split([self.n_in, self.n], dim=-1)
         I_in = F.linear(x, W_in)
         # Zero, but part of the graph: a first time step has a gradient, which is zero, as in the
@@ -343,7 +340,8 @@ class Recurrent(Layer):
 
     def extra_repr(self) -> str:
         synapses = self.n * (self.n_in + self.n) if self.mask is None else int(self.mask.sum())
-        return f"{self.n_in}, {self.n}, synapses={synapses}, outputs={'all' if self.outputs is None else len(self.outputs)}"
+        outputs = "all" if self.outputs is None else len(self.outputs)
+        return f"{self.n_in}, {self.n}, synapses={synapses}, outputs={outputs}"
 
 
 def _pair(name: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:

@@ -26,7 +26,7 @@ def step_losses(y: Tensor, target: Tensor, loss: str, count: Tensor | None = Non
 
     logistic: -log softmax(y)[r]; squared: sum_c (y_c - r_c)^2; smooth_l1: sum_c of Huber's loss
         with corner 1. The target is
-    one for the whole recording, (B,) or (B, C), or one a time step, (T, B) or (T, B, C). Where
+    one for the whole recording, (B,) or (B, C), or one per time step, (T, B) or (T, B, C). Where
     `count` (T, B) is 0, labels may be anything.
     """
     choice("loss", loss, LOSSES)
@@ -64,7 +64,8 @@ def local_loss(
 
     >>> y = torch.zeros(100, 8, 2)  # a readout that has no opinion on two classes
     >>> output = Output((), (), (y,), None)
-    >>> round(local_loss(output, torch.zeros(8, dtype=torch.int64), burn_in=10).item(), 3)  # 90 log 2
+    >>> labels = torch.zeros(8, dtype=torch.int64)
+    >>> round(local_loss(output, labels, burn_in=10).item(), 3)  # 90 log 2
     62.383
     """
     return _readout_loss(output.readouts, target, loss, over_time, burn_in, mask)
@@ -133,9 +134,7 @@ def _per_recording(
 
 
 def _steps(T: int, burn_in: int, mask: Tensor | None) -> int | Tensor:
-    """How many time steps of each recording count; 1 for one that ends within the burn-in, whose
-    loss is zero.
-    """
+    """Time steps of each recording that count; 1 where it ends in the burn-in, with loss zero."""
     return T - burn_in if mask is None else mask[burn_in:].sum(0).clamp(min=1)
 
 
@@ -153,8 +152,7 @@ def chunked_backward(
     seen: Sequence[Tensor] | None = None,
     each: Callable[[Output], object] | None = None,
 ) -> Tensor:
-    """`local_loss(net(x), target, ...).backward()` in chunks of `chunk` time steps: memory depends
-    on the chunk, not on T.
+    """`local_loss(net(x), target, ...).backward()` in chunks: memory depends on these, not on T.
 
     The gradient is that of the whole recording, because layers carry traces of their input from
     chunk to chunk. With gradient="bptt" it is not: errors end at the borders, which is truncated
@@ -163,6 +161,7 @@ def chunked_backward(
     Args:
         net: the network, or a DistributedDataParallel of it.
         x: recordings (T, B, ...); bool takes least memory.
+        chunk: time steps at a time.
         target, loss, over_time, burn_in, mask: as for `local_loss`, over the whole recording.
         factor: on the loss, for its gradient only.
         seen: dropout before the readouts, as for `Network.forward`.
@@ -182,43 +181,56 @@ def chunked_backward(
     positive_int("chunk", chunk)
     choice("loss", loss, LOSSES)
     choice("over_time", over_time, ("sum", "mean"))
+    module = _network_in(net)
+    module.checked(x[:1])
+    T, B = x.shape[:2]
+    _checked_burn_in(burn_in, T)
+    norm = _steps(T, burn_in, mask) if over_time == "mean" else 1
+    state, total = module.initial_state(B), module.layers[0].kappa.new_zeros(())
+    for start in range(0, T, chunk):
+        part = slice(start, min(start + chunk, T))
+        skip = min(max(burn_in - start, 0), part.stop - start)
+        # A chunk within the burn-in only moves the state
+        with torch.set_grad_enabled(skip < part.stop - start):
+            output = net(x[part], state, seen=seen)
+            state = tuple(layer.detach() for layer in output.state)
+            if skip < part.stop - start:
+                total += _part_backward(output, part, skip, target, loss, mask, norm, factor)
+        if each is not None:
+            each(output)
+        del output  # or this chunk's tensors would live on beside the next one's
+    return total
+
+
+def _network_in(net: nn.Module) -> Network:
+    """The network itself, of which `net` may be a DistributedDataParallel."""
     module = getattr(net, "module", net)
     if not isinstance(module, Network):
         raise ValueError(
             "net: must be a bisnn.Network, or one in DistributedDataParallel; got "
             f"{type(net).__name__}"
         )
-    module.checked(x[:1])
-    T, B = x.shape[:2]
-    _checked_burn_in(burn_in, T)
-    per_step = target.ndim == (2 if loss == "logistic" else 3)
-    norm = _steps(T, burn_in, mask) if over_time == "mean" else 1
-    state, total = (
-        module.initial_state(B),
-        torch.zeros((), dtype=module.dtype, device=module.layers[0].kappa.device),
-    )
-    for start in range(0, T, chunk):
-        part = slice(start, min(start + chunk, T))
-        skip = min(max(burn_in - start, 0), part.stop - start)
-        # a chunk within the burn-in only moves the state
-        with torch.set_grad_enabled(skip < part.stop - start):
-            output = net(x[part], state, seen=seen)
-            state = tuple(layer.detach() for layer in output.state)
-            if skip < part.stop - start:
-                given = _given(output.readouts)
-                piece = target[part] if per_step else target
-                _check_shape(piece, loss, *given[0].shape)
-                sums = _per_recording(
-                    given, piece, loss, skip, None if mask is None else mask[part]
-                )
-                value = (sums / norm).mean(1).sum()
-                (value * factor).backward()
-                total += value.detach()
-                del given, sums, value
-        if each is not None:
-            each(output)
-        del output  # or this chunk's tensors would live on beside the next one's
-    return total
+    return module
+
+
+def _part_backward(
+    output: Output,
+    part: slice,
+    skip: int,
+    target: Tensor,
+    loss: str,
+    mask: Tensor | None,
+    norm: Tensor | int,
+    factor: float,
+) -> Tensor:
+    """The loss of a part of the time steps, of which `skip` do not count, after its backward pass."""
+    given = _given(output.readouts)
+    piece = target[part] if target.ndim == (2 if loss == "logistic" else 3) else target
+    _check_shape(piece, loss, *given[0].shape)
+    sums = _per_recording(given, piece, loss, skip, None if mask is None else mask[part])
+    value = (sums / norm).mean(1).sum()
+    (value * factor).backward()
+    return value.detach()
 
 
 def spike_loss(
@@ -285,9 +297,7 @@ def activity_loss(
 
 
 def _check_shape(target: Tensor, loss: str, T: int, B: int, C: int) -> None:
-    """A target's type and shape; sizes are compared one by one, because they may be symbols of a
-    compiler.
-    """
+    """A target's type and shape; sizes are compared singly: they may be a compiler's symbols."""
     tensor("target", target)
     if loss == "logistic":
         if target.dtype not in (torch.int64, torch.int32, torch.uint8):

@@ -33,9 +33,7 @@ class Reliability(NamedTuple):
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> float:
-    """Share of recordings whose most probable class is right (one line; torchmetrics would take a
-    second to import for it).
-    """
+    """Share of recordings whose most probable class is right."""
     _check(probs, labels)
     return float((probs.argmax(-1) == labels).double().mean())
 
@@ -54,17 +52,13 @@ def balanced_accuracy(probs: Tensor, labels: Tensor) -> float:
 
 
 def nll(probs: Tensor, labels: Tensor) -> float:
-    """Mean negative log-likelihood in nats; a probability of 0 counts as the smallest positive
-    number of its dtype.
-    """
+    """Mean negative log-likelihood in nats; a probability of 0 counts as the least of its dtype."""
     _check(probs, labels)
     return float(F.nll_loss(probs.clamp(min=torch.finfo(probs.dtype).tiny).log(), labels))
 
 
 def brier(probs: Tensor, labels: Tensor) -> float:
-    """Mean over recordings of sum_c (p_c - 1[c = label])^2, in [0, 2]; torchmetrics has none for
-    several classes.
-    """
+    """Mean over recordings of sum_c (p_c - 1[c = label])^2, in [0, 2]."""
     _check(probs, labels)
     return float((probs - F.one_hot(labels, probs.shape[-1])).square().sum(-1).mean())
 
@@ -154,9 +148,8 @@ def interval(
         return Interval(*(math.sqrt(max(0.0, end)) for end in mean_interval(scores, level)))
     found = mean_interval(scores, level)
     if name in ("nll", "brier"):
-        found = found._replace(
-            high=max(found.high, _with_unseen_mistakes(name, predicted, truth, level))
-        )
+        high = _with_unseen_mistakes(name, predicted, truth, level)
+        found = found._replace(high=max(found.high, high))
     return found._replace(low=max(0.0, found.low))
 
 
@@ -203,7 +196,8 @@ def paired(
             same seed in the same place. Means over the runs are compared. With one run each, the
             interval is about these two runs alone.
 
-    >>> sure, unsure, y = 0.98 * torch.eye(2).repeat(50, 1) + 0.01, torch.full((100, 2), 0.5), torch.tensor([0, 1]).repeat(50)
+    >>> sure, unsure = 0.98 * torch.eye(2).repeat(50, 1) + 0.01, torch.full((100, 2), 0.5)
+    >>> y = torch.tensor([0, 1]).repeat(50)
     >>> paired("nll", [sure], [unsure], y).high < -0.6
     True
     """
@@ -215,27 +209,23 @@ def paired(
             "a, b: must be predictions of the same recordings and classes by as many runs, one or "
             f"more; got shapes {shapes}; leave runs out that only one has"
         )
-    # (S, N)
-    scores = np.stack(
-        [_linear(name, p, truth) - _linear(name, q, truth) for p, q in zip(a, b, strict=True)]
-    )
+    pairs = zip(a, b, strict=True)
+    gains = [_linear(name, p, truth) - _linear(name, q, truth) for p, q in pairs]
+    scores = np.stack(gains)  # (S, N)
     value = float(scores.mean())
     least = float(np.mean([_price_of_a_mistake(name, p) for p in (*a, *b)]))
     low, high = intervals.of_crossed_mean(scores, level, least=least, skewed=name != "accuracy")
     below, above = value - float(low), float(high) - value
     if name == CALIBRATION:  # two corrections of the ECE's bias differ by about what is left of it
         bins = [_bins(p, truth) for p in (*a, *b)]
-        left = float(
-            np.mean([abs(intervals.debiased_ece(of) - intervals.corrected_ece(of)) for of in bins])
-        )
+        gaps = [intervals.debiased_ece(of) - intervals.corrected_ece(of) for of in bins]
+        left = float(np.mean(np.abs(gaps)))
         below, above = math.hypot(below, left), math.hypot(above, left)
     return Interval(value, value - below, value + above)
 
 
 def _scores(name: str, predicted: Tensor, truth: Tensor) -> np.ndarray:
-    """One number per recording; their mean is the metric (its square, for the RMSE; weighted, for
-    balanced accuracy).
-    """
+    """One number per recording, whose mean is the metric (RMSE: its square; balanced: weighted)."""
     if name in REGRESSION_METRICS:
         errors = _errors(predicted, truth)
         return (errors.square() if name == "rmse" else errors.abs()).mean(-1).cpu().numpy()
@@ -247,9 +237,7 @@ def _scores(name: str, predicted: Tensor, truth: Tensor) -> np.ndarray:
 
 
 def _weights(labels: Tensor) -> np.ndarray:
-    """Of the recordings in balanced accuracy: each class that occurs has the same, and the sum is
-    1.
-    """
+    """Of recordings in balanced accuracy: the same sum for each class that occurs, 1 in all."""
     size = torch.bincount(labels.cpu())
     return (1 / (size[labels.cpu()] * (size > 0).sum()).double()).numpy()
 
@@ -275,9 +263,7 @@ def _with_unseen_mistakes(name: str, probs: Tensor, labels: Tensor, level: float
 
 
 def _price_of_a_mistake(name: str, predicted: Tensor) -> float:
-    """What a wrong answer adds to a recording's score: for the NLL and the Brier score as the model
-    itself expects it.
-    """
+    """What a mistake adds to a score; for the NLL and the Brier score as the model expects it."""
     if name in ("accuracy", CALIBRATION):
         return 1.0
     # Errors of a regression have no such step; rare classes weigh more than 1
@@ -290,9 +276,7 @@ def _price_of_a_mistake(name: str, predicted: Tensor) -> float:
 
 
 def _linear(name: str, predicted: Tensor, truth: Tensor) -> np.ndarray:
-    """One number per recording, whose mean is the metric and whose spread is that of its influence
-    function.
-    """
+    """One number per recording: their mean is the metric, their spread its influence function's."""
     if name == CALIBRATION:
         table = reliability(predicted, truth)
         top = predicted.clamp(0, 1).cpu().max(-1).values
@@ -355,11 +339,8 @@ def _check(probs: Tensor, labels: Tensor) -> None:
             f"{labels.dtype}; use .float(), .long()"
         )
     sums = probs.sum(-1)
-    if not (
-        torch.isfinite(probs).all()
-        and (probs >= 0).all()
-        and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
-    ):
+    whole = torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
+    if not (whole and torch.isfinite(probs).all() and (probs >= 0).all()):
         raise ValueError(
             "probs: rows must be probabilities, >= 0 and summing to 1; got others; apply softmax "
             "to logits first"

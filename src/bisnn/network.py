@@ -1,11 +1,10 @@
-"""A network: layers that read the ones before them, and fixed random +-1 readouts after every layer
-(DECOLLE) or after the last only.
-"""
+"""A network: layers that read earlier ones, and fixed random +-1 readouts after them (DECOLLE)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -23,7 +22,7 @@ NetworkState = tuple[LayerState, ...]
 
 
 class Output(NamedTuple):
-    """What a network returns; one entry a layer."""
+    """What a network returns; one entry per layer."""
 
     spikes: tuple[Tensor, ...]  # what leaves each layer, (T, B, ...)
     potentials: tuple[Tensor, ...]  # u of each layer's neurons, before pooling, (T, B, ...)
@@ -51,9 +50,9 @@ class Network(nn.Module):
         readout: outputs of each readout (classes, or regression targets); None for a network
             without readouts, whose last layer's spikes are the output.
         neuron: of every layer that names none of its own.
-        weights: "binary" or "ternary", a list of levels or an alphabet such as `bisnn.Levels(-3, -1,
-            1, 3)` (parameters are latents; call it inside a realisation), or "real" (full
-            precision).
+        weights: "binary" or "ternary", a list of levels or an alphabet such as
+            `bisnn.Levels(-3, -1, 1, 3)` (parameters are latents; call it inside a realisation), or
+            "real" (full precision).
         posterior: whether the latents of an alphabet other than binary are the logits of a
             posterior over its levels, one per level, for BayesBiSNN; else they are one number per
             weight, for STBiSNN. Those of binary weights serve both.
@@ -107,16 +106,11 @@ class Network(nn.Module):
             )
         number("init", init, least=0)
         number("readout_gain", readout_gain, above=0)
-        if (
-            gradient == "local"
-            and len(layers) > 1
-            and readout is not None
-            and readout_after == "last"
-        ):
+        reads_last_alone = readout is not None and readout_after == "last" and len(layers) > 1
+        if gradient == "local" and reads_last_alone:
             raise ValueError(
                 "readout_after: local learning needs a readout after every layer, or the layers "
-                "below the last never learn; "
-                'got "last"; use "every", or gradient="bptt"'
+                'below the last never learn; got "last"; use "every", or gradient="bptt"'
             )
         self.alphabet, self.gradient = alphabet_of(weights), gradient
         self.input_shape = _input_shape(layers, input_shape)
@@ -147,19 +141,17 @@ class Network(nn.Module):
         With a state (from `initial_state`, then from the previous output) a recording can come in
         chunks, down to single time steps: with hard weights and spikes the same bits forward as in
         one piece (else the same to rounding), and in local mode the same gradient. With `weights`,
-        one tensor a layer, these stand in for the parameters. With `seen`, one tensor (B, n) a
+        one tensor per layer, these stand in for the parameters. With `seen`, one tensor (B, n) per
         layer, its readout sees the spikes times these factors: dropout. Runs in the network's own
         precision, also under autocast: currents must stay exact.
         """
         spikes = is_spikes(x)
         x = self.checked(x, state)
-        if weights is not None and [tuple(w.shape) for w in weights] != [
-            layer.spec.weight_shape for layer in self.layers
-        ]:
+        shapes = [spec.weight_shape for spec in self.spec]
+        got = shapes if weights is None else [tuple(w.shape) for w in weights]
+        if got != shapes:
             raise ValueError(
-                "weights: must have the layers' shapes "
-                f"{[layer.spec.weight_shape for layer in self.layers]}; got "
-                f"{[tuple(w.shape) for w in weights]}; give one tensor a layer"
+                f"weights: must have the layers' shapes {shapes}; got {got}; give one per layer"
             )
         with torch.autocast(x.device.type, enabled=False):
             return self._forward(x, state, weights, spikes, seen)
@@ -180,8 +172,8 @@ class Network(nn.Module):
             weight = None if weights is None else weights[i]
             reading = readout if isinstance(readout, Readout) else None
             exact = binary or INPUT not in layer.spec.inputs  # layers give spikes
-            told = reading if seen is None else None
-            s, u, y, after = layer(self.read(i, x, spikes), before, bptt, weight, exact, told)
+            fused = reading if seen is None else None
+            s, u, y, after = layer(self.read(i, x, spikes), before, bptt, weight, exact, fused)
             if seen is not None and reading is not None:
                 y = reading(s.flatten(2) * seen[i])
             spikes.append(s)
@@ -208,7 +200,8 @@ class Network(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        return f"weights={self.alphabet or 'real'}, gradient={self.gradient}, neuron={self.layers[0].neuron}"
+        weights, neuron = self.alphabet or "real", self.layers[0].neuron
+        return f"weights={weights}, gradient={self.gradient}, neuron={neuron}"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -241,10 +234,8 @@ class Network(nn.Module):
             )
         if state is not None:
             wanted = [shape for layer in self.layers for shape in layer.state_shapes(x.shape[1])]
-            if (
-                not all(isinstance(z, LayerState) for z in state)
-                or [tuple(z.shape) for layer in state for part in layer for z in part] != wanted
-            ):
+            ours = all(isinstance(z, LayerState) for z in state)
+            if not ours or [tuple(z.shape) for z in chain(*chain(*state))] != wanted:
                 raise ValueError(
                     f"state: must come from this network and this batch of {x.shape[1]} "
                     "recordings; got another; start from net.initial_state(B)"

@@ -50,9 +50,7 @@ def momentum(g: Tensor, m: Tensor, beta: float) -> tuple[Tensor, Tensor]:
 def adam(
     g: Tensor, m: Tensor, v: Tensor, step: int, beta1: float, beta2: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Adam's scaled gradient, bias-corrected for the `step`-th update (from 1), and its two running
-    means.
-    """
+    """Adam's bias-corrected scaled gradient of update `step`, from 1, and its two running means."""
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * g.square()
     return m / (1 - beta1**step) / ((v / (1 - beta2**step)).sqrt() + 1e-8), m, v
@@ -85,9 +83,7 @@ class Rule(Optimizer):
         super().__init__(params, {"binary": True, "steps": 0, **defaults})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, checked: at least one parameter, floating point, options within their
-        ranges.
-        """
+        """Add a group, checked: one or more parameters, floating point, options in their ranges."""
         params = param_group["params"]
         group = {**param_group, "params": [params] if isinstance(params, Tensor) else list(params)}
         if not group["params"]:
@@ -127,9 +123,7 @@ class Rule(Optimizer):
     def _realise(
         self, w_r: Tensor, latents: Signs, group: dict[str, Any], number: int
     ) -> tuple[Tensor, Pullback | None]:
-        """A realisation of the latents of this parameter, and the way back for the gradient taken
-        there (None: it stays as it is).
-        """
+        """A parameter's realisation, and the way back for the gradient taken there, or None."""
         return latents.modes(w_r), None
 
     def _hard(self, group: dict[str, Any]) -> bool:
@@ -151,9 +145,7 @@ class Rule(Optimizer):
 
     @contextmanager
     def sampled(self) -> Iterator[None]:
-        """The binary parameters hold a realisation inside the block; run forward and backward
-        there, before `step()`.
-        """
+        """Inside the block, for forward and backward, binary parameters hold a realisation."""
         if self._inside:
             raise RuntimeError(
                 "sampled(): this rule is inside a sampled() block already; "
@@ -166,7 +158,7 @@ class Rule(Optimizer):
         self._guard(binary)
         done = False
         try:
-            with realisation.held(binary, values, hard):  # which undoes it, whatever happens
+            with realisation.hold(binary, values, hard):  # which undoes it, whatever happens
                 self._inside = True
                 yield
             done = True
@@ -254,9 +246,7 @@ class Rule(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, and with them the `sampled()` blocks so far; `step()` does it by
-        itself.
-        """
+        """Forget the gradients and the `sampled()` blocks so far; `step()` does it by itself."""
         super().zero_grad(set_to_none)
         self._earlier = [None] * len(self._earlier)
         self._blocks = 0
@@ -264,9 +254,7 @@ class Rule(Optimizer):
     # All that the next step depends on
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next step depends on: torch's state, which draw is next, and gradients
-        that await a `step()`.
-        """
+        """All that the next step depends on: torch's state, the next draw, pending gradients."""
         if self._inside:
             raise RuntimeError(
                 "state_dict(): called inside a sampled() block; call it after the block"
@@ -301,9 +289,7 @@ class Rule(Optimizer):
             p.grad = None if g is None else g.to(p.device, p.dtype, copy=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: a copy is outside any block, and its parameters have no gradients
-        yet.
-        """
+        """For copies and pickles: a copy is outside any block, its parameters without gradients."""
         return {
             **super().__getstate__(),
             "_inside": False,
@@ -315,9 +301,7 @@ class Rule(Optimizer):
 
 
 def _warn_of_vectors(params: list[Tensor]) -> None:
-    """Biases and norms, which come along in `module.parameters()`, should stay real; a layer of
-    ours knows that it is binary.
-    """
+    """Warn of biases and norms, from `module.parameters()`: they should stay real numbers."""
     vectors = [tuple(p.shape) for p in params if p.ndim < 2 and not realisation.is_synapses(p)]
     if vectors and len(vectors) < len(params):
         warnings.warn(

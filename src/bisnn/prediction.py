@@ -24,9 +24,7 @@ Members = Sequence[Sequence[Tensor]]  # for each member one int8 tensor per laye
 
 @dataclass(frozen=True)
 class Classification:
-    """Class probabilities. Leading axes "...": (B,), or (T, B) if asked for every time step.
-    Entropies in nats.
-    """
+    """Class probabilities; "..." is (B,), or (T, B) for every time step. Entropies in nats."""
 
     mean: Tensor  # (..., C) the ensemble's distribution
     members: Tensor  # (K, ..., C) each member's
@@ -173,9 +171,7 @@ def _logits(net: Network, x: Tensor, members: Members) -> Tensor:
 
 
 def _packed_logits(net: Network, x: Tensor, members: Members) -> Tensor:
-    """All members on packed bits: the network's own bits, without its potentials. Members share
-    what is done with the input.
-    """
+    """All members on packed bits: the network's own bits, without its potentials."""
     from bisnn import packing  # numba takes a while to load
     from bisnn.packed.engine import Engine
 

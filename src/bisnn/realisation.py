@@ -65,9 +65,7 @@ def is_realised(parameter: nn.Parameter) -> bool:
 
 
 def is_hard(w: Tensor, alphabet: Levels = BINARY) -> bool:
-    """Whether all weights are known to be levels: by their values where looking is cheap, else by
-    what wrote them.
-    """
+    """Whether all weights are known to be levels: by value where that is cheap, else by marks."""
     if not _readable(w) or w.device.type != "cpu":
         return is_marked_hard(w)
     if w.numel() == 0:
@@ -90,9 +88,7 @@ def hard(w: Tensor) -> Tensor:
 
 
 def is_spikes(x: Tensor) -> bool:
-    """Whether all inputs are known to be 0 or 1: by type, or by their values where they can be
-    read.
-    """
+    """Whether all inputs are known to be 0 or 1: by type, or by value where they can be read."""
     if not isinstance(x, Tensor):
         return False
     if x.dtype == torch.bool:
@@ -110,7 +106,7 @@ def _readable(x: Tensor) -> bool:
 
 
 @contextmanager
-def held(
+def hold(
     parameters: Sequence[nn.Parameter], values: Sequence[Tensor], hard: bool
 ) -> Iterator[None]:
     """Let `parameters` hold `values` inside the block; the latents come back on leaving, whatever
@@ -140,9 +136,7 @@ def _write(
 
 
 def binary_parameters(of: nn.Module | Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """The latents of a network's layers, and of a module those that a rule trains; an iterable is
-    taken as it is.
-    """
+    """The latents of a network, or of a module those that a rule trains; an iterable is kept."""
     if not isinstance(of, nn.Module):
         return list(of)
     layers = [m for m in of.modules() if hasattr(m, "has_latents")]
@@ -161,7 +155,7 @@ def map_weights(of: nn.Module | Iterable[nn.Parameter]) -> Iterator[None]:
     """Inside the block the parameters hold the most probable weights: of binary ones sign(w^r)."""
     parameters = binary_parameters(of)
     values = [map_weight(p) for p in parameters]
-    with held(parameters, _written(parameters, values), hard=True):
+    with hold(parameters, _written(parameters, values), hard=True):
         yield
 
 
@@ -169,12 +163,10 @@ def map_weights(of: nn.Module | Iterable[nn.Parameter]) -> Iterator[None]:
 def sample_weights(
     of: nn.Module | Iterable[nn.Parameter], seed: int, member: int = 0
 ) -> Iterator[None]:
-    """Inside the block the parameters hold a sample from the posterior, for binary weights
-    Bern(sigma(2 w^r)): this member of the seed's.
-    """
+    """Inside the block the parameters hold a sample from the posterior, this member of `seed`."""
     parameters = binary_parameters(of)
     (drawn,) = draw_members(parameters, 1, seed, member)
-    with held(parameters, _written(parameters, drawn), hard=True):
+    with hold(parameters, _written(parameters, drawn), hard=True):
         yield
 
 

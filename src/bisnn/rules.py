@@ -46,7 +46,7 @@ def bop_update(
 
 
 def anneal(start: float, end: float | None, step: int, steps: int | None) -> float:
-    """Geometric from `start` (step 0) to `end` (step `steps` and after); constant if `end` is None."""
+    """Geometric from `start` at step 0 to `end` from step `steps` on; constant without an `end`."""
     if end is None or steps is None:
         return start
     return start * (end / start) ** min(1.0, step / steps)
@@ -130,7 +130,7 @@ class BayesBiSNN(Preconditioned):
     >>> rule = BayesBiSNN([w_r], lr=0.1, temperature=0.5)
     >>> for _ in range(200):
     ...     with rule.sampled():
-    ...         w_r.sum().backward()  # the loss sum_i w_i: E_q[w] + rho KL is least at w^r = -1/rho = -2
+    ...         w_r.sum().backward()  # E_q[sum_i w_i] + rho KL is least at w^r = -1/rho = -2
     ...     rule.step()
     >>> bool((weights.mean(w_r) < -0.9).all())
     True

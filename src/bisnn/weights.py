@@ -1,7 +1,8 @@
 """From latents to weights: nearest levels, posteriors, relaxed samples; KL divergence, free energy.
 
-A layer's parameter holds *latents*; a *realisation* writes weights into it for a while (`realisation.held`).
-What the latents are depends on the alphabet and on whether there is a posterior:
+A layer's parameter holds *latents*; a *realisation* writes weights into it for a while
+(`realisation.hold`). What the latents are depends on the alphabet and on whether there is a
+posterior:
 
     Signs        {-1, +1}: w^r, one number per weight. q(w = +1) = p = sigma(2 w^r), eq.
                  (bernoulli-param): w^r is half the log-odds, mu = tanh(w^r) the mean; and w =
@@ -160,9 +161,7 @@ def level_gradient(logits: Tensor, gamma: Tensor, tau: float, g: Tensor) -> Tens
 
 
 def categorical_kl(logits: Tensor, prior: float | Tensor = 0.0) -> Tensor:
-    """KL(q || p) in nats of categorical posteriors, summed over all weights; `prior` as for
-    `prior_logits`.
-    """
+    """KL(q || p) in nats of categorical posteriors, over all weights; `prior`: `prior_logits`."""
     log_q = torch.log_softmax(logits, 0)
     log_p = torch.log_softmax(prior_logits(prior, logits).expand_as(logits), 0)
     return (log_q.exp() * (log_q - log_p)).sum()
@@ -251,7 +250,7 @@ class Signs:
 
 
 class Nearest(Signs):
-    """Latents of any alphabet without a posterior: the weight is the level nearest to its latent."""
+    """Latents of any alphabet without a posterior: the weight is the level nearest to it."""
 
     def __init__(self, alphabet: Levels):
         self.alphabet = alphabet
@@ -284,9 +283,7 @@ class Categorical(Signs):
         return (len(self.alphabet.levels), *weights)
 
     def initial(self, z: Tensor, init: float) -> Tensor:
-        """A level for each weight, all equally likely, with log-odds of 2 init against each other
-        one: for two levels +-init.
-        """
+        """Weights at equally likely levels, with log-odds of 2 init; for two levels +-init."""
         K = len(self.alphabet.levels)
         chosen = torch.stack([_shares(z, K) == k for k in range(K)])
         return centred(2 * init * chosen.to(z.dtype))
@@ -404,7 +401,5 @@ def free_energy(
     temperature: float,
     prior: float | Tensor = 0.0,
 ) -> Tensor:
-    """E_q[L_D(w)] + rho KL(q || p), eq. (bayes-opt). `expected_loss` is the first term, usually a
-    mean over samples.
-    """
+    """E_q[L_D(w)] + rho KL(q || p), eq. (bayes-opt), of which `expected_loss` is the first term."""
     return expected_loss + number("temperature", temperature, least=0) * kl_divergence(w_r, prior)

@@ -62,9 +62,7 @@ def kernel(
 def _compiled(
     function: Callable[..., Any], signature: str, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    """From numba's cache; anew where that is damaged; in memory where nothing can be kept (a
-    read-only system, a full disk).
-    """
+    """Compile or load from numba's cache, anew if damaged; in memory where none can be kept."""
     for emptied in (False, True):
         try:
             if emptied:
@@ -87,9 +85,7 @@ def _say_not_kept() -> None:
 
 @intrinsic
 def popcount(typingctx, x):
-    """Number of ones of a uint32, as an instruction that LLVM can vectorise; numba has none of its
-    own.
-    """
+    """Number of ones of a uint32, as an instruction that LLVM can vectorise; numba has none."""
 
     def generate(context, builder, signature, arguments):
         return builder.ctpop(arguments[0])
@@ -109,9 +105,7 @@ def _lowest(typingctx, x):
 
 @kernel(f"boolean(int64, int64, {_B}, {_B})")
 def pack(lo, hi, x, words):
-    """words[r] = the bits of row r of x, float32 given as its bits; returns whether every value is
-    0 or 1.
-    """
+    """words[r] = the bits of row r of x, float32 as its bits; whether every value is 0 or 1."""
     n = x.shape[1]
     good = True
     for r in range(lo, hi):
@@ -137,9 +131,7 @@ def pack(lo, hi, x, words):
 
 @njit(inline="always")
 def _add_bits(source, start, n, target, at):
-    """n bits of `source`, from its bit `start` on, go to `target` from bit `at` on, where there are
-    zeros.
-    """
+    """n bits of `source` from bit `start` go to `target` from bit `at`, where there are zeros."""
     while n > 0:
         m = min(n, 32)
         k, shift = start >> 5, np.uint32(start & 31)
@@ -269,8 +261,9 @@ def counts(lo, hi, x, w, out):
 
 @njit(inline="always")
 def _add_plane(x, r, last, w, first, n, shift, sums):
-    """Add 2^shift times the popcounts of one plane's words w (words, n_out), from column `first` on,
-    to the sums of rows r to r + 3 of x, or as many as there are up to `last`.
+    """Add 2^shift times the popcounts of one plane's words w to the sums of rows r to r + 3 of x.
+
+    w is (words, n_out), taken from column `first` on; of the rows, those up to `last` exist.
     """
     r_1, r_2, r_3 = min(r + 1, last), min(r + 2, last), min(r + 3, last)
     for k in range(w.shape[0]):
@@ -316,9 +309,7 @@ def plane_counts(lo, hi, x, w, low, gap, out):
 
 @kernel(f"void(int64, int64, {_B}, uint32[:, :, ::1], int64, int64, int8[:, ::1], {_M})")
 def events(lo, hi, x, w, low, gap, rows, out):
-    """As `plane_counts`, the cheaper way: where few inputs are active, their rows of W^T, int8 (n_in,
-    n_out), are added.
-    """
+    """As `plane_counts`, cheaper where few inputs are active: adds `rows` of W^T, (n_in, n_out)."""
     n_words, n_out = w.shape[1], w.shape[2]
     active, block = _U0, x[lo:hi].reshape(-1)
     for k in range(block.shape[0]):
@@ -354,9 +345,7 @@ def events(lo, hi, x, w, low, gap, rows, out):
 
 @njit(inline="always")
 def _add_listed(index, count, rows, out):
-    """out += the sum of rows[index[k]] for k < count: eight at a time, so that `out` is read and
-    written less.
-    """
+    """out += the sum of rows[index[k]] for k < count: eight at a time, to read `out` less often."""
     k = 0
     while k + 8 <= count:
         a, b, c, d = rows[index[k]], rows[index[k + 1]], rows[index[k + 2]], rows[index[k + 3]]
@@ -394,9 +383,7 @@ def add_rows(lo, hi, x, w, out):
 
 @kernel(f"void(int64, int64, {_B}, {_M}, {_M})")
 def add_rows_transposed(lo, hi, x, g, out):
-    """out[j] += the sum of g[r] over the rows r of x (R, words) whose bit j is one, for the inputs
-    j of words lo..hi.
-    """
+    """out[j] += the sum of g[r] over rows r of x (R, words) with bit j set; j in words lo..hi."""
     index = np.empty((32, ROWS), np.uint32)  # of one word's inputs: the rows where each is active
     count = np.empty(32, np.int64)
     for first in range(0, x.shape[0], ROWS):
@@ -415,9 +402,7 @@ def add_rows_transposed(lo, hi, x, g, out):
 
 @kernel(f"void(int64, int64, {_B}, {_M}, {_M})")
 def add_rows_by_fours(lo, hi, x, g, out):
-    """As `add_rows_transposed`, for spikes that are not rare: rows with the same four bits are
-    added first, together.
-    """
+    """As `add_rows_transposed`, for frequent spikes: adds rows with the same four bits first."""
     index = np.empty((16, ROWS), np.uint32)
     count = np.empty(16, np.int64)
     total = np.empty(out.shape[1], np.float32)

@@ -24,9 +24,7 @@ FEW = 1 << 17  # words that NumPy makes before a compiler would have been loaded
 
 
 class Purpose(IntEnum):
-    """What random numbers are for: the other word of the key, so that no two purposes share a
-    stream.
-    """
+    """What random numbers are for: one word of the key, so that no two purposes share a stream."""
 
     WEIGHTS = 1  # initial weights; stream: layer
     READOUTS = 2  # fixed random readouts; stream: layer
@@ -98,7 +96,7 @@ def uniform(
 def uniform_at(
     places: np.ndarray, streams: np.ndarray, seed: int, purpose: Purpose, draw: int = 0
 ) -> np.ndarray:
-    """The numbers of `uniform` at these places of these streams, both (n,): where few are needed."""
+    """The numbers of `uniform` at these places of these streams, both (n,)."""
     out = np.empty(len(places), np.float32)
     _kernels().uniform_at(
         *(np.ascontiguousarray(x, np.int64) for x in (places, streams)),
@@ -132,9 +130,7 @@ def point_spikes(
 
 
 def keyed_generator(seed: int, purpose: Purpose, sample: int = 0) -> np.random.Generator:
-    """NumPy's generator for a purpose: for distributions other than the uniform one, where bits
-    need not agree elsewhere.
-    """
+    """NumPy's generator for a purpose: for other distributions, whose bits need not agree."""
     return np.random.Generator(
         np.random.Philox(key=[seed, int(purpose)], counter=[0, 0, 0, sample])
     )

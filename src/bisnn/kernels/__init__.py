@@ -64,7 +64,7 @@ def precision(name: str) -> Iterator[None]:
 
 @contextmanager
 def forced(name: str) -> Iterator[None]:
-    """Run every scan inside the block on the named kernel (process-wide: for tests and benchmarks)."""
+    """Run every scan inside the block on the named kernel, process-wide: for tests, benchmarks."""
     global _forced
     choice("name", name, NAMES)
     previous, _forced = _forced, name

@@ -32,7 +32,7 @@ _M = "float32[:, ::1]"  # matrix
 
 
 def run(kernel: Callable[..., Any], work: int, size: int, *arguments: object) -> list[Any]:
-    """`kernel(lo, hi, *arguments)` over 0..size on torch's thread count; what each part returned."""
+    """Run `kernel(lo, hi, *arguments)` over 0..size on torch's thread count; all results."""
     return threads.run(kernel, work, size, *arguments, count=torch.get_num_threads())
 
 
@@ -159,9 +159,7 @@ def _readout(lo, hi, s, V, y):
 
 
 def readout(s: Tensor, V: Tensor, scale: Tensor) -> Tensor:
-    """As `reference.readout`, the same bits: for few outputs a row of spikes is read once, in half
-    the time.
-    """
+    """As `reference.readout`, same bits; few outputs read a row once, in half the time."""
     if len(V) > FEW:
         return reference.readout(s, V, scale)
     y = s.new_empty(*s.shape[:2], len(V))
@@ -218,9 +216,7 @@ def _adjoint_arguments(
     slope: float,
     refractory: bool,
 ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Any, ...]]:
-    """The gradients of the first state, to be written, and the arguments of the kernels up to
-    `refractory`.
-    """
+    """Gradients of the first state, to be written, and kernel arguments up to `refractory`."""
     T, u = u.shape[0], u.contiguous()
     empty = np.empty((0, 1), np.float32)
     e_s, e_y, e_u = (
@@ -318,9 +314,7 @@ def _rows(kept: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -
 
 
 def _rounds() -> bool:
-    """Whether relaxed weights may be rounded to bfloat16, by PyTorch's own switch, and this CPU
-    multiplies it faster.
-    """
+    """Whether PyTorch lets relaxed weights round to bfloat16 and this CPU multiplies it faster."""
     return (
         torch.get_float32_matmul_precision() == "medium" and torch.cpu._is_avx512_bf16_supported()
     )
@@ -380,9 +374,7 @@ def gradients(
     needs_x: bool,
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `reference.gradients`, to float32 accuracy; where all is spikes, the currents' gradient is
-    never there as a whole.
-    """
+    """As `reference.gradients`, to float32 accuracy; from spikes, g_I is never there as a whole."""
     if not spikes:
         return reference.gradients(
             errors, u, x, x_shape, spikes, layer, needs_x, needs_weight, adjoint=adjoint

@@ -1,5 +1,5 @@
-"""The loops over time of `cpu`, compiled by numba: the scan of each neuron, its adjoint, and the weight
-gradient that the adjoint is part of.
+"""The loops over time of `cpu`, compiled by numba: the scan of each neuron, its adjoint, and the
+weight gradient that the adjoint is part of.
 
 A block of neurons keeps its traces in the L1 cache while time runs; the inner loop over neurons is
 what the compiler vectorises. No fastmath and no fused multiply-add: the forward bits are those of
@@ -143,9 +143,7 @@ def _sigmoid_derivative(x):
 
 @njit(inline="always")
 def _flush(p, q):
-    """Gradients too small to matter to 0: as denormals, long after the last error, they would be
-    slow.
-    """
+    """Gradients too small to matter to 0: long after the last error, denormals would be slow."""
     for i in range(p.shape[0]):
         p[i] = _ZERO if abs(p[i]) <= _FLUSH_GRADIENT else p[i]
         q[i] = _ZERO if abs(q[i]) <= _FLUSH_GRADIENT else q[i]
@@ -176,9 +174,7 @@ def _to_first_maximum(e, u, pool, row, C, g):
 
 @njit(inline="always")
 def _add_readout_error(g_y, V, first, last, e):
-    """e += the error on spikes first..last, counted over all recordings, from readouts: g_y (B
-    outputs,), V (outputs, N).
-    """
+    """e += the readouts' error on spikes first..last of all recordings; g_y (B outputs,)."""
     outputs, N = V.shape
     start = first
     while start < last:
@@ -291,8 +287,8 @@ def adjoint(
     "int64, int64, int64, int64, int64, int64, boolean)"
 )
 def weight_gradient(
-    lo, hi, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory, pool, H, row, size, C,
-    x, channels, n_out, k0, k1, s0, s1, p0, p1, rare,
+    lo, hi, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory,
+    pool, H, row, size, C, x, channels, n_out, k0, k1, s0, s1, p0, p1, rare,
 ):  # fmt: skip
     """The weight gradient (n_in, n_out) of images lo..hi, which may be several recordings each:
     adjoint and product in one go.
@@ -316,8 +312,8 @@ def weight_gradient(
         n = min(group, B - b)
         g = g_I[: T * n * per_recording].reshape((T, n * per_recording))
         adjoint(
-            image * units, (image + 1) * units, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory,
-            g, image * size, pool, H, row, size, C,
+            image * units, (image + 1) * units, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c,
+            sigmoid, slope, refractory, g, image * size, pool, H, row, size, C,
         )  # fmt: skip
         for t in range(T):
             inputs[t * n : (t + 1) * n] = x[t, b : b + n]

@@ -2,8 +2,8 @@
 
 Products are implicit: no matrix of windows is ever written.
 
-What is exact: hard weights, levels from -127 to 127, and spikes are multiplied as 8-bit integers and
-summed as 32-bit ones: currents are exact at any size.
+What is exact: hard weights, levels from -127 to 127, and spikes are multiplied as 8-bit integers
+and summed as 32-bit ones: currents are exact at any size.
 What is rounded: where PyTorch is allowed TF32 (`torch.backends`), relaxed weights and the gradients
     of currents enter products in
 half precision, which has TF32's 10 bits of mantissa; sums are float32. Gradients are scaled by a
@@ -37,8 +37,10 @@ readout = reference.readout
 
 
 @triton.jit
-def _rows(m, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, H_OUT: tl.constexpr,
-          W_OUT: tl.constexpr):  # fmt: skip
+def _rows(
+    m, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr,
+    H_OUT: tl.constexpr, W_OUT: tl.constexpr,
+):  # fmt: skip
     image = (m // (H_OUT * W_OUT)).to(tl.int64)
     return (image * H + m // W_OUT % H_OUT * S0) * (W * C) + m % W_OUT * (S1 * C)
 
@@ -46,7 +48,8 @@ def _rows(m, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S0: tl.constexpr
 @triton.jit
 def _convolution(
     x, weight, out, M, n_out,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, H_OUT: tl.constexpr, W_OUT: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr,
+    H_OUT: tl.constexpr, W_OUT: tl.constexpr,
     K: tl.constexpr, RUN: tl.constexpr, GATHER: tl.constexpr, SUM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -77,13 +80,12 @@ def _convolution(
 @triton.jit
 def _convolution_gradient(
     g, x, out, M, n_out, share,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, H_OUT: tl.constexpr, W_OUT: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr,
+    H_OUT: tl.constexpr, W_OUT: tl.constexpr,
     K: tl.constexpr, RUN: tl.constexpr, GATHER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """out[part] (K, n_out) = the inputs transposed times g (M, n_out), over the part's `share` of
-    the rows.
-    """
+    """out[part] (K, n_out) = the inputs transposed times g (M, n_out), over `share` of the rows."""
     i = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     part = tl.program_id(2)
     end = tl.minimum((part + 1) * share, M)
@@ -117,7 +119,8 @@ def _convolution_gradient(
 
 @triton.jit
 def _keep(
-    x, out, n, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, BLOCK: tl.constexpr
+    x, out, n, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    P0: tl.constexpr, P1: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Images x (N, H, W, C) as bytes with P0 rows and P1 columns of zeros on either side."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -165,9 +168,7 @@ def kept_shape(shape: torch.Size, padding: list[int]) -> tuple[tuple[int, ...], 
 
 
 def _rounds(weight: Tensor) -> bool:
-    """Whether PyTorch may round the operands of such products to TF32, so that we may round them to
-    half precision.
-    """
+    """Whether PyTorch may round such products to TF32, so that we may round to half precision."""
     return (
         torch.backends.cudnn.allow_tf32
         if weight.ndim == 4
@@ -242,9 +243,7 @@ def product(
 
 
 def _convolved(x: Tensor, weight: Tensor, stride: list[int], result: torch.dtype) -> Tensor:
-    """Padded images x, as bytes or in half precision, convolved with the weights in the same
-    precision.
-    """
+    """Padded images x, bytes or half precision, convolved with weights of the same precision."""
     shape, places = _places_of(x, weight, stride)
     out = torch.empty(shape, dtype=result, device=x.device)
     M, n = math.prod(shape[:-1]), min(128, max(16, triton.next_power_of_2(len(weight))))
@@ -259,9 +258,7 @@ def _convolved(x: Tensor, weight: Tensor, stride: list[int], result: torch.dtype
 def _weight_gradient(
     g: Tensor, scale: Tensor, kept: Tensor, weight: Tensor, stride: list[int]
 ) -> Tensor:
-    """The weight gradient from g in half precision, times `scale`, and spikes as `keep` gave them;
-    float32 sums, order fixed.
-    """
+    """The weight gradient from g in half precision, times `scale`, and kept spikes; order fixed."""
     shape, places = _places_of(kept, weight, stride)
     M, K, n = (
         math.prod(shape[:-1]),
@@ -291,18 +288,14 @@ def _weight_gradient(
 
 
 def _halved(g: Tensor) -> tuple[Tensor, Tensor]:
-    """g in half precision, times a power of two that brings the largest to at most 2^15; and that
-    number. g is used up.
-    """
+    """Half-precision g times a power of two, its largest at most 2^15; that power. Uses g up."""
     peak = torch.linalg.vector_norm(g, torch.inf).clamp(min=1e-30)
     scale = torch.exp2(torch.floor(15 - torch.log2(peak)))
     return g.mul_(scale).half(), scale
 
 
 def _input_gradient(g: Tensor, scale: Tensor, shape: list[int], layer: LayerConstants) -> Tensor:
-    """The gradient of the inputs, of this shape, from g in half precision, times `scale`; float32
-    sums.
-    """
+    """The gradient of inputs of this shape, from g in half precision, times `scale`."""
     weight, padding = layer.weight, layer.padding
     margin = [k - 1 - p for k, p in zip(weight.shape[2:], padding, strict=True)]
     if any(d > 1 for d in layer.stride) or any(m < 0 for m in margin):

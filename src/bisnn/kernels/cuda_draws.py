@@ -14,9 +14,7 @@ _BLOCK = 1024
 
 @triton.jit
 def _draw(places, streams, n, length, key, draw, out, DENSE: tl.constexpr, BLOCK: tl.constexpr):
-    """Number `places[i]` of stream `streams[i]`, or, if DENSE, number i % length of stream
-    `streams[i // length]`.
-    """
+    """Number `places[i]` of stream `streams[i]`; if DENSE, i % length of `streams[i // length]`."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n
     if DENSE:

@@ -24,11 +24,10 @@ _FLUSH, _BITS = tl.constexpr(FLUSH), tl.constexpr(DECAY_BITS)
 
 @triton.jit
 def _places(
-    n, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr
+    n, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """For a program's windows: places of their neurons (BLOCK, WINDOW) and mask, of what leaves the
-    layer (BLOCK,) and mask.
-    """
+    """Neurons (BLOCK, WINDOW) of a program's windows and mask, its outputs (BLOCK,) and mask."""
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if POOL == 1:
         return o[:, None], (o < n)[:, None], o, o < n
@@ -158,10 +157,11 @@ def _fixed_scan(
 
 @triton.jit
 def _adjoint(
-    g_s, g_u, g_P, g_Q, g_R, u, kappa, constants, peak, scale, g_I, G_P, G_Q, G_R, slope, T, n, M, M_out,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
-    HAS_S: tl.constexpr, HAS_U: tl.constexpr, HAS_STATE: tl.constexpr, SIGMOID: tl.constexpr, REFRACTORY: tl.constexpr,
-    HALF: tl.constexpr, SCALAR: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+    g_s, g_u, g_P, g_Q, g_R, u, kappa, constants, peak, scale, g_I, G_P, G_Q, G_R, slope,
+    T, n, M, M_out, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    HAS_S: tl.constexpr, HAS_U: tl.constexpr, HAS_STATE: tl.constexpr,
+    SIGMOID: tl.constexpr, REFRACTORY: tl.constexpr, HALF: tl.constexpr, SCALAR: tl.constexpr,
+    POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """G_P, G_Q, G_R are the gradients of the first state. With HALF, g_I comes out times `scale`,
     which is written too.

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 
 
 def to_device(x: Tensor, device: torch.device | str) -> Tensor:
-    """x on a device. To a GPU it goes by way of pinned memory, so that the CPU does not wait for
-    what the GPU is doing.
-    """
+    """x on a device; to a GPU through pinned memory, so that the CPU does not wait for it."""
     return (
         x.pin_memory().to(device, non_blocking=True)
         if torch.device(device).type == "cuda" and not x.is_cuda

@@ -92,9 +92,7 @@ def srm_layer_backward(
     needs_weight: bool,
     integers: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, weight (each empty unless needed), P, Q, R; x is what was kept of the input,
-    of shape `x_shape`.
-    """
+    """Gradients of x, weight (empty unless needed), P, Q, R; x is the input as it was kept."""
     after = fixed.gradients_after((g_P, g_Q, g_R), kappa, integers)
     errors = Errors(g_y if g_y is None or scale is None else g_y * scale, g_s, g_u, after)
     layer = LayerConstants(

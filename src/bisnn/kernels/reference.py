@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from bisnn.neuron import SRM, fixed_advance, fixed_potential
+from bisnn.spec import windows_along
 
 _STEP = SRM()  # whose step is a function of its arguments alone
 
@@ -152,9 +153,7 @@ def adjoint(
 
 
 def keep(x: Tensor, padding: list[int]) -> Tensor:
-    """Spikes in the form in which they are kept for the backward pass, here one byte each; a kernel
-    may add the padding.
-    """
+    """Spikes as kept for the backward pass, here one byte each; a kernel may add the padding."""
     return x.to(torch.uint8)
 
 
@@ -167,8 +166,8 @@ def current_shape(x: Tensor, weight: Tensor, stride: list[int], padding: list[in
     """Shape of the currents."""
     if weight.ndim == 2:
         return [*x.shape[:2], weight.shape[0]]
-    sizes = zip(x.shape[2:4], weight.shape[2:], stride, padding, strict=True)
-    return [*x.shape[:2], *((n + 2 * p - k) // d + 1 for n, k, d, p in sizes), weight.shape[0]]
+    places = zip(x.shape[2:4], weight.shape[2:], stride, padding, strict=True)
+    return [*x.shape[:2], *(windows_along(*place) for place in places), weight.shape[0]]
 
 
 def product(
@@ -206,18 +205,14 @@ def input_gradient(
 
 
 def readout(s: Tensor, V: Tensor, scale: Tensor) -> Tensor:
-    """y = scale V s, (T, B, outputs), of what leaves a layer; V (outputs, ...) counts images with
-    channels last.
-    """
+    """y = scale V s, (T, B, outputs), of what leaves a layer; images have channels last."""
     return F.linear(s.flatten(2), V) * scale
 
 
 def spike_error(
     g_s: Tensor | None, g_y: Tensor | None, V: Tensor | None, u: Tensor, pool: int
 ) -> Tensor | None:
-    """The error on what leaves a layer: g_s, and that of its readout, g_y (T, B, outputs) V;
-    potentials u give the shape.
-    """
+    """The error on what leaves a layer, from g_s and its readout's g_y V; u gives the shape."""
     if g_y is None or V is None:
         return g_s
     shape = (

@@ -60,9 +60,7 @@ def srm_adjoint(
     refractory: bool,
     integers: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of I, P, Q, R from those of the outputs of `srm_scan`: the same filter, backwards
-    in time.
-    """
+    """Gradients of I, P, Q, R from those of `srm_scan`: the same filter, backwards in time."""
     g_state = fixed.gradients_after((g_P, g_Q, g_R), kappa, integers)
     g_I, *g_before = kernels.choose(u).adjoint(
         g_s, g_u, g_state, u, kappa, constants, surrogate, slope, refractory

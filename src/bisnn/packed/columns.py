@@ -25,9 +25,7 @@ class BadSchema(ValueError):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of numbers is one feature, and a second one if cells were blank; one of categories
-    is a feature per category.
-    """
+    """A column of numbers, a feature or with blanks two; or of categories, a feature for each."""
 
     name: str
     fill: float = 0.0  # numbers: the median of the training rows, in place of a blank
@@ -43,7 +41,7 @@ class Column:
         return [self.name, f"{self.name} is blank"] if self.blanks else [self.name]
 
     def encode(self, values: Sequence[Any] | np.ndarray) -> tuple[np.ndarray, list[str]]:
-        """The column's features, (N, n) float64, and notes on cells that no training row was like."""
+        """The column's features, (N, n) float64, and notes on cells unlike any training row."""
         if self.categories:
             return self._encode_categories(values)
         x = numbers(self.name, values, lambda name, row: f"x: row {row + 1}, column {name!r}")
@@ -51,8 +49,10 @@ class Column:
         filled = np.where(blank, self.fill, x)
         if self.blanks:
             return np.stack([filled, blank.astype(np.float64)], 1), []
-        note = f"column {self.name!r}: {blank.sum()} blanks, where no training row had any, are taken as {self.fill:g}"
-        return filled[:, None], [note] if blank.any() else []
+        if not blank.any():
+            return filled[:, None], []
+        blanks = f"{blank.sum()} blanks, where no training row had any, are taken as {self.fill:g}"
+        return filled[:, None], [f"column {self.name!r}: {blanks}"]
 
     def _encode_categories(
         self, values: Sequence[Any] | np.ndarray
@@ -73,7 +73,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """The table that a model was trained on: what its columns are called, and what becomes of them."""
+    """The table that a model was trained on: the names of its columns and what becomes of them."""
 
     columns: tuple[Column, ...]  # those that are features, in the order of the training file
     # All columns of the training file; "1", "2", ... where it has no header
@@ -103,26 +103,26 @@ class Schema:
                 an empty text where a cell is blank. Or a mapping from the columns' names to a value
                 each (a row of csv.DictReader), or to one per point (a data frame).
 
-        >>> schema = Schema((Column("age", 30.0, True), Column("job", categories=("cook", "smith"))), ("age", "job"))
+        >>> age, job = Column("age", 30.0, True), Column("job", categories=("cook", "smith"))
+        >>> schema = Schema((age, job), ("age", "job"))
         >>> schema.encode({"age": "", "job": "cook"})[0]
         array([[30.,  1.,  1.,  0.]])
         """
         values = self._by_name(x) if hasattr(x, "keys") else self._by_position(np.asarray(x))
         parts, notes = [], []
         for column in self.columns:
-            part, said = column.encode(values[column.name])
+            part, more = column.encode(values[column.name])
             parts.append(part)
-            notes += said
+            notes += more
         return np.concatenate(parts, 1), notes
 
     def _by_name(self, x: Any) -> dict[str, Any]:
         self.check_names(x.keys(), "x")
         single = (str, bytes, int, float, np.generic)
+        given = {column.name: x[column.name] for column in self.columns}
         values = {
-            column.name: [x[column.name]]
-            if isinstance(x[column.name], single) or x[column.name] is None
-            else list(x[column.name])
-            for column in self.columns
+            name: [cell] if cell is None or isinstance(cell, single) else list(cell)
+            for name, cell in given.items()
         }
         sizes = sorted({len(cells) for cells in values.values()})
         if len(sizes) != 1 or sizes == [0]:
@@ -134,9 +134,8 @@ class Schema:
 
     def _by_position(self, x: np.ndarray) -> dict[str, Any]:
         if x.ndim != 2 or x.shape[1] != len(self.columns) or len(x) == 0:
-            names = ", ".join(column.name for column in self.columns[:10]) + (
-                ", ..." if len(self.columns) > 10 else ""
-            )
+            names = ", ".join(column.name for column in self.columns[:10])
+            names += ", ..." if len(self.columns) > 10 else ""
             raise ValueError(
                 f"x: must be (N, {len(self.columns)}) with N >= 1, the columns {names}; got shape "
                 f"{x.shape}; one row per point"
@@ -194,12 +193,8 @@ class Schema:
 def _column(about: Any) -> Column:
     if not isinstance(about, dict) or set(about) != {"name", "fill", "blanks", "categories"}:
         raise BadSchema(f"a column is {about!r:.50}")
-    (name,), fill, blanks, categories = (
-        _texts([about["name"]]),
-        about["fill"],
-        about["blanks"],
-        _texts(about["categories"]),
-    )
+    (name,), categories = _texts([about["name"]]), _texts(about["categories"])
+    fill, blanks = about["fill"], about["blanks"]
     number = isinstance(fill, (int, float)) and not isinstance(fill, bool) and math.isfinite(fill)
     if not number or not isinstance(blanks, bool) or len(set(categories)) != len(categories):
         raise BadSchema(f"column {name!r:.50} is described wrongly")
@@ -213,11 +208,9 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def is_blank(value: Any) -> bool:
-    return (
-        value is None
-        or (isinstance(value, str) and value.strip().lower() in BLANKS)
-        or value != value
-    )
+    if isinstance(value, str):
+        return value.strip().lower() in BLANKS
+    return value is None or value != value
 
 
 def category(value: Any) -> str:

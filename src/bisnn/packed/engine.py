@@ -48,9 +48,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Means over time; entropies in nats. For regression `mean` and `members` are the outputs, and
-    entropies are None.
-    """
+    """Means over time, entropies in nats; of a regression, outputs without entropies."""
 
     mean: np.ndarray  # (B, C) the ensemble's distribution, or output
     members: np.ndarray  # (K, B, C) each member's
@@ -351,16 +349,12 @@ def load(
     threads: int | None = None,
     sparse: bool = True,
 ) -> Engine:
-    """An engine from a packed file; `members` and `seed` as in `packed.read`, the others as in
-    `Engine`. Loading runs no code.
-    """
+    """An engine from a packed file; arguments as in `packed.read` and `Engine`. Runs no code."""
     return Engine(file.read(path, members, seed), threads, sparse=sparse)
 
 
 def _joined(spec: LayerSpec, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """What a layer reads, as words (K, T, B, H, W, words): several inputs side by side, each with
-    words of its own.
-    """
+    """What a layer reads, as words (K, T, B, H, W, words); each input has words of its own."""
     if len(inputs) > 1:
         K = max(len(words) for words in inputs)  # the network's input is shared by the members
         inputs = [np.broadcast_to(words, (K, *words.shape[1:])) for words in inputs]
@@ -456,9 +450,7 @@ def _columns(rows: np.ndarray) -> np.ndarray:
 
 
 def _by_pixel(V: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """A readout's signs (outputs, n) as words (outputs, words), for what leaves a layer of this
-    shape, (N,) or (C, H, W).
-    """
+    """A readout's signs (outputs, n) as words (outputs, words), for outputs (N,) or (C, H, W)."""
     channels = V.reshape(len(V), *(shape if len(shape) == 3 else (*shape, 1, 1)))
     return words_of(np.moveaxis(channels, 1, -1)).reshape(len(V), -1)
 

@@ -56,9 +56,7 @@ class Unfit(ValueError):
 
 
 def write(network: PackedNetwork, path: str | Path) -> int:
-    """One file, whole or not at all; returns its bytes. Where layers have a posterior, it goes in,
-    and not the members.
-    """
+    """Write one file, whole or not at all; its bytes. A posterior takes the members' place."""
     tensors: dict[str, np.ndarray] = {}
     for i, layer in enumerate(network.layers):
         there = np.ones((layer.neurons, layer.fan_in), bool) if layer.mask is None else layer.mask
@@ -188,9 +186,7 @@ def parse(
 
 
 def _metadata(content: bytes) -> str:
-    """Our entry of the safetensors header, which `safetensors.numpy.load` checks but does not
-    return.
-    """
+    """Our entry of the safetensors header, which `safetensors.numpy.load` does not return."""
     length = int.from_bytes(content[:8], "little")
     if not 2 <= length <= len(content) - 8:
         raise ValueError("its header is cut short")
@@ -326,9 +322,7 @@ class _Members(NamedTuple):
         return 1 if self.wanted == "map" else self.suggested or 1
 
     def weights(self, i: int, layer: LayerSpec, left: _Tensors) -> tuple[np.ndarray, Any]:
-        """Of layer i (K, synapses), and its posterior (levels - 1, synapses) where the file has
-        one.
-        """
+        """Weights of layer i (K, synapses), and its posterior (levels - 1, synapses) or None."""
         alphabet = layer.alphabet or BINARY
         above = len(alphabet.levels) - 1
         if self.stored:
@@ -382,9 +376,7 @@ def _layer(i: int, spec: LayerSpec, masked: bool, left: _Tensors, asked: _Member
 def _plans(
     about: Any, shape: Shape, K: int, error: type[ValueError]
 ) -> tuple[list[LayerSpec], dict[str, Any]]:
-    """The layers of K members without their tensors, and the encoding: all that the file asks for,
-    within the budget.
-    """
+    """The layers of K members without tensors, and the encoding; all within the budget."""
     plans: list[LayerSpec] = []
     for i, of in enumerate(about["layers"]):
         plans.append(_plan(i, of, [*(plan.output_shape for plan in plans), shape]))
@@ -403,9 +395,7 @@ def _shape(value: Any, what: str) -> Shape:
 
 
 def _plan(i: int, of: Any, shapes: list[Shape]) -> LayerSpec:
-    """A layer's description, checked; `shapes` are of what leaves the earlier layers, and of the
-    network's input.
-    """
+    """A layer's description, checked; `shapes` are those of earlier outputs and of the input."""
     _require(isinstance(of, dict) and of.get("kind") in KINDS, f"layer {i} is of no known kind")
     inputs = of.get("inputs")
     _require(
@@ -463,9 +453,7 @@ def _seed(value: Any) -> int:
 
 
 def _encoding(about: Any, input_shape: tuple[int, ...]) -> dict[str, Any]:
-    """{}, or {"code", "steps", "neurons", "width", "low", "high", "seed", "encodings"}: see
-    `packed.encoding`.
-    """
+    """{}, or the encoding of features that `packed.encoding` reads, checked."""
     _require(isinstance(about, dict), "its encoding is no table")
     if not about:
         return {}

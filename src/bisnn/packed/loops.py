@@ -28,9 +28,7 @@ _S = "int32[:, :, ::1]"  # state: float32 neurons lay the bits of their traces t
 
 @intrinsic
 def _negative(typingctx, x, first):
-    """The sign bits of x[first], ..., x[first + 31], float32, as one word: a few instructions,
-    where a loop would take dozens.
-    """
+    """The sign bits of x[first] to x[first + 31], float32, as one word in few instructions."""
 
     def generate(context, builder, signature, arguments):
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -44,9 +42,7 @@ def _negative(typingctx, x, first):
 
 @kernel("void(float32[::1], float32[::1], float32[::1], float32[::1], float32, float32[::1])")
 def _advance(u, p, q, r, kappa, c):
-    """One step of SRM neurons with one kappa: u holds currents, and then theta - u, whose sign bit
-    is the spike.
-    """
+    """One step of SRM neurons of one kappa: u holds currents, then theta - u (sign bit: spike)."""
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
     for i in range(u.shape[0]):
         v = neurons.srm_potential(p[i], q[i], r[i], kappa)
@@ -69,9 +65,7 @@ def _fixed_advance(u, p, q, r, integers):
 
 @kernel("void(float32[::1], int64, int64, int64, int64, uint32[:, :, :, ::1])")
 def _fired(u, height, width, n_out, pool, out):
-    """Bits of what leaves a layer, out (n, H', W', words), from theta - u of n recordings: the OR
-    over a window.
-    """
+    """Bits that leave a layer, out (n, H', W', words), from theta - u: the OR over a window."""
     if pool == 1 and n_out % 32 == 0:  # as it often is: words lie as potentials do
         words = out.reshape(-1)
         for k in range(words.shape[0]):
@@ -230,9 +224,7 @@ def _fixed_integrate(I, own, p, q, r, integers):
 def recurrent(
     lo, hi, x, weights, low, gap, mask, outputs, kappa, c, integers, P, Q, R, out
 ):  # fmt: skip
-    """As `spikes`, for neurons that are each other's inputs: one recording of a member is an item,
-    and time cannot be folded.
-    """
+    """As `spikes`, for neurons that read each other: an item is one recording of a member."""
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
     T, B, n_words, n = x.shape[1], x.shape[2], weights.shape[2], weights.shape[3]
     inputs = x.shape[5]
@@ -286,9 +278,7 @@ def recurrent(
 
 @kernel("void(int64, int64, uint32[:, ::1], uint32[:, ::1], float32, float32[:, ::1])")
 def readout(lo, hi, x, V, scale, out):
-    """out[r, i] = scale sum_j V_ij s_j for rows of bits x (R, words) and V (outputs, words): few
-    outputs, so along the words.
-    """
+    """out[r, i] = scale sum_j V_ij s_j for rows of bits x (R, words) and few V (outputs, words)."""
     for r in range(lo, hi):
         active = _U0
         for k in range(x.shape[1]):

@@ -1,8 +1,8 @@
 """A packed network as C99: one header, one source, no library, no allocation; the spikes and logits
 are those of the engine.
 
-All bits lie in one order, whatever the layer: bit n of a vector is bit n % 32 of word n / 32, and an
-image has its channels last, n = (y W + x) C + c. What a kernel sees of a row is then one run of
+All bits lie in one order, whatever the layer: bit n of a vector is bit n % 32 of word n / 32, and
+an image has its channels last, n = (y W + x) C + c. What a kernel sees of a row is then one run of
 bits. Tables of weights are [member][block of 32 neurons][word][neuron], so that compilers vectorise
 over the neurons of a block and read it from front to back.
 
@@ -211,10 +211,11 @@ class _Source:
             "BURN_IN": f"{network.burn_in} /* first time steps that a prediction leaves out */",
         }
         if code:
+            means = "of a point, over which a prediction is the mean"
             constants |= {
                 "STEPS": f"{code['steps']} /* time steps of a point */",
                 "FEATURES": len(code["low"]),
-                "ENCODINGS": f"{code.get('encodings', 1)} /* of a point, over which a prediction is the mean */",
+                "ENCODINGS": f"{code.get('encodings', 1)} /* {means} */",
             }
         if network.classes:
             constants["CLASSES"] = len(network.classes)
@@ -389,7 +390,8 @@ class _Source:
     def _interface(self) -> list[str]:
         name, network, outputs = self.name, self.network, self.network.outputs
         result = result_name(network)
-        head = f"void {name}_step({name}_state *state, const uint32_t *x, {output_type(network)} *{result})"
+        output = f"{output_type(network)} *{result}"
+        head = f"void {name}_step({name}_state *state, const uint32_t *x, {output})"
         steps = [
             f"layer_{i}(state{', x' if INPUT in layer.inputs else ''});"
             for i, layer in enumerate(network.layers)
@@ -438,9 +440,7 @@ def _source(number: int) -> str:
 
 
 def _columns(layer: PackedLayer, w: np.ndarray) -> list[np.ndarray]:
-    """The columns (..., inputs) of each of a layer's inputs in the order of the bits, each filled
-    to whole words.
-    """
+    """The columns (..., inputs) of each input in the order of the bits, filled to whole words."""
     found = []
     for part, shape in zip(layer.columns(), layer.parts, strict=True):
         gap = np.zeros((*w.shape[:-1], -math.prod(shape) % 32), bool)
@@ -501,7 +501,9 @@ def _feature_order(network: PackedNetwork) -> str:
 
 
 def _described(layer: PackedLayer) -> str:
-    text = f"{layer.kind}, {' x '.join(map(str, layer.input_shape))} -> {' x '.join(map(str, layer.output_shape))}"
+    into, out = (" x ".join(map(str, shape)) for shape in (layer.input_shape, layer.output_shape))
+    text = f"{layer.kind}, {into} -> {out}"
     if layer.kind == "conv":
-        text += f", kernel {layer.kernel}, stride {layer.stride}, padding {layer.padding}, pool {layer.pool}"
+        text += f", kernel {layer.kernel}, stride {layer.stride}, padding {layer.padding}"
+        text += f", pool {layer.pool}"
     return text + f", {layer.synapses} synapses"

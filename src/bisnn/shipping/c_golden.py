@@ -1,6 +1,4 @@
-"""The program that tries exported code: golden vectors from the engine, and states next to a
-threshold, where rounding decides.
-"""
+"""The program that tries exported code: golden vectors, and states next to a threshold."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ GOLDEN_BITS = 600  # of each point that the encoder is tried on, or more
 def golden(
     network: PackedNetwork, x: np.ndarray
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray | None]:
-    """Spikes of every layer, uint8 (K, T, *output_shape), and logits, float32 (K, T, outputs), for
-    one recording.
-    """
+    """One recording's spikes, uint8 (K, T, *output_shape), and logits, float32 (K, T, outputs)."""
     from bisnn.packed.engine import Engine
 
     result = Engine(network).run(x[:, None].astype(np.uint8), spikes=True)
@@ -67,9 +63,7 @@ def _first(layer: PackedLayer) -> int:
 
 
 def golden_header(network: PackedNetwork, name: str, x: np.ndarray) -> str:
-    """Inputs [T][words], spikes of each layer [T][member][words], logits [T][member][outputs],
-    edges [n][P, R, spike].
-    """
+    """Inputs [T][words], spikes [T][member][words], logits [T][member][outputs], edges."""
     spikes, logits = golden(network, x)
     tables = [table_text("golden_x", words_of(x.reshape(len(x), -1)[:, bit_order(x.shape[1:])]))]
     for i, s in enumerate(spikes):  # (K, T, ...)
@@ -93,9 +87,7 @@ def golden_header(network: PackedNetwork, name: str, x: np.ndarray) -> str:
 
 
 def _encoded(code: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Points (N, d), time steps (t,) and the spikes in these, uint8 (N, t, inputs), of draw i for
-    point i.
-    """
+    """Points (N, d), time steps (t,), their spikes, uint8 (N, t, inputs), by draw i of point i."""
     low, high = np.array(code["low"], float), np.array(code["high"], float)
     span, d = high - low, len(low)
     places = (

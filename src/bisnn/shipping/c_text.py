@@ -76,9 +76,7 @@ def table_text(name: str, values: np.ndarray) -> str:
 
 
 def string_literal(text: str) -> str:
-    """A literal of its UTF-8, with octal numbers for what C might read otherwise: quotes,
-    backslashes, trigraphs.
-    """
+    """A literal of its UTF-8; octal numbers for quotes, backslashes and trigraphs."""
     return (
         '"'
         + "".join(chr(b) if re.match(rb"[\w ]", bytes([b])) else f"\\{b:03o}" for b in utf8(text))

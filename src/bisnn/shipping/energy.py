@@ -26,7 +26,7 @@ All counts are for one recording of T time steps, mean over the batch. The rules
 - Left out everywhere: pooling, what follows the readout's sums (scale, softmax, mean over time),
   instructions, leakage.
 
-A spiking network's readout is +-1: 1 bit a weight and an integer accumulate, also where the other
+A spiking network's readout is +-1: one bit per weight and an integer accumulate, also where the other
 weights are real.
 """
 
@@ -52,7 +52,10 @@ STATE = 12  # bytes of P, Q, R
 # Bytes
 CAPACITY = {"sram_8k": 8 * 2**10, "sram_32k": 32 * 2**10, "sram_1m": 2**20, "dram": math.inf}
 HYPOTHETICAL, ANN = "full precision, hypothetical", "ANN"
-SOURCE = "M. Horowitz, Computing's energy problem (and what we can do about it), ISSCC 2014: 45 nm, 0.9 V"
+SOURCE = (
+    "M. Horowitz, Computing's energy problem (and what we can do about it), ISSCC 2014: "
+    "45 nm, 0.9 V"
+)
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,7 @@ class Costs:
 
     @classmethod
     def parse(cls, settings: Sequence[str]) -> Costs:
-        """The usual costs with some set anew by texts NAME=PJ; of several with one name the last
-        counts.
-        """
+        """The usual costs with some set anew by texts NAME=PJ, of which the last counts."""
         changed = {}
         for setting in settings:
             name, _, value = (part.strip() for part in setting.partition("="))
@@ -153,9 +154,7 @@ class Ledger:
 
 
 def reach(layer: LayerSpec) -> Tensor:
-    """The number of synapses that each input of a layer reaches, flat; the own neurons of a
-    recurrent layer come after the inputs.
-    """
+    """The synapses that each input of a layer reaches, flat; a recurrent layer's own come last."""
     if layer.kind == "conv":
         sizes = zip(layer.input_shape[1:], layer.current_shape[1:], strict=True)
         places = zip(layer.kernel, layer.stride, layer.padding, strict=True)
@@ -174,9 +173,7 @@ def _windows(n: int, windows: int, kernel: int, stride: int, padding: int) -> Te
 
 @torch.no_grad()
 def work(net: Network, x: Tensor, realised: Sequence[Tensor]) -> list[Work]:
-    """The work of each layer, and of the last readout, on input spikes x, (T, B, *input_shape),
-    with these weights.
-    """
+    """The work of each layer and of the last readout on input spikes x, (T, B, *input_shape)."""
     x = net.checked(x)
     if not realisation.is_spikes(x):
         raise ValueError(
@@ -276,9 +273,7 @@ def ledger(
 def _drawn(
     net: Network, x: Tensor, latents: list[Tensor], members: int, seed: int
 ) -> list[list[Work]]:
-    """The work of each member of an ensemble; the input is read with the first and there for the
-    others.
-    """
+    """The work of each member of an ensemble; the first one alone reads the input."""
     counts = []
     for k, member in enumerate(
         weights.draw_members(latents, positive_int("predictors", members), seed)
@@ -384,9 +379,7 @@ def _entry(
     memory: str,
     costs: Costs,
 ) -> LayerExpenses:
-    """A line of the ledger from its counts, its bytes (weights, state, spikes) and its energies
-    (synapses, neurons).
-    """
+    """A line of the ledger from counts, bytes (weights, state, spikes) and energies."""
     access = sum(traffic) / 8 * getattr(costs, memory)
     synapses, neurons = picojoules
     weight_bytes, state_bytes, spike_bytes = traffic

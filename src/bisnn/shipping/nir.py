@@ -56,7 +56,7 @@ try:
 except ImportError:  # an extra: the public functions say so
     nir = None
 
-DT = 1e-4  # seconds a time step: the only one that snnTorch takes, and SpikingJelly's default
+DT = 1e-4  # seconds per time step: the only one that snnTorch takes, and SpikingJelly's default
 PROFILES = ("exact", "cubalif")
 
 
@@ -72,9 +72,7 @@ def graph(network: PackedNetwork, member: int | None = None, dt: float = DT) -> 
 
 
 def cuba_lif(network: PackedNetwork, member: int | None = None, dt: float = DT) -> Any:
-    """The network on `nir.CubaLIF` neurons, with other spikes: the lossy profile, see above.
-    Arguments as `graph`.
-    """
+    """The network on `nir.CubaLIF` neurons, the lossy profile; arguments as for `graph`."""
     return _assemble(network, member, dt, "cubalif")
 
 
@@ -260,9 +258,7 @@ def _decay(tau: np.ndarray, dt: float) -> np.ndarray:
 def _srm(
     i: int, layer: PackedLayer, dt: float
 ) -> tuple[dict[str, Any], list[tuple[str, str]], str, str]:
-    """The neurons of a layer in the exact profile: their nodes and edges, where currents go in and
-    where spikes come out.
-    """
+    """A layer's neurons in the exact profile: nodes, edges, where currents enter, spikes leave."""
     shape, (a_m, a_s, a_r, theta) = layer.current_shape, layer.constants
     tau_mem, tau_syn, tau_ref = (np.full(shape, _tau(a, dt)) for a in (a_m, a_s, a_r))
     kappa = np.broadcast_to(layer.scale.reshape(-1, *[1] * (len(shape) - 1)), shape).copy()
@@ -382,9 +378,7 @@ def simulate(
 
 
 def _order(graph: Any) -> tuple[list[str], set[tuple[str, str]]]:
-    """The nodes in an order in which a time step can run, and the edges that bring what was there
-    the time step before.
-    """
+    """The nodes in an order in which a time step can run, and the edges that arrive a step late."""
     after: dict[str, list[str]] = {
         name: [b for a, b in graph.edges if a == name] for name in graph.nodes
     }
@@ -418,9 +412,7 @@ def _order(graph: Any) -> tuple[list[str], set[tuple[str, str]]]:
 
 
 def _running(node: Any, B: int, dt: float) -> Any:
-    """A node as a function of what arrives in a time step; one that needs none of it for its value
-    has `value` and `advance`.
-    """
+    """A node as a function of what arrives; one that needs none of it has `value`, `advance`."""
     if isinstance(node, (nir.CubaLI, nir.LI, nir.CubaLIF)):
         if np.any(node.v_leak):
             raise ValueError(
@@ -469,9 +461,7 @@ def _flush(x: np.ndarray) -> np.ndarray:
 
 
 class _CubaLI:
-    """kappa (P - Q), with P' = a_m (P + I) and Q' = a_s (Q + I): `potential` and `advance` of
-    kernels.reference.
-    """
+    """kappa (P - Q), with P' = a_m (P + I) and Q' = a_s (Q + I), as `kernels.reference` has it."""
 
     def __init__(self, node: Any, B: int, dt: float):
         self.a_m, self.a_s = _decay(node.tau_mem, dt), _decay(node.tau_syn, dt)
@@ -500,9 +490,7 @@ class _LI:
 
 
 class _CubaLIF:
-    """Forward Euler, as in the formulas above; then spikes where v > threshold, and there v =
-    v_reset.
-    """
+    """Forward Euler, as above; then spikes where v > threshold, and v = v_reset there."""
 
     def __init__(self, node: Any, B: int, dt: float):
         decays = (
@@ -529,19 +517,17 @@ class _CubaLIF:
 class Disagreement:
     """What the lossy profile costs."""
 
-    # Fraction of neurons and time steps in which the spikes differ, its lead of one time step a
+    # Fraction of neurons and time steps in which the spikes differ, its lead of one time step per
     # layer taken out
     spikes: float
-    rate: float  # spikes a neuron and time step, of the network
+    rate: float  # spikes per neuron and time step, of the network
     rate_cuba_lif: float  # and of its CubaLIF graph
     # Fraction of recordings with another class; None where there are no classes
     predictions: float | None
 
 
 def disagreement(network: PackedNetwork, x: np.ndarray, member: int | None = None) -> Disagreement:
-    """How far the CubaLIF graph of the network is from the network itself on spikes x, (T, B,
-    *input_shape).
-    """
+    """How far the network's CubaLIF graph is from it on spikes x, (T, B, *input_shape)."""
     depth, T = len(network.layers), len(x)
     if max(depth, network.burn_in) >= T:
         raise ValueError(
