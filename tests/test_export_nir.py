@@ -22,6 +22,7 @@ from bisnn.packed import PackedNetwork
 from bisnn.packing import describe
 from bisnn.realisation import map_weight
 from bisnn.shipping import nir as nir_graph
+from bisnn.shipping import nir_simulation
 from bisnn.weights import sign
 from conftest import seeded, spikes
 
@@ -63,7 +64,7 @@ def test_the_file_gives_the_bits_of_the_network(kind, dt, tmp_path):
     x = spikes(40, 4, *net.input_shape, seed=3)
     out = net(x, weights=signs(net))
     network = describe(net)
-    got, logits = nir_graph.simulate(
+    got, logits = nir_simulation.simulate(
         read_back(network, tmp_path / "net.nir", SQUARE.get(kind, True), dt=dt), x.numpy()
     )
     assert list(got) == [f"spikes_{i}" for i in range(len(net.layers))]
@@ -79,7 +80,7 @@ def test_the_file_gives_the_bits_of_the_network(kind, dt, tmp_path):
 def test_without_a_readout_spikes_come_out(kind, tmp_path):
     net = build(kind, readout=None)
     x = spikes(40, 2, *net.input_shape)
-    _, output = nir_graph.simulate(read_back(describe(net), tmp_path / "net.nir"), x.numpy())
+    _, output = nir_simulation.simulate(read_back(describe(net), tmp_path / "net.nir"), x.numpy())
     assert np.array_equal(output, net(x, weights=signs(net)).spikes[-1].detach().numpy())
 
 
@@ -90,7 +91,7 @@ def test_each_member_can_be_chosen(tmp_path):
     ]
     network, x = describe(net, members), spikes(40, 3, 6)
     for k, member in enumerate(members):
-        _, logits = nir_graph.simulate(
+        _, logits = nir_simulation.simulate(
             read_back(network, tmp_path / "net.nir", member=k), x.numpy()
         )
         want = net(x, weights=member).readouts[-1]
@@ -151,7 +152,7 @@ def test_the_continuous_neuron_answers_with_the_kernels_of_the_paper():
 def test_any_decay_comes_back_from_its_time_constant(a, dt):
     tau = nir_graph._tau(np.float32(a), dt)
     assert tau > 0
-    assert nir_graph._decay(np.array([tau]), dt)[0] == np.float32(a)
+    assert nir_simulation.decay(np.array([tau]), dt)[0] == np.float32(a)
 
 
 @given(st.floats(0.1, 1e3), st.floats(1e-6, 1.0))
@@ -167,7 +168,7 @@ def test_a_neuron_without_memory(tmp_path):
     x = spikes(40, 4, 6)
     graph = read_back(describe(net), tmp_path / "net.nir")
     assert graph.nodes["refractory_0"].tau.min() > 0
-    _, logits = nir_graph.simulate(graph, x.numpy())
+    _, logits = nir_simulation.simulate(graph, x.numpy())
     assert np.array_equal(logits, net(x, weights=signs(net)).readouts[-1].detach().numpy())
 
 
@@ -199,7 +200,7 @@ def by_hand(network: PackedNetwork, x: np.ndarray) -> list[np.ndarray]:
 def test_disagreement_is_a_count(kind):
     net = build(kind)
     network, x = describe(net), spikes(30, 3, 6)
-    measured = nir_graph.disagreement(network, x.numpy())
+    measured = nir_simulation.disagreement(network, x.numpy())
     out, lossy = net(x, weights=signs(net)), by_hand(network, x.numpy())
     # CubaLIF leads by one time step per layer
     ours = [s.detach().numpy()[i + 1 :] for i, s in enumerate(out.spikes)]
@@ -228,7 +229,7 @@ def test_until_its_first_spike_a_cuba_lif_neuron_is_ours(kind, tmp_path):
     x = spikes(40, 4, *network.input_shape).numpy()
     graph = read_back(network, tmp_path / "net.nir", SQUARE.get(kind, True), profile="cubalif")
     lossy, exact = (
-        nir_graph.simulate(g, x)[0]["spikes_0"] for g in (graph, nir_graph.graph(network))
+        nir_simulation.simulate(g, x)[0]["spikes_0"] for g in (graph, nir_graph.graph(network))
     )
     first = [np.where(s.any(0), s.argmax(0), 40) for s in (lossy[:-1], exact[1:])]
     assert np.array_equal(*first)
@@ -244,11 +245,11 @@ def _feedforward(mask: np.ndarray) -> np.ndarray:
 def test_no_classes_no_predictions_to_differ():
     network, x = describe(build("dense")), spikes(20, 2, 6).numpy()
     for other in (replace(network, task="regression"), describe(build("dense", readout=None))):
-        assert nir_graph.disagreement(other, x).predictions is None
+        assert nir_simulation.disagreement(other, x).predictions is None
     with pytest.raises(
         ValueError, match="x: must have more time steps than layers, 1, and burn-in, 20; got 20"
     ):
-        nir_graph.disagreement(replace(network, burn_in=20), x)
+        nir_simulation.disagreement(replace(network, burn_in=20), x)
 
 
 # Other libraries run the lossy profile. They may live in another environment: a script there runs
@@ -327,7 +328,7 @@ def test_another_library_runs_the_file_as_we_do(library, kind, elsewhere):
             "benchmarks/peers.txt"
         )
     got, x = np.load(path), np.load(elsewhere / f"{kind}.npy")
-    _, want = nir_graph.simulate(nir.read(elsewhere / f"{kind}.nir"), x)
+    _, want = nir_simulation.simulate(nir.read(elsewhere / f"{kind}.nir"), x)
     assert got.shape == want.shape
     assert np.isfinite(got).all()
     assert (got != 0).mean() > 0.1, "silent"
@@ -376,14 +377,14 @@ def test_bad_requests_are_told_apart_and_leave_the_old_file(tmp_path, monkeypatc
 def test_graphs_that_cannot_be_simulated():
     graph, x = nir_graph.graph(describe(build("dense"))), spikes(5, 2, 6).numpy()
     with pytest.raises(ValueError, match=r"x: must be \(T, B, ...\)"):
-        nir_graph.simulate(graph, x[..., :3])
+        nir_simulation.simulate(graph, x[..., :3])
     graph.edges.append(("scale", "readout"))
     with pytest.raises(ValueError, match="graph: must have a node with memory in every cycle"):
-        nir_graph.simulate(graph, x)
+        nir_simulation.simulate(graph, x)
     graph.edges.pop()
     graph.nodes["synapse_0"].v_leak = np.ones(7)
     with pytest.raises(ValueError, match=r"v_leak = 0; got 1\.0 in a CubaLI"):
-        nir_graph.simulate(graph, x)
+        nir_simulation.simulate(graph, x)
     graph.nodes["synapse_0"] = nir.Delay(np.ones(7))
     with pytest.raises(ValueError, match="does not know; got Delay"):
-        nir_graph.simulate(graph, x)
+        nir_simulation.simulate(graph, x)

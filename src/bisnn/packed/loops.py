@@ -102,10 +102,10 @@ def spikes(
     lo, hi, x, weights, low, gap, table, channels, k0, k1, s0, s1, p0, p1, pool, group, kappa, c,
     integers, P, Q, R, out,
 ):  # fmt: skip
-    """Items lo..hi through a layer: an item is a group of recordings of a member. x has K = 1 where
-    members share their input.
+    """Run items lo..hi through a layer: an item is a group of recordings of a member.
 
-    P, Q, R move on; where they are empty, all begins at rest.
+    x has K = 1 where members share their input. P, Q, R move on; where they are empty, all begins
+    at rest.
     """
     T, B, n_words, n_out = x.shape[1], x.shape[2], weights.shape[2], weights.shape[3]
     height, width = _windows_along(x.shape[3], k0, s0, p0), _windows_along(x.shape[4], k1, s1, p1)
@@ -119,68 +119,38 @@ def spikes(
         member, first = item // groups, item % groups * group
         n = min(group, B - first)
         images = x[min(member, x.shape[0] - 1)]
+        last = first + n
         p, q, r = traces[0, :n], traces[1, :n], traces[2, :n]
         if P.shape[0]:
-            p, q, r = (
-                P[member, first : first + n],
-                Q[member, first : first + n],
-                R[member, first : first + n],
-            )
+            p, q, r = P[member, first:last], Q[member, first:last], R[member, first:last]
         else:
             traces[:] = _I0
         p, q, r = p.reshape(-1), q.reshape(-1), r.reshape(-1)
         p_f, q_f, r_f = p.view(np.float32), q.view(np.float32), r.view(np.float32)
-        inputs = rows.reshape(-1)[: steps * n * pixels * n_words].reshape(
-            (steps, n, height, width, n_words)
-        )
+        used = rows.reshape(-1)[: steps * n * pixels * n_words]
+        inputs = used.reshape((steps, n, height, width, n_words))
+        flat = used.reshape((-1, n_words))
         for start in range(0, T, steps):
             m = min(steps, T - start)
             for t in range(m):
+                seen = images[start + t, first:last]
                 if k0 * k1 * s0 * s1 == 1 and p0 + p1 == 0:
-                    inputs[t] = images[start + t, first : first + n]
+                    inputs[t] = seen
                 else:
-                    counting.windows(
-                        0,
-                        n,
-                        images[start + t, first : first + n],
-                        channels,
-                        k0,
-                        k1,
-                        s0,
-                        s1,
-                        p0,
-                        p1,
-                        inputs[t],
-                    )
+                    counting.windows(0, n, seen, channels, k0, k1, s0, s1, p0, p1, inputs[t])
+            size = m * n * pixels
             if table.shape[1]:
-                counting.events(
-                    0,
-                    m * n * pixels,
-                    inputs.reshape((-1, n_words)),
-                    weights[member],
-                    low,
-                    gap,
-                    table[member],
-                    u,
-                )
+                counting.events(0, size, flat, weights[member], low, gap, table[member], u)
             else:
-                counting.plane_counts(
-                    0, m * n * pixels, inputs.reshape((-1, n_words)), weights[member], low, gap, u
-                )
+                counting.plane_counts(0, size, flat, weights[member], low, gap, u)
             for t in range(m):
                 potentials = u[t * n * pixels : (t + 1) * n * pixels].reshape(-1)
                 if integers.shape[1]:
                     _fixed_advance(potentials, p, q, r, integers)
                 else:
                     _advance(potentials, p_f, q_f, r_f, kappa, c)
-                _fired(
-                    potentials,
-                    height,
-                    width,
-                    n_out,
-                    pool,
-                    out[member, start + t, first : first + n],
-                )
+                target = out[member, start + t, first:last]
+                _fired(potentials, height, width, n_out, pool, target)
 
 
 @kernel("void(float32[::1], float32[::1], float32[::1], float32[::1], float32, uint32[::1])")

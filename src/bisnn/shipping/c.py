@@ -28,16 +28,18 @@ from bisnn.shipping.c_text import (
     TRACES,
     bit_order,
     double_literal,
+    feature_order,
     filled,
     float_literal,
     function_text,
     indented,
     is_whole,
+    layer_text,
+    name_width,
     output_type,
     result_name,
     string_literal,
     table_text,
-    utf8,
     weight_blocks,
     word_count,
 )
@@ -123,11 +125,8 @@ class _Source:
             head = f"static void layer_{i}({self.name}_state *state{x})"
             own = _own_constants(i, layer)
             self.functions.append(function_text(head, [*own, *emitters[layer.kind](i, layer)]))
-            self.sizes["ram"] += (
-                4
-                * self.network.count
-                * (3 * math.prod(_state_shape(layer)) + word_count(layer.output_shape))
-            )
+            words = 3 * math.prod(_state_shape(layer)) + word_count(layer.output_shape)
+            self.sizes["ram"] += 4 * self.network.count * words
         self.functions += [*self._interface(), *self._encoder()]
         self.tables += self._classes()
 
@@ -164,11 +163,11 @@ class _Source:
                 f"    uint32_t s{i}[{name}_MEMBERS][{name}_WORDS_{i}];"
             )
         names = (
-            f"\nextern const char {self.name}_classes[{name}_CLASSES][{_width(network.classes)}];\n"
+            f"\nextern const char {self.name}_classes[{name}_CLASSES][{name_width(network.classes)}];\n"
             if network.classes
             else ""
         )
-        order = {"order": _feature_order(network)}
+        order = {"order": feature_order(network)}
         whole = is_whole(network)
         exact = "No operation from x to the counts is one on floating-point numbers."
         if not whole:
@@ -181,7 +180,7 @@ class _Source:
             name=self.name,
             NAME=name,
             about="\n".join(
-                f" *   layer {i}: {_described(layer)}" for i, layer in enumerate(network.layers)
+                f" *   layer {i}: {layer_text(layer)}" for i, layer in enumerate(network.layers)
             ),
             constants="\n".join(
                 f"#define {name}_{key} {value}" for key, value in constants.items()
@@ -237,10 +236,10 @@ class _Source:
         names = self.network.classes
         if not names:
             return []
-        self.sizes["flash"] += len(names) * _width(names)
+        self.sizes["flash"] += len(names) * name_width(names)
         lines = ",\n".join(map(string_literal, names))
         return [
-            f"const char {self.name}_classes[{self.name.upper()}_CLASSES][{_width(names)}] = "
+            f"const char {self.name}_classes[{self.name.upper()}_CLASSES][{name_width(names)}] = "
             f"{{\n{lines}}};\n"
         ]
 
@@ -302,18 +301,15 @@ class _Source:
             a_m, a_s, a_r, fraction, feedback, theta = _whole_constants(layer)
             names = f"&feedback_{i}, &theta_{i}, 0"
             if len(layer.scale) > 1:
-                names = (
-                    f"{self._add(f'feedback_{i}', feedback)}, {self._add(f'theta_{i}', theta)}, 1"
-                )
+                tables = self._add(f"feedback_{i}", feedback), self._add(f"theta_{i}", theta)
+                names = ", ".join(tables) + ", 1"
             return (
                 f"fixed_fire({P}, {Q}, {R}, {n}, {names}, {a_r[0]}, {spikes});",
                 f"fixed_integrate({P}, {Q}, {inward}, {a_m[0]}, {a_s[0]}, {1 << fraction[0]});",
             )
-        kappa = (
-            f"&kappa_{i}, 0"
-            if len(layer.scale) == 1
-            else self._add(f"kappa_{i}", layer.scale) + ", 1"
-        )
+        kappa = f"&kappa_{i}, 0"
+        if len(layer.scale) > 1:
+            kappa = self._add(f"kappa_{i}", layer.scale) + ", 1"
         c_m, c_s, c_r, threshold = map(float_literal, layer.constants)
         return (
             f"srm_fire({P}, {Q}, {R}, {n}, {kappa}, {c_r}, {threshold}, {spikes});",
@@ -337,28 +333,22 @@ class _Source:
         def columns(w: np.ndarray) -> np.ndarray:  # the layer's own spikes start with a word
             return np.concatenate([*_columns(layer, w), w[..., layer.fan_in - layer.neurons :]], -1)
 
-        mask = (
-            "NULL"
-            if layer.mask is None
-            else self._add(f"mask_{i}", weight_blocks(columns(layer.mask)))
-        )
-        fire, integrate = self._neurons(
-            i, layer, columns(layer.bits()), "window", "fired", mask=mask
-        )
+        mask = "NULL"
+        if layer.mask is not None:
+            mask = self._add(f"mask_{i}", weight_blocks(columns(layer.mask)))
+        w = columns(layer.bits())
+        fire, integrate = self._neurons(i, layer, w, "window", "fired", mask=mask)
         lines = [fire, *fill, f"memcpy(window + {words}, fired, {4 * own});", integrate]
         start = [f"uint32_t fired[{own}], window[{words + own}];"]
         if layer.outputs is None:
-            return [
-                *start,
-                "size_t k;",
-                *self._members([*lines, f"memcpy(state->s{i}[k], fired, {4 * own});"]),
-            ]
+            lines.append(f"memcpy(state->s{i}[k], fired, {4 * own});")
+            return [*start, "size_t k;", *self._members(lines)]
         chosen = self._add(f"outputs_{i}", np.array(layer.outputs, np.uint32))
         lines += [
             f"memset(state->s{i}[k], 0, sizeof state->s{i}[k]);",
             f"for (i = 0; i < {len(layer.outputs)}; i++)",
-            f"    state->s{i}[k][i / 32] |= (fired[{chosen}[i] / 32] >> {chosen}[i] % 32 & 1) << i "
-            "% 32;",
+            f"    state->s{i}[k][i / 32] |= "
+            f"(fired[{chosen}[i] / 32] >> {chosen}[i] % 32 & 1) << i % 32;",
         ]
         return [*start, "size_t k, i;", *self._members(lines)]
 
@@ -373,8 +363,8 @@ class _Source:
         members = [*gathers, *self._members(lines)] if shared else self._members([*gathers, *lines])
         pixel = [
             f"const size_t at = (y * {columns} + z) * {n};",
-            f"const size_t to = (y / {layer.pool} * {layer.output_shape[2]} + z / {layer.pool}) * "
-            f"{n};",
+            "const size_t to = "
+            f"(y / {layer.pool} * {layer.output_shape[2]} + z / {layer.pool}) * {n};",
             *members,
         ]
         return [
@@ -403,19 +393,11 @@ class _Source:
             V = self._add("V", weight_blocks(network.readout.V[:, bit_order(shape)]))
             of = f"state->s{last}[k], {math.prod(shape)}, {V}"
             call = f"readout({result} + k * {outputs}, {outputs}, {of});"
-            steps = [
-                "size_t k;",
-                *steps,
-                f"if ({result} == NULL)",
-                "    return;",
-                *self._members([call]),
-            ]
-        return [
-            function_text(
-                f"void {name}_reset({name}_state *state)", ["memset(state, 0, sizeof *state);"]
-            ),
-            function_text(head, steps),
-        ]
+            unless = [f"if ({result} == NULL)", "    return;"]
+            steps = ["size_t k;", *steps, *unless, *self._members([call])]
+        reset = f"void {name}_reset({name}_state *state)"
+        cleared = function_text(reset, ["memset(state, 0, sizeof *state);"])
+        return [cleared, function_text(head, steps)]
 
 
 def _whole_constants(layer: PackedLayer) -> np.ndarray:
@@ -483,27 +465,3 @@ def _kernels(layer: PackedLayer) -> tuple[np.ndarray, list[str], int]:
         lines.append(f"gather({to}, {_source(number)}, {sizes}, {corner});")
         at += -(-taps // 32)
     return np.concatenate(rows, -1).reshape(*bits.shape[:3], -1), lines, at
-
-
-def _width(names: tuple[str, ...]) -> int:
-    """Bytes of the longest name and its end."""
-    return max(len(utf8(name)) for name in names) + 1
-
-
-def _feature_order(network: PackedNetwork) -> str:
-    """What a comment says of it."""
-    if network.schema is None:
-        return "in the order of its columns."
-    names = [
-        re.sub(r"[^\w .,=()%-]", "_", name, flags=re.ASCII) for name in network.schema.features
-    ]
-    return "in this order:" + "".join(f"\n *   {name}" for name in names)
-
-
-def _described(layer: PackedLayer) -> str:
-    into, out = (" x ".join(map(str, shape)) for shape in (layer.input_shape, layer.output_shape))
-    text = f"{layer.kind}, {into} -> {out}"
-    if layer.kind == "conv":
-        text += f", kernel {layer.kernel}, stride {layer.stride}, padding {layer.padding}"
-        text += f", pool {layer.pool}"
-    return text + f", {layer.synapses} synapses"

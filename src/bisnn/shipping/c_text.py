@@ -10,7 +10,7 @@ from string import Template
 
 import numpy as np
 
-from bisnn.packed.network import PackedNetwork
+from bisnn.packed.network import PackedLayer, PackedNetwork
 from bisnn.packed.network import words as words_of
 
 TRACES = {"srm": "float", "fixed": "int32_t"}  # types of the traces of a kind of neuron
@@ -104,3 +104,28 @@ def filled(template: str, **values: str | int) -> str:
 
 def word_count(shape: tuple[int, ...]) -> int:
     return -(-math.prod(shape) // 32)
+
+
+def name_width(names: tuple[str, ...]) -> int:
+    """Bytes of the longest name and its end."""
+    return max(len(utf8(name)) for name in names) + 1
+
+
+def feature_order(network: PackedNetwork) -> str:
+    """What the header says of the order of features."""
+    if network.schema is None:
+        return "in the order of its columns."
+    names = [
+        re.sub(r"[^\w .,=()%-]", "_", name, flags=re.ASCII) for name in network.schema.features
+    ]
+    return "in this order:" + "".join(f"\n *   {name}" for name in names)
+
+
+def layer_text(layer: PackedLayer) -> str:
+    """What the header says of a layer."""
+    into, out = (" x ".join(map(str, shape)) for shape in (layer.input_shape, layer.output_shape))
+    text = f"{layer.kind}, {into} -> {out}"
+    if layer.kind == "conv":
+        text += f", kernel {layer.kernel}, stride {layer.stride}, padding {layer.padding}"
+        text += f", pool {layer.pool}"
+    return text + f", {layer.synapses} synapses"
