@@ -194,11 +194,10 @@ def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out)
 
 @kernel(f"void(int64, int64, {_B}, {_B}, {_M})")
 def counts(lo, hi, x, w, out):
-    """out[r, i] = 2 popcount(w[:, i] & x[r]) - popcount(x[r]) for rows x (R, words) and weight bits
-    w (words, n_out).
+    """out[r, i] = 2 popcount(w[:, i] & x[r]) - popcount(x[r]) of x (R, words), w (words, n_out).
 
     Four rows and two words at a time: weights are then read from the cache once for four rows, and
-        sums written once for two words.
+    sums written once for two words.
     """
     n_words, n_out = w.shape
     if n_words <= 2:  # few inputs: nothing to add up
@@ -207,10 +206,8 @@ def counts(lo, hi, x, w, out):
             a, e, o = x[r, 0], x[r, 1] if n_words == 2 else _U0, out[r]
             active = np.int32(popcount(a) + popcount(e))
             for i in range(n_out):
-                o[i] = _F(
-                    np.int32(_U1 + _U1) * np.int32(popcount(w_k[i] & a) + popcount(w_l[i] & e))
-                    - active
-                )
+                up = np.int32(popcount(w_k[i] & a) + popcount(w_l[i] & e))
+                o[i] = _F(np.int32(_U1 + _U1) * up - active)
         return
     # One array: the compiler sees that its four parts do not overlap
     sums = np.empty(4 * COLUMNS, np.uint32)
@@ -238,13 +235,9 @@ def counts(lo, hi, x, w, out):
                     sums[2 * COLUMNS + i] += popcount(w_k[i] & c) + popcount(w_l[i] & g)
                     sums[3 * COLUMNS + i] += popcount(w_k[i] & d) + popcount(w_l[i] & h)
             if n_words % 2:
-                a, b, c, d = (
-                    x[r, n_words - 1],
-                    x[r_1, n_words - 1],
-                    x[r_2, n_words - 1],
-                    x[r_3, n_words - 1],
-                )
-                w_k = w[n_words - 1, first : first + n]
+                k = n_words - 1
+                a, b, c, d = x[r, k], x[r_1, k], x[r_2, k], x[r_3, k]
+                w_k = w[k, first : first + n]
                 for i in range(n):
                     sums[i] += popcount(w_k[i] & a)
                     sums[COLUMNS + i] += popcount(w_k[i] & b)

@@ -14,6 +14,7 @@ from numba import njit
 from bisnn.bits import counting
 from bisnn.bits.counting import kernel
 from bisnn.bits.neurons import fixed_advance, fixed_potential, srm_advance, srm_potential
+from bisnn.spec import windows_along
 
 BLOCK = 1024  # neurons whose traces (4 bytes each, four arrays) stay in L1 while time runs
 _f = np.float32
@@ -23,6 +24,7 @@ _ZERO, _ONE, _HALF = _f(0), _f(1), _f(0.5)
 _I0 = np.int32(0)
 _V, _M = "float32[::1]", "float32[:, ::1]"  # vector, matrix
 _INT = "int32[::1]"
+_windows_along = njit(inline="always")(windows_along)
 
 # Neurons are worked on in units that lie together in memory and keep their traces in a cache while
 # time runs: BLOCK neurons, or with pooling the pixels of one row of windows. `H`, `row` and `size`
@@ -290,22 +292,19 @@ def weight_gradient(
     lo, hi, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory,
     pool, H, row, size, C, x, channels, n_out, k0, k1, s0, s1, p0, p1, rare,
 ):  # fmt: skip
-    """The weight gradient (n_in, n_out) of images lo..hi, which may be several recordings each:
-    adjoint and product in one go.
+    """The weight gradient (n_in, n_out) of images lo..hi, each of one or more recordings.
 
-    The currents' gradient of an image stays in the cache, and that of the whole is never there. x
-    is (T, B, H_in, W_in, words).
+    Adjoint and product in one go: the currents' gradient of an image stays in the cache, and that
+    of the whole is never there. x is (T, B, H_in, W_in, words).
     """
     T, B = x.shape[:2]
     units, per_recording = -(-H // pool), G_P.shape[0] // B  # neurons
     group = size // per_recording  # recordings of an image
     pixels = per_recording // n_out
-    y = (x.shape[2] + 2 * p0 - k0) // s0 + 1
+    y = _windows_along(x.shape[2], k0, s0, p0)
     g_w = np.zeros((k0 * k1 * channels, n_out), np.float32)
-    g_I, inputs = (
-        np.empty(T * size, np.float32),
-        np.empty((T * group, x.shape[2], x.shape[3], x.shape[4]), np.uint32),
-    )
+    g_I = np.empty(T * size, np.float32)
+    inputs = np.empty((T * group, x.shape[2], x.shape[3], x.shape[4]), np.uint32)
     rows = np.empty((T * group, y, pixels // y, -(-k0 * k1 * channels // 32)), np.uint32)
     for image in range(lo, hi):
         b = image * group
@@ -318,13 +317,10 @@ def weight_gradient(
         for t in range(T):
             inputs[t * n : (t + 1) * n] = x[t, b : b + n]
         counting.windows(0, T * n, inputs[: T * n], channels, k0, k1, s0, s1, p0, p1, rows[: T * n])
-        bits_of = rows[: T * n].reshape((T * n * pixels, rows.shape[3]))
+        bits = rows[: T * n].reshape((T * n * pixels, rows.shape[3]))
+        errors = g.reshape((T * n * pixels, n_out))
         if rare:
-            counting.add_rows_transposed(
-                0, bits_of.shape[1], bits_of, g.reshape((T * n * pixels, n_out)), g_w
-            )
+            counting.add_rows_transposed(0, bits.shape[1], bits, errors, g_w)
         else:
-            counting.add_rows_by_fours(
-                0, bits_of.shape[1], bits_of, g.reshape((T * n * pixels, n_out)), g_w
-            )
+            counting.add_rows_by_fours(0, bits.shape[1], bits, errors, g_w)
     return g_w

@@ -26,8 +26,10 @@ from torch import Tensor
 from bisnn.kernels import reference
 from bisnn.kernels.cuda_scan import adjoint, fixed_scan, scan  # noqa: F401 (part of a kernel)
 from bisnn.kernels.reference import Errors, LayerConstants
+from bisnn.spec import windows_along
 
 readout = reference.readout
+_PLACES = ("H", "W", "C", "S0", "S1", "H_OUT", "W_OUT", "K", "RUN")  # of inputs, for the kernels
 
 
 # Products. A dense layer is a convolution of one pixel. Images x are padded, (N, H, W, C), weights
@@ -180,31 +182,12 @@ def _places_of(kept: Tensor, weight: Tensor, stride: list[int]) -> tuple[list[in
     """The shape of the currents, and what the kernels need to know of the places of inputs."""
     T, B, C = kept.shape[0], kept.shape[1], kept.shape[-1]
     if weight.ndim == 2:
-        return [T, B, len(weight)], {
-            "H": 1,
-            "W": 1,
-            "C": C,
-            "S0": 1,
-            "S1": 1,
-            "H_OUT": 1,
-            "W_OUT": 1,
-            "K": C,
-            "RUN": C,
-        }
-    (H, W), (k0, k1) = kept.shape[2:4], weight.shape[2:]
-    h, w = (H - k0) // stride[0] + 1, (W - k1) // stride[1] + 1
-    places = {
-        "H": H,
-        "W": W,
-        "C": C,
-        "S0": stride[0],
-        "S1": stride[1],
-        "H_OUT": h,
-        "W_OUT": w,
-        "K": k0 * k1 * C,
-        "RUN": k1 * C,
-    }
-    return [T, B, h, w, len(weight)], places
+        pixel = (1, 1, C, 1, 1, 1, 1, C, C)
+        return [T, B, len(weight)], dict(zip(_PLACES, pixel, strict=True))
+    (H, W), (k0, k1), (s0, s1) = kept.shape[2:4], weight.shape[2:], stride
+    h, w = windows_along(H, k0, s0, 0), windows_along(W, k1, s1, 0)  # the padding is in `kept`
+    image = (H, W, C, s0, s1, h, w, k0 * k1 * C, k1 * C)
+    return [T, B, h, w, len(weight)], dict(zip(_PLACES, image, strict=True))
 
 
 def _taps(weight: Tensor) -> Tensor:

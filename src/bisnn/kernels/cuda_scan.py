@@ -155,6 +155,7 @@ def _fixed_scan(
     tl.store(R_after + at, r, inside)
 
 
+# More than 60 lines, because the state of its one loop lives in registers.
 @triton.jit
 def _adjoint(
     g_s, g_u, g_P, g_Q, g_R, u, kappa, constants, peak, scale, g_I, G_P, G_Q, G_R, slope,
@@ -170,12 +171,8 @@ def _adjoint(
     max|g_s| = `peak`, to 2^15: local learning from spikes alone, all neurons with the same kappa.
     """
     at, inside, out, whole = _places(n, H, W, C, POOL, WINDOW, BLOCK)
-    a_m, a_s, a_r, theta = (
-        tl.load(constants),
-        tl.load(constants + 1),
-        tl.load(constants + 2),
-        tl.load(constants + 3),
-    )
+    a_m, a_s = tl.load(constants), tl.load(constants + 1)
+    a_r, theta = tl.load(constants + 2), tl.load(constants + 3)
     k = tl.load(kappa) if SCALAR else tl.load(kappa + at, inside, 0.0)
     factor = 1.0
     if HALF:
@@ -183,11 +180,8 @@ def _adjoint(
         factor = tl.exp2(tl.floor(tl.log2(32768 / tl.maximum(bound, 1e-30))))
         tl.store(scale, factor, tl.program_id(0) == 0)
     if HAS_STATE:
-        p, q, r = (
-            tl.load(g_P + at, inside, 0.0),
-            tl.load(g_Q + at, inside, 0.0),
-            tl.load(g_R + at, inside, 0.0),
-        )
+        p, q = tl.load(g_P + at, inside, 0.0), tl.load(g_Q + at, inside, 0.0)
+        r = tl.load(g_R + at, inside, 0.0)
     else:
         p = tl.zeros((BLOCK, WINDOW), tl.float32)
         q, r = p, p
@@ -214,7 +208,7 @@ def _adjoint(
             e = e_t[:, None].to(tl.float32)
         else:
             j = tl.arange(0, WINDOW)[None, :]
-            # Of several equal ones
+            # The first of several equal ones
             first = tl.min(tl.where(u_t == tl.max(u_t, 1)[:, None], j, WINDOW), 1)
             e = tl.where(j == first[:, None], e_t[:, None].to(tl.float32), 0.0)
         if REFRACTORY:

@@ -93,6 +93,12 @@ def pooled(s: Tensor, pool: int) -> Tensor:
     return s if pool == 1 else channels_last(F.max_pool2d(channels_first(s), pool), s)
 
 
+def pooled_shape(I: Tensor, pool: int) -> tuple[int, ...]:
+    """Shape of what leaves a layer of currents I, (T, B, H, W, C) where there is pooling."""
+    T, B, *size = I.shape
+    return (T, B, size[0] // pool, size[1] // pool, size[2]) if pool > 1 else (T, B, *size)
+
+
 def channels_first(x: Tensor) -> Tensor:
     """Images (T, B, H, W, C) as (T B, C, H, W), a view."""
     return x.flatten(0, 1).permute(0, 3, 1, 2)
@@ -215,10 +221,7 @@ def spike_error(
     """The error on what leaves a layer, from g_s and its readout's g_y V; u gives the shape."""
     if g_y is None or V is None:
         return g_s
-    shape = (
-        u.shape if pool == 1 else (*u.shape[:2], u.shape[2] // pool, u.shape[3] // pool, u.shape[4])
-    )
-    g = (g_y @ V).reshape(shape)
+    g = (g_y @ V).reshape(pooled_shape(u, pool))
     return g if g_s is None else g_s + g
 
 
