@@ -75,13 +75,12 @@ def population(
     _check_values("x", x)
     _check_population(neurons, width)
     code = {"code": "population", "steps": positive_int("T", T), "neurons": neurons, "width": width}
-    spikes = encoding.encode(
+    values, seed, draw = (
         x.detach().float().cpu().numpy(),
-        code,
         seed_number(seed),
-        Purpose.ENCODING,
         seed_number(draw, "draw"),
     )
+    spikes = encoding.encode(values, code, seed, Purpose.ENCODING, draw)
     return torch.from_numpy(spikes).to(x)
 
 

@@ -57,11 +57,7 @@ def joined(kind: str, inputs: Sequence[Tensor]) -> Tensor:
     """Spikes of several layers, (T, B, ...) each, side by side as `spec.side_by_side` says."""
     if len(inputs) == 1:
         return inputs[0]
-    return (
-        torch.cat(list(inputs), 2)
-        if kind == "conv"
-        else torch.cat([s.flatten(2) for s in inputs], 2)
-    )
+    return torch.cat(list(inputs) if kind == "conv" else [s.flatten(2) for s in inputs], 2)
 
 
 class Readout(nn.Module):
@@ -306,9 +302,9 @@ class Layer(nn.Module):
         if bptt:  # gradients reach earlier chunks through the traces themselves
             return LayerState(after, state.inputs)
         steps = torch.arange(len(x), 0, -1, device=x.device, dtype=x.dtype)
+        # X' = a^T X + sum_t a^(T-t) x_t
         inputs = tuple(
-            a ** len(x) * trace
-            + torch.tensordot(a**steps, x, dims=1)  # X' = a^T X + sum_t a^(T-t) x_t
+            a ** len(x) * trace + torch.tensordot(a**steps, x, dims=1)
             for a, trace in zip(self.constants, state.inputs, strict=False)
         )
         return LayerState(after, inputs).detach()

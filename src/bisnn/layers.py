@@ -166,15 +166,9 @@ class Conv2d(Layer):
                 readout.V.unflatten(1, self.output_shape).movedim(1, -1).flatten(1),
                 readout.scale,
             )
+        constants = (self.kappa, self.constants)
         y, s, u, *after, _ = srm_layer(
-            x.movedim(2, -1),
-            weight,
-            *before,
-            self.kappa,
-            self.constants,
-            *reading,
-            *settings,
-            *neuron,
+            x.movedim(2, -1), weight, *before, *constants, *reading, *settings, *neuron
         )
         P, Q, R = (z.movedim(-1, 1) for z in after)
         after = self._next_state(x, state, (P, Q, R), bptt)
@@ -248,13 +242,8 @@ class Recurrent(Layer):
         self.register_buffer("mask", mask)
         if outputs is not None:
             whole = all(isinstance(i, Integral) for i in outputs)
-            if (
-                not whole
-                or len(outputs) == 0
-                or min(outputs) < 0
-                or max(outputs) >= n
-                or len(set(outputs)) < len(outputs)
-            ):
+            distinct = whole and len(set(outputs)) == len(outputs) > 0
+            if not distinct or min(outputs) < 0 or max(outputs) >= n:
                 raise ValueError(
                     f"outputs: must be distinct neuron indices from 0 to {n - 1}, at least one; "
                     f"got {outputs}; leave it out for all"
@@ -346,9 +335,8 @@ class Recurrent(Layer):
 
 def _pair(name: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:
     pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-    if len(pair) != 2 or any(
-        isinstance(v, bool) or not isinstance(v, int) or v < least for v in pair
-    ):
+    whole = all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in pair)
+    if len(pair) != 2 or not whole:
         raise ValueError(
             f"{name}: must be a whole number >= {least} or a pair of them; got {value!r}; give "
             f"e.g. {max(least, 1)}"

@@ -92,7 +92,7 @@ def _readout_loss(
     burn_in: int,
     mask: Tensor | None,
 ) -> Tensor:
-    given = _given(readouts)
+    given = _existing(readouts)
     choice("loss", loss, LOSSES)
     choice("over_time", over_time, ("sum", "mean"))
     _check_shape(target, loss, *given[0].shape)
@@ -102,7 +102,7 @@ def _readout_loss(
     return total.mean(1).sum()
 
 
-def _given(readouts: Sequence[Tensor | None]) -> list[Tensor]:
+def _existing(readouts: Sequence[Tensor | None]) -> list[Tensor]:
     given = [y for y in readouts if y is not None]
     if not given:
         raise ValueError(
@@ -224,7 +224,7 @@ def _part_backward(
     factor: float,
 ) -> Tensor:
     """The loss of a part of the time steps, of which `skip` do not count, after its backward pass."""
-    given = _given(output.readouts)
+    given = _existing(output.readouts)
     piece = target[part] if target.ndim == (2 if loss == "logistic" else 3) else target
     _check_shape(piece, loss, *given[0].shape)
     sums = _per_recording(given, piece, loss, skip, None if mask is None else mask[part])
@@ -305,11 +305,8 @@ def _check_shape(target: Tensor, loss: str, T: int, B: int, C: int) -> None:
                 f"target: the logistic loss takes class labels as int64; got {target.dtype}; use "
                 "target.long()"
             )
-        if (
-            target.ndim not in (1, 2)
-            or target.shape[-1] != B
-            or (target.ndim == 2 and target.shape[0] != T)
-        ):
+        ours = target.ndim in (1, 2) and target.shape[-1] == B
+        if not ours or (target.ndim == 2 and target.shape[0] != T):
             raise ValueError(
                 f"target: labels must have shape (B,) = ({B},) or (T, B) = ({T}, {B}); got "
                 f"{tuple(target.shape)}; reshape them"

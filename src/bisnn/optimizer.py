@@ -343,11 +343,8 @@ class Preconditioned(Rule):
         super()._check_group(group)
         choice("precondition", group["precondition"], PRECONDITIONERS)
         betas = group["betas"]
-        if (
-            not isinstance(betas, (tuple, list))
-            or len(betas) != 2
-            or not all(isinstance(b, (int, float)) and 0 <= b < 1 for b in betas)
-        ):
+        pair = isinstance(betas, (tuple, list)) and len(betas) == 2
+        if not pair or not all(isinstance(b, (int, float)) and 0 <= b < 1 for b in betas):
             raise ValueError(
                 f"betas: must be two numbers in [0, 1); got {betas!r}; the usual ones are (0.9, "
                 "0.999)"

@@ -98,11 +98,8 @@ def is_spikes(x: Tensor) -> bool:
 
 
 def _readable(x: Tensor) -> bool:
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._functorch.is_functorch_wrapped_tensor(x)
-        or x.is_meta
-    )
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return not (torch.compiler.is_compiling() or wrapped(x) or x.is_meta)
 
 
 @contextmanager

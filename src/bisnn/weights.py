@@ -28,11 +28,8 @@ from bisnn.bits.philox import Purpose
 from bisnn.checks import number, seed_number
 from bisnn.kernels import draws
 
-EPS_MIN = (
-    2.0**-24
-    # Epsilon of the Gumbel-softmax draw is kept in [2^-24, 1 - 2^-24]: the logistic noise stays
-    # finite
-)
+# Epsilon of the Gumbel-softmax draw is kept in [2^-24, 1 - 2^-24]: the logistic noise stays finite
+EPS_MIN = 2.0**-24
 # Bound on 2 (logcosh w^r - logcosh z); 2 logcosh 10 = 18.6, so it never acts for |w^r| <= 10. And
 # on log y_k - log p_k <= -log p_k, where it never acts on a level of probability above e^-20
 MAX_EXPONENT = 20.0
@@ -85,8 +82,7 @@ def mean_gradient_factor(w_r: Tensor, delta: Tensor, tau: float) -> Tensor:
 
     Since 1 - tanh^2 x = cosh^-2 x, it is exp(2 (logcosh w^r - logcosh z)) / tau with z = (w^r +
     delta) / tau: exact where the quotient would be 0/0. It is heavy-tailed; the exponent is bounded
-    at MAX_EXPONENT, which never acts for
-    |w^r| <= 10, nor for any w^r at tau = 1.
+    at MAX_EXPONENT, which never acts for |w^r| <= 10, nor for any w^r at tau = 1.
     """
     exponent = 2 * (logcosh(w_r) - logcosh((w_r + delta) / tau))
     return torch.exp(exponent.clamp(max=MAX_EXPONENT)) / tau

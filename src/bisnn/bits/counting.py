@@ -179,11 +179,8 @@ def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out)
                 if first >= last:
                     continue
                 for h in range(max(top, 0), min(top + k0, H)):
-                    start, at, size = (
-                        first * channels,
-                        ((h - top) * k1 + first - left) * channels,
-                        (last - first) * channels,
-                    )
+                    start, size = first * channels, (last - first) * channels
+                    at = ((h - top) * k1 + first - left) * channels
                     if whole:
                         target[at >> 5 : (at + size) >> 5] = rows[
                             h, start >> 5 : (start + size) >> 5

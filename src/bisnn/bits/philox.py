@@ -50,7 +50,7 @@ def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, A
     or PyTorch tensors of them.
 
     Products wrap at 64 bits, of which sign and upper half are masked: signed integers serve as well
-        as unsigned ones.
+    as unsigned ones.
     """
     for _ in range(10):
         a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
@@ -98,13 +98,8 @@ def uniform_at(
 ) -> np.ndarray:
     """The numbers of `uniform` at these places of these streams, both (n,)."""
     out = np.empty(len(places), np.float32)
-    _kernels().uniform_at(
-        *(np.ascontiguousarray(x, np.int64) for x in (places, streams)),
-        draw,
-        seed,
-        int(purpose),
-        out,
-    )
+    at = (np.ascontiguousarray(x, np.int64) for x in (places, streams))
+    _kernels().uniform_at(*at, draw, seed, int(purpose), out)
     return out
 
 

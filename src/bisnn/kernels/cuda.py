@@ -162,11 +162,8 @@ def _as_half(kept: Tensor) -> Tensor:
 
 def kept_shape(shape: torch.Size, padding: list[int]) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape and dtype of what `keep` returns."""
-    return (
-        *shape[:2],
-        *(n + 2 * p for n, p in zip(shape[2:-1], padding, strict=True)),
-        shape[-1],
-    ), torch.int8
+    size = (n + 2 * p for n, p in zip(shape[2:-1], padding, strict=True))
+    return (*shape[:2], *size, shape[-1]), torch.int8
 
 
 def _rounds(weight: Tensor) -> bool:
@@ -192,12 +189,8 @@ def _places_of(kept: Tensor, weight: Tensor, stride: list[int]) -> tuple[list[in
 
 def _taps(weight: Tensor) -> Tensor:
     """Weights as (n_out, k0, k1, C), contiguous."""
-    return (
-        (weight[:, :, None, None] if weight.ndim == 2 else weight)
-        .detach()
-        .movedim(1, -1)
-        .contiguous()
-    )
+    kernels = weight[:, :, None, None] if weight.ndim == 2 else weight
+    return kernels.detach().movedim(1, -1).contiguous()
 
 
 def _columns(places: dict[str, int]) -> dict[str, Any]:
@@ -243,11 +236,8 @@ def _weight_gradient(
 ) -> Tensor:
     """The weight gradient from g in half precision, times `scale`, and kept spikes; order fixed."""
     shape, places = _places_of(kept, weight, stride)
-    M, K, n = (
-        math.prod(shape[:-1]),
-        places["K"],
-        min(128, max(16, triton.next_power_of_2(len(weight)))),
-    )
+    M, K = math.prod(shape[:-1]), places["K"]
+    n = min(128, max(16, triton.next_power_of_2(len(weight))))
     columns = _columns(places)
     blocks, tiles_n = triton.cdiv(K, columns["BLOCK_K"]), triton.cdiv(len(weight), n)
     processors = torch.cuda.get_device_properties(g.device).multi_processor_count
@@ -255,12 +245,8 @@ def _weight_gradient(
     parts = max(1, min(triton.cdiv(M, 2048), triton.cdiv(4 * processors, blocks * tiles_n)))
     share = triton.cdiv(triton.cdiv(M, parts), 64) * 64
     out = torch.empty(parts, K, len(weight), device=g.device)
-    options = {
-        "BLOCK_M": 64,
-        "BLOCK_N": n,
-        "num_warps": 4,
-        "num_stages": 4 if columns["BLOCK_K"] == 128 else 3,
-    }
+    stages = 4 if columns["BLOCK_K"] == 128 else 3
+    options = {"BLOCK_M": 64, "BLOCK_N": n, "num_warps": 4, "num_stages": stages}
     with torch.cuda.device(g.device):
         grid = (blocks, tiles_n, parts)
         _convolution_gradient[grid](

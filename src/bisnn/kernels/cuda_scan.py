@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bisnn.kernels.reference import pooled_shape
 from bisnn.neuron import DECAY_BITS, FLUSH
 
 _FLUSH, _BITS = tl.constexpr(FLUSH), tl.constexpr(DECAY_BITS)
@@ -87,18 +88,11 @@ def _scan(
 ):  # fmt: skip
     """u may be I itself."""
     at, inside, out, whole = _places(n, H, W, C, POOL, WINDOW, BLOCK)
-    a_m, a_s, a_r, theta = (
-        tl.load(constants),
-        tl.load(constants + 1),
-        tl.load(constants + 2),
-        tl.load(constants + 3),
-    )
+    a_m, a_s = tl.load(constants), tl.load(constants + 1)
+    a_r, theta = tl.load(constants + 2), tl.load(constants + 3)
     k = tl.load(kappa) if SCALAR else tl.load(kappa + at, inside, 0.0)
-    p, q, r = (
-        tl.load(P + at, inside, 0.0),
-        tl.load(Q + at, inside, 0.0),
-        tl.load(R + at, inside, 0.0),
-    )
+    p, q = tl.load(P + at, inside, 0.0), tl.load(Q + at, inside, 0.0)
+    r = tl.load(R + at, inside, 0.0)
     I_t = tl.load(I + at, inside, 0)
     I += M
     I_1 = tl.load(I + at, inside & (T > 1), 0)
@@ -128,12 +122,8 @@ def _fixed_scan(
 ):  # fmt: skip
     """FixedSRM: scale is kappa 2^-f, shared (a_m, a_s, a_r, f), feedback K, threshold theta_f."""
     at, inside, out, whole = _places(n, H, W, C, POOL, WINDOW, BLOCK)
-    a_m, a_s, a_r, fraction = (
-        tl.load(shared),
-        tl.load(shared + 1),
-        tl.load(shared + 2),
-        tl.load(shared + 3),
-    )
+    a_m, a_s = tl.load(shared), tl.load(shared + 1)
+    a_r, fraction = tl.load(shared + 2), tl.load(shared + 3)
     if SCALAR:
         k, one, theta = tl.load(scale), tl.load(feedback), tl.load(threshold)
     else:
@@ -244,14 +234,11 @@ def _launch(like: Tensor, pool: int) -> tuple[Any, tuple[int, ...], dict[str, An
             (M, B * (H // pool) * (W // pool) * C, H, W, C),
         )
     window = triton.next_power_of_2(pool * pool)
-    # A window's neurons must share a thread, or the pooling is a conversation among warps at each
+    # A window's neurons must share a thread, or pooling makes warps exchange values at each
     # step: then one warp.
     block, warps = (512 if n >= 1 << 18 else 128, 4) if pool == 1 else (128, 1)
-    return (
-        (triton.cdiv(n, block),),
-        (n, *sizes),
-        {"POOL": pool, "WINDOW": window, "BLOCK": block, "num_warps": warps},
-    )
+    options = {"POOL": pool, "WINDOW": window, "BLOCK": block, "num_warps": warps}
+    return (triton.cdiv(n, block),), (n, *sizes), options
 
 
 def scan(
@@ -269,30 +256,12 @@ def scan(
     P, Q, R = (x.expand(I.shape[1:]).contiguous() for x in (P, Q, R))
     after = [torch.empty_like(P) for _ in range(3)]
     u = I if reuse and I.dtype == torch.float32 else torch.empty_like(I, dtype=torch.float32)
-    s = (
-        torch.empty_like(u)
-        if pool == 1
-        else u.new_empty(*I.shape[:2], I.shape[2] // pool, I.shape[3] // pool, I.shape[4])
-    )
+    s = u.new_empty(pooled_shape(I, pool))
     grid, sizes, options = _launch(P, pool)
     scalar, k = _kappa(kappa, P)
+    options |= {"SCALAR": scalar, "enable_fp_fusion": False}
     with torch.cuda.device(I.device):
-        _scan[grid](
-            I,
-            u,
-            s,
-            P,
-            Q,
-            R,
-            *after,
-            k,
-            constants,
-            len(I),
-            *sizes,
-            SCALAR=scalar,
-            **options,
-            enable_fp_fusion=False,
-        )
+        _scan[grid](I, u, s, P, Q, R, *after, k, constants, len(I), *sizes, **options)
     return s, u, after[0], after[1], after[2]
 
 
@@ -311,11 +280,7 @@ def fixed_scan(
     P, Q, R = (x.expand(I.shape[1:]).contiguous() for x in (P, Q, R))
     after = [torch.empty_like(P) for _ in range(3)]
     u = I if reuse and I.dtype == torch.float32 else torch.empty_like(I, dtype=torch.float32)
-    s = (
-        torch.empty_like(u)
-        if pool == 1
-        else u.new_empty(*I.shape[:2], I.shape[2] // pool, I.shape[3] // pool, I.shape[4])
-    )
+    s = u.new_empty(pooled_shape(I, pool))
     grid, sizes, options = _launch(P, pool)
     shared = integers[:4].reshape(4, -1)[:, 0].contiguous()
     each = [_kappa(x, P) for x in (torch.ldexp(kappa, -integers[3]), integers[4], integers[5])]

@@ -126,11 +126,7 @@ def _(
     integers=None,
 ):
     u = constants.new_empty(reference.current_shape(x, weight, stride, padding))
-    s = (
-        u.shape
-        if weight.ndim == 2
-        else (*u.shape[:2], u.shape[2] // pool, u.shape[3] // pool, u.shape[4])
-    )
+    s = reference.pooled_shape(u, pool)
     y = u.new_empty(0 if V is None else (*u.shape[:2], V.shape[0]))
     shape, dtype = kernels.choose(x).kept_shape(x.shape, padding) if spikes else ((0,), x.dtype)
     state = [fixed.empty_trace(u[0], integers) for _ in range(3)]
@@ -165,11 +161,8 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         return (None,) * 18
     needed = ctx.needs_input_grad[:2]
     g = srm_layer_backward(*grads[:6], u, x, ctx.x_shape, *layer, *ctx.settings, *needed, integers)
-    return (
-        *(g_i if need else None for g_i, need in zip(g, needed, strict=False)),
-        *g[2:],
-        *(None,) * 13,
-    )
+    asked = (g_i if need else None for g_i, need in zip(g, needed, strict=False))
+    return (*asked, *g[2:], *(None,) * 13)
 
 
 srm_layer.register_autograd(_backward, setup_context=_save)

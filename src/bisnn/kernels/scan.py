@@ -112,11 +112,8 @@ def _(info, in_dims, I, P, Q, R, kappa, constants, *settings):
         members_first(x, d).flatten(0, 1) for x, d in zip((P, Q, R), in_dims[1:4], strict=True)
     ]
     s, u, *state = srm_scan(I, *state, kappa, constants, *settings)
-    return (
-        s.unflatten(1, (K, -1)),
-        u.unflatten(1, (K, -1)),
-        *(x.unflatten(0, (K, -1)) for x in state),
-    ), (1, 1, 0, 0, 0)
+    s, u = (x.unflatten(1, (K, -1)) for x in (s, u))
+    return (s, u, *(x.unflatten(0, (K, -1)) for x in state)), (1, 1, 0, 0, 0)
 
 
 class _Spike(torch.autograd.Function):

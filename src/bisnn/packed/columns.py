@@ -164,21 +164,14 @@ class Schema:
     @classmethod
     def from_json(cls, about: Any, features: int) -> Schema:
         """What `to_json` gave, of so many features; BadSchema for anything else."""
-        if (
-            not isinstance(about, dict)
-            or set(about) != {"columns", "layout", "target"}
-            or not isinstance(about["columns"], list)
-        ):
+        whole = isinstance(about, dict) and set(about) == {"columns", "layout", "target"}
+        if not whole or not isinstance(about["columns"], list):
             raise BadSchema("its table is described by no columns")
         columns = tuple(_column(column) for column in about["columns"])
         layout, target = _texts(about["layout"]), about["target"]
         names = [column.name for column in columns]
-        if (
-            not names
-            or len(set(layout)) != len(layout)
-            or len(set(names)) != len(names)
-            or not set(names) <= set(layout)
-        ):
+        distinct = len(set(layout)) == len(layout) and len(set(names)) == len(names)
+        if not names or not distinct or not set(names) <= set(layout):
             raise BadSchema("the names of its columns are not distinct, or not those of its table")
         if target is not None and (target not in layout or target in names):
             raise BadSchema(f"its target is {target!r:.50}")

@@ -113,9 +113,8 @@ class Engine:
     """
 
     def __init__(self, network: PackedNetwork, threads: int | None = None, *, sparse: bool = True):
-        if threads is not None and (
-            isinstance(threads, bool) or not isinstance(threads, int) or threads < 1
-        ):
+        whole = isinstance(threads, int) and not isinstance(threads, bool)
+        if threads is not None and not (whole and threads >= 1):
             raise ValueError(
                 f"threads: must be a positive whole number; got {threads!r}; leave it out for one "
                 "a core"
@@ -245,11 +244,8 @@ class Engine:
         if state is None:
             return ((_NO_STATE,) * 3,) * len(self._layers)
         wanted = [(self.network.count, x.shape[1], n) for n in self._neurons for _ in "PQR"]
-        layers = (
-            state
-            if isinstance(state, tuple) and all(isinstance(layer, tuple) for layer in state)
-            else ()
-        )
+        ours = isinstance(state, tuple) and all(isinstance(layer, tuple) for layer in state)
+        layers = state if ours else ()
         given = [getattr(z, "shape", None) for layer in layers for z in layer]
         if given != wanted:
             raise ValueError(
@@ -284,29 +280,11 @@ class Engine:
             self._spread(loops.recurrent, work, K * x.shape[2], *arguments)
             return out
         group = GROUP if height * width == 1 else 1
-        settings = (
-            layer.channels,
-            *layer.kernel,
-            *layer.stride,
-            *layer.padding,
-            layer.pool,
-            group,
-            layer.kappa[0],
-            layer.constants,
-            layer.integers,
-        )
-        self._spread(
-            loops.spikes,
-            work,
-            K * -(-x.shape[2] // group),
-            x,
-            layer.weights,
-            *affine,
-            layer.table,
-            *settings,
-            *state,
-            out,
-        )
+        places = (layer.channels, *layer.kernel, *layer.stride, *layer.padding, layer.pool)
+        settings = (*places, group, layer.kappa[0], layer.constants, layer.integers)
+        items = K * -(-x.shape[2] // group)
+        inputs = (x, layer.weights, *affine, layer.table)
+        self._spread(loops.spikes, work, items, *inputs, *settings, *state, out)
         return out
 
     def _read(self, words: np.ndarray) -> np.ndarray:
@@ -321,17 +299,8 @@ class Engine:
     def _windows(self, x: np.ndarray, layer: _Layer) -> np.ndarray:
         images = x.reshape(-1, *x.shape[3:])
         out = np.empty((len(images), *layer.size(x), layer.weights.shape[2]), np.uint32)
-        self._spread(
-            counting.windows,
-            out.size,
-            len(images),
-            images,
-            layer.channels,
-            *layer.kernel,
-            *layer.stride,
-            *layer.padding,
-            out,
-        )
+        places = (layer.channels, *layer.kernel, *layer.stride, *layer.padding)
+        self._spread(counting.windows, out.size, len(images), images, *places, out)
         return out.reshape(*x.shape[:3], *out.shape[1:])
 
     def _spread(self, kernel: Any, work: int, size: int, *arguments: Any) -> list[Any]:

@@ -199,11 +199,8 @@ def recurrent(
     T, B, n_words, n = x.shape[1], x.shape[2], weights.shape[2], weights.shape[3]
     inputs = x.shape[5]
     row = np.empty((1, n_words), np.uint32)
-    own, I, traces = (
-        np.empty(n, np.uint32),
-        np.empty((1, n), np.float32),
-        np.empty((3, n), np.int32),
-    )
+    own, traces = np.empty(n, np.uint32), np.empty((3, n), np.int32)
+    I = np.empty((1, n), np.float32)
     current = I[0]
     for item in range(lo, hi):
         member, b = item // B, item % B

@@ -162,11 +162,10 @@ class _Source:
                 f"    {TRACES[str(layer.neuron.kind)]} P{i}{size}, Q{i}{size}, R{i}{size};\n"
                 f"    uint32_t s{i}[{name}_MEMBERS][{name}_WORDS_{i}];"
             )
-        names = (
-            f"\nextern const char {self.name}_classes[{name}_CLASSES][{name_width(network.classes)}];\n"
-            if network.classes
-            else ""
-        )
+        names = ""
+        if network.classes:
+            width = name_width(network.classes)
+            names = f"\nextern const char {self.name}_classes[{name}_CLASSES][{width}];\n"
         order = {"order": feature_order(network)}
         whole = is_whole(network)
         exact = "No operation from x to the counts is one on floating-point numbers."

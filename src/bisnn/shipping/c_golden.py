@@ -90,11 +90,8 @@ def _encoded(code: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Points (N, d), time steps (t,), their spikes, uint8 (N, t, inputs), by draw i of point i."""
     low, high = np.array(code["low"], float), np.array(code["high"], float)
     span, d = high - low, len(low)
-    places = (
-        philox.uniform([1], 12 * d, code["seed"], Purpose.EXPORT).reshape(12, d).astype(np.float64)
-        * 1.5
-        - 0.25
-    )
+    drawn = philox.uniform([1], 12 * d, code["seed"], Purpose.EXPORT).reshape(12, d)
+    places = drawn.astype(np.float64) * 1.5 - 0.25
     # And what rounds to -0, and what is far out
     corners = [low, high, np.where(low == 0, -0.0, low), low - 1e9 * span]
     points = np.concatenate([corners, low + span * places]).clip(

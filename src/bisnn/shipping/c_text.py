@@ -39,13 +39,8 @@ def bit_order(shape: tuple[int, ...]) -> np.ndarray:
 def weight_blocks(w: np.ndarray) -> np.ndarray:
     """Words of bits w (..., n, inputs) in the order [...][block][word][neuron of the block]."""
     words = words_of(w.reshape(-1, *w.shape[-2:]))
-    return np.concatenate(
-        [
-            some.swapaxes(-1, -2).ravel()
-            for one in words
-            for some in np.split(one, range(32, len(one), 32))
-        ]
-    )
+    blocks = (block for one in words for block in np.split(one, range(32, len(one), 32)))
+    return np.concatenate([block.swapaxes(-1, -2).ravel() for block in blocks])
 
 
 def double_literal(value: float | np.floating) -> str:
@@ -77,11 +72,9 @@ def table_text(name: str, values: np.ndarray) -> str:
 
 def string_literal(text: str) -> str:
     """A literal of its UTF-8; octal numbers for quotes, backslashes and trigraphs."""
-    return (
-        '"'
-        + "".join(chr(b) if re.match(rb"[\w ]", bytes([b])) else f"\\{b:03o}" for b in utf8(text))
-        + '"'
-    )
+    plain = re.compile(rb"[\w ]")
+    inside = (chr(b) if plain.match(bytes([b])) else f"\\{b:03o}" for b in utf8(text))
+    return '"' + "".join(inside) + '"'
 
 
 def utf8(text: str) -> bytes:

@@ -280,12 +280,9 @@ def _drawn(
     ):
         realised = [realisation.hard(w.to(x.dtype)) for w in member]
         first, *others = work(net, x, realised)
-        counts.append(
-            [
-                first._replace(values=first.values - math.prod(net.input_shape)) if k else first,
-                *others,
-            ]
-        )
+        if k:
+            first = first._replace(values=first.values - math.prod(net.input_shape))
+        counts.append([first, *others])
     return counts
 
 

@@ -30,7 +30,7 @@ dt/tau = a and
     v_t = sum_d (a_m^(d+1) - a_s^(d+1)) / (a_m - a_s) S_(t-d) = sum_d alpha_(d+1) S_(t-d) / (a_m -
     a_s):
 
-below threshold it is the paper's potential, one time step earlier a layer, with threshold theta /
+below threshold it is the paper's potential, one time step earlier per layer, with threshold theta /
 (kappa (a_m - a_s)).
 """
 
@@ -208,12 +208,8 @@ def _checked(network: PackedNetwork, member: int | None, dt: float) -> int:
             )
     if member is None and network.count == 1:
         return 0
-    if (
-        member is None
-        or isinstance(member, bool)
-        or not isinstance(member, int)
-        or not 0 <= member < network.count
-    ):
+    whole = isinstance(member, int) and not isinstance(member, bool)
+    if member is None or not whole or not 0 <= member < network.count:
         raise ValueError(
             f"member: must be one of the network's {network.count}, from 0, because a NIR graph "
             f"holds one; got {member!r}; choose one, or export the MAP weights"
@@ -254,13 +250,9 @@ def _srm(
     shape, (a_m, a_s, a_r, theta) = layer.current_shape, layer.constants
     tau_mem, tau_syn, tau_ref = (np.full(shape, _tau(a, dt)) for a in (a_m, a_s, a_r))
     kappa = np.broadcast_to(layer.scale.reshape(-1, *[1] * (len(shape) - 1)), shape).copy()
-    zero, synapse, spikes, refractory, feedback = (
-        np.zeros(shape),
-        f"synapse_{i}",
-        f"spikes_{i}",
-        f"refractory_{i}",
-        f"feedback_{i}",
-    )
+    names = ("synapse", "spikes", "refractory", "feedback")
+    synapse, spikes, refractory, feedback = (f"{name}_{i}" for name in names)
+    zero = np.zeros(shape)
     about = {"a_m": a_m, "a_s": a_s, "kappa": layer.scale}
     nodes = {
         synapse: nir.CubaLI(
@@ -275,12 +267,8 @@ def _srm(
         refractory: nir.LI(tau_ref, r=tau_ref, v_leak=zero, metadata={"a_r": a_r}),
         feedback: nir.Scale(np.full(shape, np.float32(-1))),
     }
-    return (
-        nodes,
-        [(synapse, spikes), (spikes, refractory), (refractory, feedback), (feedback, spikes)],
-        synapse,
-        spikes,
-    )
+    around = [(spikes, refractory), (refractory, feedback), (feedback, spikes)]
+    return nodes, [(synapse, spikes), *around], synapse, spikes
 
 
 def _lif(
@@ -293,14 +281,7 @@ def _lif(
         np.zeros_like(tau_mem),
         np.full_like(tau_mem, theta / (float(layer.scale.max()) * (a_m - a_s))),
     )
-    node = nir.CubaLIF(
-        tau_syn,
-        tau_mem,
-        tau_mem / dt,
-        zero,
-        threshold,
-        zero,
-        tau_syn / dt,
-        metadata={"theta": layer.constants[3]},
-    )
+    about = {"theta": layer.constants[3]}
+    rates = (tau_mem / dt, zero, threshold, zero, tau_syn / dt)
+    node = nir.CubaLIF(tau_syn, tau_mem, *rates, metadata=about)
     return {f"spikes_{i}": node}, [], f"spikes_{i}", f"spikes_{i}"
