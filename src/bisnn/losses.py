@@ -223,7 +223,7 @@ def _part_backward(
     norm: Tensor | int,
     factor: float,
 ) -> Tensor:
-    """The loss of a part of the time steps, of which `skip` do not count, after its backward pass."""
+    """The loss of a part of the time steps, less `skip` at its start, after its backward pass."""
     given = _existing(output.readouts)
     piece = target[part] if target.ndim == (2 if loss == "logistic" else 3) else target
     _check_shape(piece, loss, *given[0].shape)

@@ -69,10 +69,10 @@ class Prediction:
 class _Layer:
     """A layer as the kernels take it."""
 
-    # Uint32 (K, planes, words, n_out): bit planes, inputs in the order of `counting.windows`
+    # uint32 (K, planes, words, n_out): bit planes, inputs in the order of `counting.windows`
     weights: np.ndarray
     alphabet: Levels
-    # Int8 (K, n_in, n_out): the same for sparse inputs; empty where counting bits is never slower
+    # int8 (K, n_in, n_out): the same for sparse inputs; empty where counting bits is never slower
     table: np.ndarray
     channels: int  # inputs of a pixel
     kernel: tuple[int, int]

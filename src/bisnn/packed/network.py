@@ -31,12 +31,12 @@ class PackedLayer(LayerSpec):
     """A layer of K networks: its description, its weights and its constants as rounded."""
 
     alphabet: Levels = BINARY
-    # Int8 (K, neurons, fan_in), 0 where there is no synapse; inputs one after the other, or C k0
-    # k1, then the layer's own
+    # int8 (K, neurons, fan_in), 0 where there is no synapse; inputs one after the other, or
+    # (C, k0, k1), then the layer's own
     weights: np.ndarray
     scale: np.ndarray  # kappa, float32 (1,), or (neurons,) where neurons differ in their parents
     constants: np.ndarray  # float32 (4,): a_m, a_s, a_r, theta
-    # Uint8 (levels - 1, neurons, fan_in): of 255, how often the weight is the highest level, one of
+    # uint8 (levels - 1, neurons, fan_in): of 255, how often the weight is the highest level, one of
     # the two highest, and so on
     posterior: np.ndarray | None = None
 

@@ -21,13 +21,13 @@ All counts are for one recording of T time steps, mean over the batch. The rules
 - An *ensemble* of K does all this K times, each member with its own spikes and in a memory of its
   own; only the input's spikes are read once for all.
 - The *ANN* has the same layers with 32-bit weights, its readout's too, and real activations: one
-  multiply-accumulate a synapse, one comparison (ReLU) a neuron, a weight read for each operation.
+  multiply-accumulate per synapse, one comparison (ReLU) per neuron, a weight read per operation.
   It makes one pass and not T, and knows no time.
 - Left out everywhere: pooling, what follows the readout's sums (scale, softmax, mean over time),
   instructions, leakage.
 
-A spiking network's readout is +-1: one bit per weight and an integer accumulate, also where the other
-weights are real.
+A spiking network's readout is +-1: one bit per weight and an integer accumulate, also where the
+other weights are real.
 """
 
 from __future__ import annotations
@@ -194,19 +194,9 @@ def work(net: Network, x: Tensor, realised: Sequence[Tensor]) -> list[Work]:
                 "net: the operations of a neuron update are known of SRM and FixedSRM; got "
                 f"{type(layer.neuron).__name__}; take one of these"
             )
-        counts.append(
-            Work(
-                name,
-                layer.spec.synapses,
-                planes,
-                int(reached.sum()),
-                _fired(s, reached),
-                neurons,
-                len(reached) + outputs,
-                steps,
-                layer.neuron.kind,
-            )
-        )
+        synapses = (layer.spec.synapses, planes, int(reached.sum()), _fired(s, reached))
+        values = len(reached) + outputs
+        counts.append(Work(name, *synapses, neurons, values, steps, layer.neuron.kind))
     readout = net.readouts[-1]
     if isinstance(readout, Readout):
         classes, n = readout.V.shape
@@ -288,11 +278,9 @@ def _drawn(
 
 def _update(neuron: str, costs: Costs) -> float:
     """Picojoules of a neuron update."""
-    multiply, add = (
-        (costs.int_multiply, costs.int_add)
-        if neuron == "fixed"
-        else (costs.float_multiply, costs.float_add)
-    )
+    multiply, add = costs.float_multiply, costs.float_add
+    if neuron == "fixed":
+        multiply, add = costs.int_multiply, costs.int_add
     return MULTIPLICATIONS[neuron] * multiply + ADDITIONS * add
 
 
@@ -307,32 +295,16 @@ def _spiking(members: list[list[Work]], real: bool, costs: Costs) -> LedgerRow:
     memory = _memory(size)
     layers = []
     for b, parts in zip(bits, zip(*members, strict=True), strict=True):
-        operations, updates = (  # an operation adds a real weight, or one bit plane of a weight
-            sum(part.operations for part in parts) * (1 if b == 32 else b),
-            sum(part.steps * part.neurons for part in parts),
-        )
-        traffic = (
-            operations * (4 if b == 32 else 1 / 8),
-            2.0 * STATE * updates,
-            sum(part.steps * part.values for part in parts) / 8,
-        )
-        work_picojoules = (
-            operations * (costs.float_add if b == 32 else costs.int_add),
-            updates * _update(parts[0].neuron, costs),
-        )
-        parameters = sum(part.parameters for part in parts)
-        layers.append(
-            _entry(
-                parts[0].layer,
-                b * parameters,
-                operations,
-                updates,
-                traffic,
-                work_picojoules,
-                memory,
-                costs,
-            )
-        )
+        # An operation adds a real weight, or one bit plane of a weight
+        operations = sum(part.operations for part in parts) * (1 if b == 32 else b)
+        updates = sum(part.steps * part.neurons for part in parts)
+        spikes = sum(part.steps * part.values for part in parts) / 8
+        traffic = operations * (4 if b == 32 else 1 / 8), 2.0 * STATE * updates, spikes
+        adding = operations * (costs.float_add if b == 32 else costs.int_add)
+        picojoules = adding, updates * _update(parts[0].neuron, costs)
+        bits_stored = b * sum(part.parameters for part in parts)
+        done = parts[0].layer, bits_stored, operations, updates
+        layers.append(_entry(*done, traffic, picojoules, memory, costs))
     return _row(layers, memory)
 
 
@@ -343,22 +315,10 @@ def _one_pass(counts: list[Work], costs: Costs) -> LedgerRow:
     for count in counts:
         operations, updates = float(count.synapses), count.neurons
         traffic = 4 * operations, 0.0, 4.0 * count.values
-        work_picojoules = (
-            operations * (costs.float_multiply + costs.float_add),
-            updates * costs.float_add,
-        )
-        layers.append(
-            _entry(
-                count.layer,
-                32 * count.parameters,
-                operations,
-                updates,
-                traffic,
-                work_picojoules,
-                memory,
-                costs,
-            )
-        )
+        summing = operations * (costs.float_multiply + costs.float_add)
+        picojoules = summing, updates * costs.float_add
+        done = count.layer, 32 * count.parameters, operations, updates
+        layers.append(_entry(*done, traffic, picojoules, memory, costs))
     return _row(layers, memory)
 
 

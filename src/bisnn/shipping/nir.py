@@ -17,18 +17,20 @@ membrane is
 so r = tau_mem - tau_syn and w_in = kappa make it kappa alpha(t) of eq. (ind-membrane). LI, tau
 dv/dt = -v + r S, answers with r/tau exp(-t/tau): r = tau = tau_ref makes it beta(t). Sampled every
 dt, these responses are the recursion of `bisnn.neuron`. Its decays a = exp(-dt/tau) come back from
-the graph's float64 time constants as the very float32 numbers they were, and `nir_simulation` does the
-float32 operations of `kernels.reference` in their order: the same spikes, to the bit.
+the graph's float64 time constants as the very float32 numbers they were, and `nir_simulation` does
+the float32 operations of `kernels.reference` in their order: the same spikes, to the bit.
 
 **cubalif**, `cuba_lif`, for importers that know no other neuron: CubaLIF resets its potential to 0
 at a spike, and there is no refractory feedback, so spikes differ (`nir_simulation.disagreement`
-measures how many). Importers step this neuron by forward Euler with the input of the same step,  I = (1 -
-dt/tau_syn) I + w_in dt/tau_syn S,  v = (1 - dt/tau_mem) v + r dt/tau_mem I.  Here tau = dt/(1 - a),
-w_in = tau_syn/dt and r = tau_mem/dt (snnTorch and SpikingJelly take no other), which gives 1 -
-dt/tau = a and
+measures how many). Importers step this neuron by forward Euler with the input of the same step,
 
-    v_t = sum_d (a_m^(d+1) - a_s^(d+1)) / (a_m - a_s) S_(t-d) = sum_d alpha_(d+1) S_(t-d) / (a_m -
-    a_s):
+    I = (1 - dt/tau_syn) I + w_in dt/tau_syn S,   v = (1 - dt/tau_mem) v + r dt/tau_mem I.
+
+Here tau = dt/(1 - a), w_in = tau_syn/dt and r = tau_mem/dt (snnTorch and SpikingJelly take no
+other), which gives 1 - dt/tau = a and
+
+    v_t = sum_d (a_m^(d+1) - a_s^(d+1)) / (a_m - a_s) S_(t-d)
+        = sum_d alpha_(d+1) S_(t-d) / (a_m - a_s):
 
 below threshold it is the paper's potential, one time step earlier per layer, with threshold theta /
 (kappa (a_m - a_s)).
