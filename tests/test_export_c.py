@@ -56,13 +56,9 @@ def outcome(folder: Path) -> tuple[int, str]:
 def drawn(net: Network, count: int, seed: int = 1) -> list[list[torch.Tensor]]:
     """Members whose weights are any of the levels."""
     g, levels = seeded(seed), torch.tensor(net.alphabet.levels).float()
-    return [
-        [
-            levels[torch.randint(len(levels), layer.spec.weight_shape, generator=g)]
-            for layer in net.layers
-        ]
-        for _ in range(count)
-    ]
+    shapes = [spec.weight_shape for spec in net.spec]
+    draw = lambda shape: levels[torch.randint(len(levels), shape, generator=g)]  # noqa: E731
+    return [[draw(shape) for shape in shapes] for _ in range(count)]
 
 
 def expected(
@@ -328,14 +324,8 @@ FULL = partial(Recurrent, 1100, 33, mask=torch.ones(33, 1133, dtype=torch.bool),
 )  # windows of nothing but padding
 def test_any_network_is_exact(tmp_path_factory, about, count, density):
     layers, shape, outputs = about
-    net = Network(
-        *(make() for make in layers),
-        input_shape=shape,
-        readout=outputs,
-        neuron=networks.NEURON,
-        seed=0,
-        dtype=torch.float32,
-    )
+    options = {"input_shape": shape, "readout": outputs, "neuron": networks.NEURON}
+    net = Network(*(make() for make in layers), **options)
     folder = tmp_path_factory.mktemp("any")
     exported(net, count, folder, steps=12, density=density)
     build(folder, *STRICT, *SANITIZED)

@@ -54,16 +54,9 @@ class Layer(NamedTuple):
             constants_of(neuron, x.dtype).to(x.device),
             (r if r is None else r.to(x) for r in self.readout(outputs)),
         )
-        settings = (
-            list(self.stride),
-            list(self.padding),
-            self.pool,
-            LEVELS[hard],
-            spikes,
-            neuron.surrogate,
-            neuron.slope,
-            refractory,
-        )
+        places = (list(self.stride), list(self.padding), self.pool)
+        surrogate = (neuron.surrogate, neuron.slope, refractory)
+        settings = (*places, LEVELS[hard], spikes, *surrogate)
         return srm_layer(x, weight, *state, self.kappa().to(x), constants, *readout, *settings)
 
     def readout(self, outputs, seed=0):
@@ -107,13 +100,8 @@ def layers(draw):
         n_in, n_out = draw(st.integers(1, 80)), draw(st.integers(1, 40))
         return Layer((T, B, n_in), (n_out, n_in))
     pair = lambda low, high: (draw(st.integers(low, high)), draw(st.integers(low, high)))  # noqa: E731
-    kernel, stride, padding, extra, pool = (
-        pair(1, 3),
-        pair(1, 2),
-        pair(0, 2),
-        pair(0, 4),
-        draw(st.integers(1, 3)),
-    )
+    kernel, stride, padding, extra = pair(1, 3), pair(1, 2), pair(0, 2), pair(0, 4)
+    pool = draw(st.integers(1, 3))
     least = ((pool - 1) * d + k - 2 * p for d, k, p in zip(stride, kernel, padding, strict=True))
     H, W = (max(1, n) + e for n, e in zip(least, extra, strict=True))
     C, C_out = draw(st.sampled_from([1, 2, 31, 32, 33])), draw(st.integers(1, 5))
@@ -389,14 +377,7 @@ def test_the_operation_is_registered_properly(layer, inputs, hard, dtype, output
     x_kept = x if inputs == "real" else kept
     for needed in ((True, True), (False, True), (False, False)):
         settings = (*window, inputs != "real", "sigmoid", 2.0, True, *needed)
-        errors = (
-            torch.ones_like(y) if outputs else None,
-            torch.ones_like(s),
-            None,
-            None,
-            None,
-            None,
-        )
+        errors = (torch.ones_like(y) if outputs else None, torch.ones_like(s), *(None,) * 4)
         backward = (*errors, u, x_kept, list(x.shape), weight, *constants, *settings)
         torch.library.opcheck(
             srm_layer_backward, backward, test_utils=("test_schema", "test_faketensor")
@@ -494,14 +475,8 @@ def forward_and_backward(layer, inputs, hard, learns_x=False):
     """Outputs and gradients; the kernels that ran in each direction."""
     x, weight, state = layer.tensors(inputs, hard)
     with watched() as forward:
-        outputs = layer.run(
-            x.requires_grad_(learns_x),
-            weight.requires_grad_(),
-            state,
-            hard,
-            inputs != "real",
-            outputs=2,
-        )
+        leaves = (x.requires_grad_(learns_x), weight.requires_grad_())
+        outputs = layer.run(*leaves, state, hard, inputs != "real", outputs=2)
     with watched() as backward:
         (outputs[Y].sum() + outputs[S].sum()).backward()
     return outputs, [t.grad for t in (x, weight) if t.requires_grad], forward, backward

@@ -349,14 +349,8 @@ def test_state_dict_has_no_neuron_state_and_travels():
         seed=seed,
     )
     net, other = make(1), make(2)
-    assert {name.split(".")[-1] for name in net.state_dict()} == {
-        "weight",
-        "kappa",
-        "constants",
-        "mask",
-        "V",
-        "scale",
-    }
+    saved = {"weight", "kappa", "constants", "mask", "V", "scale"}
+    assert {name.split(".")[-1] for name in net.state_dict()} == saved
     x = spikes(20, 2, 2, 6, 6)
     expected, before = run(net, x)[1], run(other, x)[1]
     assert not torch.equal(expected.readouts[-1], before.readouts[-1])

@@ -182,23 +182,12 @@ def test_adjoint_is_autograd_through_the_steps(surrogate, refractory, kernel):
 
 def test_sigmoid_derivative_of_the_cpu_kernel():
     """The polynomial exp in the numba kernel, over the whole range, against float64."""
-    # Theta = 0, so that v = u exactly; a_m - a_s = 1/4
+    # theta = 0, so that v = u exactly; a_m - a_s = 1/4
     constants = torch.tensor([0.5, 0.25, 0.5, 0.0])
     u = torch.linspace(-65, 65, 200_001).expand(2, 1, -1)
     with kernels.forced("cpu"):
-        g_I, *_ = srm_adjoint(
-            torch.ones_like(u),
-            None,
-            None,
-            None,
-            None,
-            u,
-            torch.tensor(1.0),
-            constants,
-            "sigmoid",
-            1.0,
-            False,
-        )
+        errors, kappa = (torch.ones_like(u), *(None,) * 4), torch.tensor(1.0)
+        g_I, *_ = srm_adjoint(*errors, u, kappa, constants, "sigmoid", 1.0, False)
     # g_I of the first of two steps is (a_m - a_s) sigma'(u of the second)
     ours = 4 * g_I[0, 0].double()
     e = torch.exp(-u[0, 0].double().abs())
@@ -229,18 +218,8 @@ def test_the_operation_is_registered_properly(dtype, transposed):
     )
     I.requires_grad_()
     state = [torch.zeros(2, 3, dtype=dtype, requires_grad=True) for _ in range(3)]
-    torch.library.opcheck(
-        srm_scan,
-        (
-            I,
-            *state,
-            torch.tensor(0.5, dtype=dtype),
-            constants_of(SRM(), dtype),
-            "sigmoid",
-            2.0,
-            True,
-        ),
-    )
+    constants = (torch.tensor(0.5, dtype=dtype), constants_of(SRM(), dtype))
+    torch.library.opcheck(srm_scan, (I, *state, *constants, "sigmoid", 2.0, True))
 
 
 def test_vmap_folds_members_into_the_batch():
@@ -313,11 +292,6 @@ def test_which_kernel_runs(triton, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_gives_the_bits_of_the_cpu():
     I = integers(200, 4, 3000)
-    ours = srm_scan(
-        *(
-            x.cuda()
-            for x in (I, *[torch.zeros_like(I[0])] * 3, torch.tensor(0.25), constants_of(SRM()))
-        ),
-        *SETTINGS,
-    )
+    inputs = (I, *[torch.zeros_like(I[0])] * 3, torch.tensor(0.25), constants_of(SRM()))
+    ours = srm_scan(*(x.cuda() for x in inputs), *SETTINGS)
     assert all(torch.equal(a.cpu(), b) for a, b in zip(ours, scan(I), strict=True))

@@ -158,13 +158,9 @@ def sealed(body: str, tensors: dict[str, np.ndarray]) -> bytes:
 def places(node, path=()):
     """Every place in a tree of JSON."""
     yield path
-    items = (
-        node.items()
-        if isinstance(node, dict)
-        else enumerate(node)
-        if isinstance(node, list)
-        else ()
-    )
+    items = node.items() if isinstance(node, dict) else ()
+    if isinstance(node, list):
+        items = enumerate(node)
     for key, value in items:
         yield from places(value, (*path, key))
 

@@ -152,7 +152,7 @@ def map_weights(of: nn.Module | Iterable[nn.Parameter]) -> Iterator[None]:
     """Inside the block the parameters hold the most probable weights: of binary ones sign(w^r)."""
     parameters = binary_parameters(of)
     values = [map_weight(p) for p in parameters]
-    with hold(parameters, _written(parameters, values), hard=True):
+    with hold(parameters, _as_parameters(parameters, values), hard=True):
         yield
 
 
@@ -163,7 +163,7 @@ def sample_weights(
     """Inside the block the parameters hold a sample from the posterior, this member of `seed`."""
     parameters = binary_parameters(of)
     (drawn,) = draw_members(parameters, 1, seed, member)
-    with hold(parameters, _written(parameters, drawn), hard=True):
+    with hold(parameters, _as_parameters(parameters, drawn), hard=True):
         yield
 
 
@@ -173,5 +173,5 @@ def map_weight(parameter: Tensor) -> Tensor:
     return hard(latents_of(parameter).modes(parameter.detach()))
 
 
-def _written(parameters: Sequence[nn.Parameter], weights: Sequence[Tensor]) -> list[Tensor]:
+def _as_parameters(parameters: Sequence[nn.Parameter], weights: Sequence[Tensor]) -> list[Tensor]:
     return [latents_of(p).write(w.to(p.dtype)) for p, w in zip(parameters, weights, strict=True)]

@@ -125,9 +125,8 @@ def _sigmoid_derivative(x):
     """sigma(x) (1 - sigma(x)) = e / (1 + e)^2 with e = exp(-|x|).
 
     exp by range reduction and a polynomial, because a call to libm would keep the loop from being
-        vectorised: 2^-n exp(-r)
-    with |r| <= ln(2)/2. Relative error below 4e-7; part of the gradient only, never of the forward
-    bits.
+    vectorised: 2^-n exp(-r) with |r| <= ln(2)/2. Relative error below 4e-7; part of the gradient
+    only, never of the forward bits.
     """
     a = min(abs(x), _f(87))
     n = np.int32(a * _f(1.4426950408889634) + _HALF)

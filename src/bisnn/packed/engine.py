@@ -156,7 +156,7 @@ class Engine:
         left: list[np.ndarray] = []  # the layers, as words
         for number, (layer, traces) in enumerate(zip(self._layers, after, strict=True)):
             spec, everything = self.network.layers[number], [*left, words]  # INPUT is the last
-            read = _joined(spec, [everything[n] for n in spec.inputs])
+            read = _side_by_side(spec, [everything[n] for n in spec.inputs])
             if number == 0 and self.network.count > 1 and layer.kernel != (1, 1):
                 read, layer = self._windows(read, layer), layer.of_windows()  # members share it
             left.append(self._through(read, layer, traces))
@@ -322,7 +322,7 @@ def load(
     return Engine(file.read(path, members, seed), threads, sparse=sparse)
 
 
-def _joined(spec: LayerSpec, inputs: Sequence[np.ndarray]) -> np.ndarray:
+def _side_by_side(spec: LayerSpec, inputs: Sequence[np.ndarray]) -> np.ndarray:
     """What a layer reads, as words (K, T, B, H, W, words); each input has words of its own."""
     if len(inputs) > 1:
         K = max(len(words) for words in inputs)  # the network's input is shared by the members
