@@ -16,18 +16,16 @@ from bisnn import SRM, kernels
 torch.set_num_threads(1)  # two test processes share the machine
 hypothesis.settings.register_profile("default", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
-hypothesis.settings.register_profile(
-    "fuzz", deadline=None, max_examples=20_000
-)  # for files from outside
+# For files from outside
+hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=20_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # Every implementation of the kernels. `device_of` says where its tensors live.
 _has_cuda = torch.cuda.is_available() and "cuda" in kernels.NAMES
 _needs_cuda = pytest.mark.skipif(not _has_cuda, reason="needs a CUDA device, and a kernel for it")
 KERNELS = ("reference", "cpu", pytest.param("cuda", marks=[pytest.mark.cuda, _needs_cuda]))
-needs_compiler = pytest.mark.skipif(
-    shutil.which("cc") is None, reason="needs a C compiler"
-)  # for PyTorch's own
+# For PyTorch's own
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
 
 def device_of(kernel: str) -> str:

@@ -1,4 +1,4 @@
-"""Imports point one way: each part of the library imports from the parts below it and from no other."""
+"""Imports point one way: each part of the library imports from the parts below it alone."""
 
 from __future__ import annotations
 
@@ -13,18 +13,8 @@ SOURCE = Path(bisnn.__file__).parent
 BASE = {"lazy", "checks", "files", "errors", "display"}  # what every part may use
 DESCRIPTION = {"alphabet", "neuron", "spec"}  # of a network: values, without PyTorch
 PAPER = {
-    *(
-        "weights",
-        "layer",
-        "realisation",
-        "optimizer",
-        "layers",
-        "network",
-        "losses",
-        "rules",
-        "prediction",
-    ),
-    *("metrics", "intervals", "encode", "packing"),
+    *("weights", "realisation", "layer", "layers", "network", "losses", "optimizer", "rules"),
+    *("prediction", "metrics", "intervals", "encode", "packing"),
 }
 
 # From the bottom to the top: what each part may import beside itself, BASE and DESCRIPTION.
@@ -59,7 +49,7 @@ def part_of(module: str) -> str:
 
 
 def imported(path: Path) -> set[str]:
-    """Modules of ours that a file imports, wherever in it; for type checkers alone does not count."""
+    """Modules of ours that a file imports, wherever in it, but not for type checkers alone."""
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
@@ -95,13 +85,8 @@ def test_imports_point_one_way(module):
     if own == "base":
         return  # held below
     for name in imported(SOURCE / Path(*module.split(".")).with_suffix(".py")):
-        other = (
-            "experiments"
-            if name == "experiments"
-            else part_of(name)
-            if name != "__version__"
-            else "base"
-        )
+        known = {"experiments": "experiments", "__version__": "base"}
+        other = known.get(name) or part_of(name)
         assert other in {own, "base", "description", *ALLOWED[own]}, (
             f"{module} ({own}) imports {name} ({other})"
         )

@@ -128,7 +128,9 @@ def iteration(T):
     with rule.sampled():
         bisnn.chunked_backward(net, x, y, chunk=100)
     rule.step()
-size = lambda key: int(next(l for l in Path("/proc/self/status").read_text().splitlines() if l.startswith(key)).split()[1]) / 1024
+def size(key):
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith(key)).split()[1]) / 1024
 iteration(300)
 before = size("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")

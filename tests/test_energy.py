@@ -1,6 +1,4 @@
-"""The energy ledger against a count of every synapse in nested loops, closed forms and prices
-changed one at a time.
-"""
+"""The energy ledger against counts in nested loops, closed forms and single changed prices."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ def spikes(net: Network, rate: float = 0.4) -> torch.Tensor:
 
 
 def synapses(layer) -> list[tuple[int, int]]:
-    """Every synapse as (input, neuron), both flat: the definition of each kind of layer in loops."""
+    """Every synapse as (input, neuron), both flat: the definition of each layer in loops."""
     if isinstance(layer, Linear):
         return list(product(range(layer.n_in), range(layer.n_out)))
     if isinstance(layer, Recurrent):
@@ -139,10 +137,8 @@ def test_closed_form_of_a_dense_network():
         2 * fired,
     )
     assert (hidden.spike_bytes, readout.spike_bytes) == (10 * (20 + 64) / 8, 10 * 64 / 8)
-    assert (hidden.weight_bits, readout.weight_bits) == (
-        32 * 20 * 64,
-        2 * 64,
-    )  # the readout is +-1
+    # The readout is +-1
+    assert (hidden.weight_bits, readout.weight_bits) == (32 * 20 * 64, 2 * 64)
     bytes_ = 12800 * 4 + 640 * 24 + 105 + 2 * fired / 8 + 80
     adding = 12800 * 0.9 + 2 * fired * 0.1 + 640 * (4 * 3.7 + 6 * 0.9)
     assert rows["real weights"].memory == rows[ANN].memory == "sram_8k"  # 5,120 bytes and a little

@@ -1,6 +1,4 @@
-"""The exported C code against the PyTorch network: compiled in many ways, every spike and logit to
-the bit.
-"""
+"""The exported C code against the PyTorch network: compiled in many ways, to the bit."""
 
 from __future__ import annotations
 
@@ -58,13 +56,9 @@ def outcome(folder: Path) -> tuple[int, str]:
 def drawn(net: Network, count: int, seed: int = 1) -> list[list[torch.Tensor]]:
     """Members whose weights are any of the levels."""
     g, levels = seeded(seed), torch.tensor(net.alphabet.levels).float()
-    return [
-        [
-            levels[torch.randint(len(levels), layer.spec.weight_shape, generator=g)]
-            for layer in net.layers
-        ]
-        for _ in range(count)
-    ]
+    shapes = [spec.weight_shape for spec in net.spec]
+    draw = lambda shape: levels[torch.randint(len(levels), shape, generator=g)]  # noqa: E731
+    return [[draw(shape) for shape in shapes] for _ in range(count)]
 
 
 def expected(
@@ -145,9 +139,7 @@ def test_products_are_never_fused(tmp_path):
 @needs_fma
 @pytest.mark.parametrize("kind", ["deep", "pooled", "masked"])
 def test_a_fused_product_fails_the_golden_test(kind, tmp_path):
-    """Without the barrier the same options fuse, and the golden test says so, whatever the network
-    and its recording.
-    """
+    """Without the barrier these options fuse, and the golden test says so for any network."""
     exported(networks.build(kind, dtype=torch.float32), 1, tmp_path, steps=1)
     path = tmp_path / "model.c"
     text = path.read_text()
@@ -155,9 +147,11 @@ def test_a_fused_product_fails_the_golden_test(kind, tmp_path):
     path.write_text(text.replace("bits ^= zero;", "(void)zero;"))
     for compiler in COMPILERS:
         build(tmp_path, *FUSING, compiler=compiler)
-        code, said = outcome(tmp_path)
+        code, printed = outcome(tmp_path)
         assert code == 1
-        assert said == "different: layer 0 at its threshold, state 0: a product was not rounded\n"
+        assert (
+            printed == "different: layer 0 at its threshold, state 0: a product was not rounded\n"
+        )
         build(tmp_path, "-std=c99", "-O3", "-ffp-contract=off", compiler=compiler)
         assert outcome(tmp_path)[0] == 0
 
@@ -169,7 +163,9 @@ REFUSED = {
     # GCC's -fassociative-math with what it needs
     "-D__ASSOCIATIVE_MATH__": "exact only without -ffast-math",
     "-U__FLT_EVAL_METHOD__ -D__FLT_EVAL_METHOD__=1": "options that make FLT_EVAL_METHOD 0",
-    "-U__FLT_EVAL_METHOD__ -D__FLT_EVAL_METHOD__=1 -D__s390__": "GCC for s390 needs -std=gnu99 or -fexcess-precision=fast",
+    "-U__FLT_EVAL_METHOD__ -D__FLT_EVAL_METHOD__=1 -D__s390__": (
+        "GCC for s390 needs -std=gnu99 or -fexcess-precision=fast"
+    ),
     "-U__FLT_EVAL_METHOD__ -D__FLT_EVAL_METHOD__=2 -D__i386__": "-msse2 -mfpmath=sse",
 }
 
@@ -177,15 +173,10 @@ REFUSED = {
 @pytest.mark.parametrize("flags", REFUSED)
 def test_other_arithmetic_is_refused(flags, tmp_path):
     exported(networks.build("dense", dtype=torch.float32), 1, tmp_path, steps=1)
+    compiler = "gcc" if "gcc" in COMPILERS else "clang"
+    options = ("-std=c99", *flags.split(), "-c")
     with pytest.raises(AssertionError, match=REFUSED[flags]):
-        build(
-            tmp_path,
-            "-std=c99",
-            *flags.split(),
-            "-c",
-            sources="model.c",
-            compiler="gcc" if "gcc" in COMPILERS else "clang",
-        )
+        build(tmp_path, *options, sources="model.c", compiler=compiler)
 
 
 @pytest.mark.skipif(not shutil.which("s390x-linux-gnu-gcc"), reason="needs a cross compiler")
@@ -213,12 +204,11 @@ def test_a_wrong_golden_vector_is_found(what, tmp_path):
     numbers[-1] = "0x1p-3f" if what == "logits" else hex(int(numbers[-1], 16) ^ 1)
     path.write_text(text[:start] + ",\n".join(numbers) + text[end:])
     build(tmp_path, *STRICT)
-    code, said = outcome(tmp_path)
+    code, printed = outcome(tmp_path)
     assert code == 1
-    assert said.startswith(
-        f"different: run 0, step 29, {what}, word "
-    )  # and nothing before the last step
-    assert len(said.splitlines()) == 1
+    # And nothing before the last step
+    assert printed.startswith(f"different: run 0, step 29, {what}, word ")
+    assert len(printed.splitlines()) == 1
 
 
 @pytest.mark.parametrize("flags", [("-O0",), ("-Os",), ("-O3",)])
@@ -239,9 +229,8 @@ def test_the_object_needs_nothing_and_the_tables_have_the_stated_size(flags, tmp
         }
         assert not [symbol for symbol in symbols if symbol[-2] in "bBdDC"]  # no state of its own
         if flags == ("-O0",):
-            tables = [
-                symbol for symbol in symbols if symbol[-2] == "r" and len(symbol) == 4
-            ]  # clang also has constants of no size
+            # Clang also has constants of no size
+            tables = [symbol for symbol in symbols if symbol[-2] == "r" and len(symbol) == 4]
             assert sum(int(symbol[1], 16) for symbol in tables) == sizes["flash"]
     header = (tmp_path / "model.h").read_text()
     assert f"#define MODEL_FLASH_BYTES {sizes['flash']}\n" in header
@@ -255,9 +244,7 @@ def test_sizes_of_a_network_counted_by_hand(tmp_path):
 
 
 def test_traces_end_at_zero(tmp_path):
-    """After a long silence all state is 0, as it is in training: nothing is left to denormal
-    numbers.
-    """
+    """After a long silence all state is 0, as in training: no denormal numbers are left."""
     exported(networks.build("deep", dtype=torch.float32), 1, tmp_path, steps=20)
     (tmp_path / "silence.c").write_text("""
         #include "model.h"
@@ -296,9 +283,7 @@ def test_at_the_threshold_a_neuron_does_not_fire(tmp_path):
 
 @st.composite
 def shapes(draw) -> tuple[list, tuple[int, ...], int | None]:
-    """Layers of any kind and size, input shape, readout. A layer is a function that makes it: it
-    belongs to one network.
-    """
+    """Layers of any kind, input shape, readout; a layer is a function that makes a fresh one."""
     shape = (draw(st.integers(1, 5)), draw(st.integers(2, 7)), draw(st.integers(2, 7)))
     n_in, layers = int(np.prod(shape)), []
     if draw(st.booleans()):
@@ -339,14 +324,8 @@ FULL = partial(Recurrent, 1100, 33, mask=torch.ones(33, 1133, dtype=torch.bool),
 )  # windows of nothing but padding
 def test_any_network_is_exact(tmp_path_factory, about, count, density):
     layers, shape, outputs = about
-    net = Network(
-        *(make() for make in layers),
-        input_shape=shape,
-        readout=outputs,
-        neuron=networks.NEURON,
-        seed=0,
-        dtype=torch.float32,
-    )
+    options = {"input_shape": shape, "readout": outputs, "neuron": networks.NEURON}
+    net = Network(*(make() for make in layers), **options)
     folder = tmp_path_factory.mktemp("any")
     exported(net, count, folder, steps=12, density=density)
     build(folder, *STRICT, *SANITIZED)

@@ -1,6 +1,4 @@
-"""Exported C code that encodes points: its spikes against `packed.encoding`, its predictions
-against the engine.
-"""
+"""Exported C that encodes points: spikes against `packed.encoding`, results against the engine."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ RATE = {"code": "rate", "steps": 301, "neurons": 2, "width": 1.0, "seed": 2**32 
 def points_network(
     code: dict, features: int, *, classes: tuple[str, ...] = (), members: int = 2
 ) -> PackedNetwork:
-    """A network of random weights that takes so many features; the first has low = 0, others any
-    range.
-    """
+    """A network of random weights for so many features; the first has low = 0, others any."""
     rng = np.random.default_rng(features)
     low = np.concatenate([[0.0], rng.normal(0, 10.0 ** rng.integers(-3, 4, features - 1))])
     high = low + rng.uniform(0.1, 10, features) * 10.0 ** rng.integers(-3, 4, features)
@@ -135,9 +131,9 @@ def test_every_spike_of_many_points_is_the_encodings(code, fusing, tmp_path):
     options = ("-O3", "-march=native", "-ffp-contract=fast") if fusing else ("-O2",)
     for compiler in COMPILERS:
         build(tmp_path, *STRICT, *options, compiler=compiler, sources="model.c all.c")
-        said = answers(tmp_path, lines(points))
-        assert len(said) == len(points)
-        for i, line in enumerate(said):
+        printed = answers(tmp_path, lines(points))
+        assert len(printed) == len(points)
+        for i, line in enumerate(printed):
             *numbers, bits = line.split()
             assert [int(number, 16) for number in numbers] == limits[i].tolist()
             assert bits == "".join(map(str, wanted[:, i].ravel()))
@@ -147,9 +143,9 @@ def test_points_that_are_not_finite_are_refused(tmp_path):
     written(points_network(POPULATION, 3), tmp_path)
     (tmp_path / "all.c").write_text(ALL_SPIKES)
     build(tmp_path, *STRICT, "-O3", sources="model.c all.c")
-    said = answers(tmp_path, "nan 0 0\n0 inf 0\n0 0 -inf\n0 0 0")
-    assert said[:3] == ["not finite"] * 3
-    assert len(said[3]) > 1000
+    printed = answers(tmp_path, "nan 0 0\n0 inf 0\n0 0 -inf\n0 0 0")
+    assert printed[:3] == ["not finite"] * 3
+    assert len(printed[3]) > 1000
 
 
 def test_a_wrong_golden_spike_is_found(tmp_path):
@@ -159,9 +155,9 @@ def test_a_wrong_golden_spike_is_found(tmp_path):
     last = re.search(r"golden_encoded\[\d+\] = {[^}]*(0x\w+)}", text)
     path.write_text(text[: last.start(1)] + hex(int(last[1], 16) ^ 1) + text[last.end(1) :])
     build(tmp_path, *STRICT)
-    code, said = outcome(tmp_path)
+    code, printed = outcome(tmp_path)
     assert code == 1
-    assert re.fullmatch(r"different: run 15, step 39, spikes of the encoder, word 0: .*\n", said)
+    assert re.fullmatch(r"different: run 15, step 39, spikes of the encoder, word 0: .*\n", printed)
 
 
 def documented_program() -> str:
@@ -181,11 +177,11 @@ def test_the_documented_program_predicts_as_the_engine_does(tmp_path):
     (tmp_path / "main.c").write_text(documented_program())
     build(tmp_path, *STRICT, "-O2", sources="model.c main.c", last=("-lm",))
     points = some_points(network, 6)
-    said = [predicted(line) for line in answers(tmp_path, lines(points))]
-    assert [names for names, _ in said] == [list(classes)] * 6
+    printed = [predicted(line) for line in answers(tmp_path, lines(points))]
+    assert [names for names, _ in printed] == [list(classes)] * 6
     mean = Engine(network).predict_features(points).mean
     assert np.ptp(mean, 0).max() > 0.01, "points that all have one answer would prove little"
-    np.testing.assert_allclose([numbers for _, numbers in said], mean, atol=2e-6)
+    np.testing.assert_allclose([numbers for _, numbers in printed], mean, atol=2e-6)
 
 
 def test_a_run_predicts_in_c_as_it_does_in_python(tmp_path):
@@ -197,8 +193,8 @@ def test_a_run_predicts_in_c_as_it_does_in_python(tmp_path):
     (tmp_path / "c" / "main.c").write_text(program)
     build(tmp_path / "c", *STRICT, "-O2", sources="moons.c main.c", last=("-lm",))
     points = np.random.default_rng(0).uniform(-1, 2, (8, 2))
-    said = [predicted(line)[1] for line in answers(tmp_path / "c", lines(points))]
-    np.testing.assert_allclose(said, bisnn.load(run).predict(points).mean, atol=2e-6)
+    printed = [predicted(line)[1] for line in answers(tmp_path / "c", lines(points))]
+    np.testing.assert_allclose(printed, bisnn.load(run).predict(points).mean, atol=2e-6)
     build(tmp_path / "c", *STRICT, "-O2", sources="moons.c moons_test.c")
     assert outcome(tmp_path / "c")[0] == 0
 
@@ -225,7 +221,8 @@ def test_two_models_in_one_program(tmp_path):
         '#include "gate.h"\n#include "door.h"\n#include <stdio.h>\n'
         + "\n".join(mains)
         + "\nint main(void) { int c = getchar(); "
-        "return sizeof(gate_state) == sizeof(door_state) ? 2 : c == 'g' ? gate_main() : door_main(); }\n"
+        "return sizeof(gate_state) == sizeof(door_state) ? 2 : c == 'g' ? gate_main() : "
+        "door_main(); }\n"
     )
     build(
         tmp_path,
@@ -236,10 +233,10 @@ def test_two_models_in_one_program(tmp_path):
     )
     for prefix, network in networks.items():
         points = some_points(network, 3)
-        said = [predicted(line) for line in answers(tmp_path, prefix[0] + lines(points))]
-        assert said[0][0] == list(network.classes)
+        printed = [predicted(line) for line in answers(tmp_path, prefix[0] + lines(points))]
+        assert printed[0][0] == list(network.classes)
         np.testing.assert_allclose(
-            [numbers for _, numbers in said],
+            [numbers for _, numbers in printed],
             Engine(network).predict_features(points).mean,
             atol=2e-6,
         )
@@ -264,9 +261,8 @@ def test_what_the_header_says_of_a_model(tmp_path):
     assert "extern const char model_classes[MODEL_CLASSES][6];" in header
     assert not {"TARGET_MEAN", "TARGET_SCALE"} & set(constants)
     tables = 4 * 2 * (33 * 1 + 20 * 2) + 4 * 2 * 1  # weights of 2 members, the last layer's readout
-    assert (
-        sizes["flash"] == tables + 2 * 8 * 3 + 8 * len(encoding.COSINE) + 2 * 6
-    )  # low and span, the cosine, classes
+    # Low and span, the cosine, classes
+    assert sizes["flash"] == tables + 2 * 8 * 3 + 8 * len(encoding.COSINE) + 2 * 6
     for compiler in COMPILERS:
         build(tmp_path, *STRICT, "-O0", "-c", compiler=compiler, sources="model.c")
         symbols = [
@@ -313,11 +309,11 @@ def test_regression_knows_the_units_of_its_target_and_the_names_of_its_features(
     of_table = replace(
         plain, target_mean=-1234.5, target_scale=0.1, schema=Schema(columns, ("age", "job */ \n"))
     )
-    for network, said in ((plain, "1 1"), (of_table, "0.10000000000000001 1235.5")):
+    for network, printed in ((plain, "1 1"), (of_table, "0.10000000000000001 1235.5")):
         written(network, tmp_path)
         (tmp_path / "units.c").write_text(PRINT_UNITS)
         build(tmp_path, *STRICT, sources="model.c units.c")
-        assert outcome(tmp_path) == (0, said)
+        assert outcome(tmp_path) == (0, printed)
     assert (
         "in this order:\n *   age\n *   job __ _ = cook */\n" in (tmp_path / "model.h").read_text()
     )

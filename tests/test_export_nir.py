@@ -1,6 +1,4 @@
-"""NIR graphs: what is read back gives the network's bits, the continuous neurons are the paper's,
-and other libraries agree.
-"""
+"""NIR graphs give the network's bits, their neurons are the paper's, other libraries agree."""
 
 from __future__ import annotations
 
@@ -24,6 +22,7 @@ from bisnn.packed import PackedNetwork
 from bisnn.packing import describe
 from bisnn.realisation import map_weight
 from bisnn.shipping import nir as nir_graph
+from bisnn.shipping import nir_simulation
 from bisnn.weights import sign
 from conftest import seeded, spikes
 
@@ -65,7 +64,7 @@ def test_the_file_gives_the_bits_of_the_network(kind, dt, tmp_path):
     x = spikes(40, 4, *net.input_shape, seed=3)
     out = net(x, weights=signs(net))
     network = describe(net)
-    got, logits = nir_graph.simulate(
+    got, logits = nir_simulation.simulate(
         read_back(network, tmp_path / "net.nir", SQUARE.get(kind, True), dt=dt), x.numpy()
     )
     assert list(got) == [f"spikes_{i}" for i in range(len(net.layers))]
@@ -81,7 +80,7 @@ def test_the_file_gives_the_bits_of_the_network(kind, dt, tmp_path):
 def test_without_a_readout_spikes_come_out(kind, tmp_path):
     net = build(kind, readout=None)
     x = spikes(40, 2, *net.input_shape)
-    _, output = nir_graph.simulate(read_back(describe(net), tmp_path / "net.nir"), x.numpy())
+    _, output = nir_simulation.simulate(read_back(describe(net), tmp_path / "net.nir"), x.numpy())
     assert np.array_equal(output, net(x, weights=signs(net)).spikes[-1].detach().numpy())
 
 
@@ -92,7 +91,7 @@ def test_each_member_can_be_chosen(tmp_path):
     ]
     network, x = describe(net, members), spikes(40, 3, 6)
     for k, member in enumerate(members):
-        _, logits = nir_graph.simulate(
+        _, logits = nir_simulation.simulate(
             read_back(network, tmp_path / "net.nir", member=k), x.numpy()
         )
         want = net(x, weights=member).readouts[-1]
@@ -153,7 +152,7 @@ def test_the_continuous_neuron_answers_with_the_kernels_of_the_paper():
 def test_any_decay_comes_back_from_its_time_constant(a, dt):
     tau = nir_graph._tau(np.float32(a), dt)
     assert tau > 0
-    assert nir_graph._decay(np.array([tau]), dt)[0] == np.float32(a)
+    assert nir_simulation.decay(np.array([tau]), dt)[0] == np.float32(a)
 
 
 @given(st.floats(0.1, 1e3), st.floats(1e-6, 1.0))
@@ -163,15 +162,13 @@ def test_time_constants_in_seconds_are_those_in_time_steps(tau, dt):
 
 
 def test_a_neuron_without_memory(tmp_path):
-    """a_s = a_r = 0 in float32, which no time constant has: the bits stay, and nothing divides by
-    zero.
-    """
+    """a_s = a_r = 0 in float32, which no time constant has: same bits, and no division by zero."""
     net = build("recurrent", neuron=replace(networks.NEURON, tau_syn=0.005, tau_ref=0.005))
     assert net.layers[0].constants[1:3].tolist() == [0.0, 0.0]
     x = spikes(40, 4, 6)
     graph = read_back(describe(net), tmp_path / "net.nir")
     assert graph.nodes["refractory_0"].tau.min() > 0
-    _, logits = nir_graph.simulate(graph, x.numpy())
+    _, logits = nir_simulation.simulate(graph, x.numpy())
     assert np.array_equal(logits, net(x, weights=signs(net)).readouts[-1].detach().numpy())
 
 
@@ -179,9 +176,7 @@ def test_a_neuron_without_memory(tmp_path):
 
 
 def by_hand(network: PackedNetwork, x: np.ndarray) -> list[np.ndarray]:
-    """Spikes (T, B, N) of CubaLIF neurons in the place of a feedforward network's, one neuron after
-    the other, in float64.
-    """
+    """Spikes (T, B, N) of CubaLIF neurons for a feedforward network's, one by one, in float64."""
     found = []
     for layer in network.layers:
         (a_m, a_s, _, theta), kappa = layer.constants.astype(np.float64), float(layer.scale[0])
@@ -205,11 +200,10 @@ def by_hand(network: PackedNetwork, x: np.ndarray) -> list[np.ndarray]:
 def test_disagreement_is_a_count(kind):
     net = build(kind)
     network, x = describe(net), spikes(30, 3, 6)
-    measured = nir_graph.disagreement(network, x.numpy())
+    measured = nir_simulation.disagreement(network, x.numpy())
     out, lossy = net(x, weights=signs(net)), by_hand(network, x.numpy())
-    ours = [
-        s.detach().numpy()[i + 1 :] for i, s in enumerate(out.spikes)
-    ]  # CubaLIF leads by a time step a layer
+    # CubaLIF leads by one time step per layer
+    ours = [s.detach().numpy()[i + 1 :] for i, s in enumerate(out.spikes)]
     theirs = [s[: 30 - i - 1] for i, s in enumerate(lossy)]
     size = sum(s.size for s in ours)
     assert measured.spikes == sum((a != b).sum() for a, b in zip(ours, theirs, strict=True)) / size
@@ -235,7 +229,7 @@ def test_until_its_first_spike_a_cuba_lif_neuron_is_ours(kind, tmp_path):
     x = spikes(40, 4, *network.input_shape).numpy()
     graph = read_back(network, tmp_path / "net.nir", SQUARE.get(kind, True), profile="cubalif")
     lossy, exact = (
-        nir_graph.simulate(g, x)[0]["spikes_0"] for g in (graph, nir_graph.graph(network))
+        nir_simulation.simulate(g, x)[0]["spikes_0"] for g in (graph, nir_graph.graph(network))
     )
     first = [np.where(s.any(0), s.argmax(0), 40) for s in (lossy[:-1], exact[1:])]
     assert np.array_equal(*first)
@@ -251,11 +245,11 @@ def _feedforward(mask: np.ndarray) -> np.ndarray:
 def test_no_classes_no_predictions_to_differ():
     network, x = describe(build("dense")), spikes(20, 2, 6).numpy()
     for other in (replace(network, task="regression"), describe(build("dense", readout=None))):
-        assert nir_graph.disagreement(other, x).predictions is None
+        assert nir_simulation.disagreement(other, x).predictions is None
     with pytest.raises(
         ValueError, match="x: must have more time steps than layers, 1, and burn-in, 20; got 20"
     ):
-        nir_graph.disagreement(replace(network, burn_in=20), x)
+        nir_simulation.disagreement(replace(network, burn_in=20), x)
 
 
 # Other libraries run the lossy profile. They may live in another environment: a script there runs
@@ -283,8 +277,10 @@ for library in libraries:
         continue
     for path in Path(folder).glob("*.nir"):
         found = []
-        for one in torch.from_numpy(np.load(path.with_suffix(".npy"))).unbind(1):  # some take Flatten to be of the batch, too
-            net, state, steps = loaded(library, nir.read(path)), None, []  # anew: snnTorch's neurons keep their state
+        recordings = torch.from_numpy(np.load(path.with_suffix(".npy")))
+        for one in recordings.unbind(1):  # some take Flatten to be of the batch, too
+            net = loaded(library, nir.read(path))  # anew: snnTorch's neurons keep their state
+            state, steps = None, []
             for x in one:
                 x = x[None] if library == "spikingjelly" else x
                 y = net(x) if state is None else net(x, state)
@@ -294,19 +290,13 @@ for library in libraries:
         np.save(path.with_suffix("." + library + ".npy"), np.stack(found, 1))
 """
 LIBRARIES = ("norse", "snntorch", "spikingjelly")
-LOSSY = {
-    "deep": None,
-    "conv and dense": 3,
-    "recurrent": None,
-    "masked": 3,
-}  # kinds, and their readouts
+# Kinds, and their readouts
+LOSSY = {"deep": None, "conv and dense": 3, "recurrent": None, "masked": 3}
 
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory) -> Path:
-    """A folder of lossy files, of inputs, and of what the libraries that are installed made of
-    them.
-    """
+    """A folder of lossy files, of inputs, and of what the installed libraries made of them."""
     folder = tmp_path_factory.mktemp("lossy")
     for kind, readout in LOSSY.items():
         net = build(kind, readout=readout)
@@ -334,10 +324,11 @@ def test_another_library_runs_the_file_as_we_do(library, kind, elsewhere):
     path = elsewhere / f"{kind}.{library}.npy"
     if not path.exists():
         pytest.skip(
-            f"{library} with nirtorch is installed neither here nor in .venv-peers; see benchmarks/peers.txt"
+            f"{library} with nirtorch is installed neither here nor in .venv-peers; see "
+            "benchmarks/peers.txt"
         )
     got, x = np.load(path), np.load(elsewhere / f"{kind}.npy")
-    _, want = nir_graph.simulate(nir.read(elsewhere / f"{kind}.nir"), x)
+    _, want = nir_simulation.simulate(nir.read(elsewhere / f"{kind}.nir"), x)
     assert got.shape == want.shape
     assert np.isfinite(got).all()
     assert (got != 0).mean() > 0.1, "silent"
@@ -386,14 +377,14 @@ def test_bad_requests_are_told_apart_and_leave_the_old_file(tmp_path, monkeypatc
 def test_graphs_that_cannot_be_simulated():
     graph, x = nir_graph.graph(describe(build("dense"))), spikes(5, 2, 6).numpy()
     with pytest.raises(ValueError, match=r"x: must be \(T, B, ...\)"):
-        nir_graph.simulate(graph, x[..., :3])
+        nir_simulation.simulate(graph, x[..., :3])
     graph.edges.append(("scale", "readout"))
     with pytest.raises(ValueError, match="graph: must have a node with memory in every cycle"):
-        nir_graph.simulate(graph, x)
+        nir_simulation.simulate(graph, x)
     graph.edges.pop()
     graph.nodes["synapse_0"].v_leak = np.ones(7)
     with pytest.raises(ValueError, match=r"v_leak = 0; got 1\.0 in a CubaLI"):
-        nir_graph.simulate(graph, x)
+        nir_simulation.simulate(graph, x)
     graph.nodes["synapse_0"] = nir.Delay(np.ones(7))
     with pytest.raises(ValueError, match="does not know; got Delay"):
-        nir_graph.simulate(graph, x)
+        nir_simulation.simulate(graph, x)

@@ -1,6 +1,4 @@
-"""A layer as one operation: its bits, its gradients, what it keeps and which way it takes, on every
-kernel.
-"""
+"""A layer as one operation: its bits, gradients, memory and paths, on every kernel."""
 
 from __future__ import annotations
 
@@ -51,23 +49,14 @@ class Layer(NamedTuple):
         )
 
     def run(self, x, weight, state, hard, spikes, neuron=NEURON, refractory=False, outputs=0):
-        """The operation, with a kappa of its own for each neuron or channel, and a readout of so
-        many outputs.
-        """
+        """The operation, with a kappa for each neuron or channel and a readout of `outputs`."""
         constants, readout = (
             constants_of(neuron, x.dtype).to(x.device),
             (r if r is None else r.to(x) for r in self.readout(outputs)),
         )
-        settings = (
-            list(self.stride),
-            list(self.padding),
-            self.pool,
-            LEVELS[hard],
-            spikes,
-            neuron.surrogate,
-            neuron.slope,
-            refractory,
-        )
+        places = (list(self.stride), list(self.padding), self.pool)
+        surrogate = (neuron.surrogate, neuron.slope, refractory)
+        settings = (*places, LEVELS[hard], spikes, *surrogate)
         return srm_layer(x, weight, *state, self.kappa().to(x), constants, *readout, *settings)
 
     def readout(self, outputs, seed=0):
@@ -111,13 +100,8 @@ def layers(draw):
         n_in, n_out = draw(st.integers(1, 80)), draw(st.integers(1, 40))
         return Layer((T, B, n_in), (n_out, n_in))
     pair = lambda low, high: (draw(st.integers(low, high)), draw(st.integers(low, high)))  # noqa: E731
-    kernel, stride, padding, extra, pool = (
-        pair(1, 3),
-        pair(1, 2),
-        pair(0, 2),
-        pair(0, 4),
-        draw(st.integers(1, 3)),
-    )
+    kernel, stride, padding, extra = pair(1, 3), pair(1, 2), pair(0, 2), pair(0, 4)
+    pool = draw(st.integers(1, 3))
     least = ((pool - 1) * d + k - 2 * p for d, k, p in zip(stride, kernel, padding, strict=True))
     H, W = (max(1, n) + e for n, e in zip(least, extra, strict=True))
     C, C_out = draw(st.sampled_from([1, 2, 31, 32, 33])), draw(st.integers(1, 5))
@@ -126,9 +110,8 @@ def layers(draw):
 
 DENSE = Layer((9, 3, 40), (7, 40))
 CONV = Layer((4, 2, 6, 5, 3), (4, 3, 3, 2), (1, 2), (1, 0))
-POOLED = Layer(
-    (4, 2, 8, 9, 3), (4, 3, 3, 2), (1, 1), (1, 0), 3
-)  # 8 x 8 neurons: two rows and two columns belong to no window
+# 8 x 8 neurons: two rows and two columns belong to no window
+POOLED = Layer((4, 2, 8, 9, 3), (4, 3, 3, 2), (1, 1), (1, 0), 3)
 FIVE = CONV._replace(x=(4, 5, 6, 5, 3))  # recordings: groups of two leave one over
 ALL = [
     pytest.param(layer, id=name)
@@ -169,9 +152,7 @@ def test_hard_weights_and_spikes_give_the_dense_bits(
 
 @pytest.mark.parametrize("pool", [1, 2])
 def test_readouts_of_images_count_channels_first(pool):
-    """As the public `Readout` does, whatever the order in memory: the layer's y is that of its
-    spikes, to the bit.
-    """
+    """As the public `Readout` does, in any memory order: y is that of the spikes, to the bit."""
     net = Network(Conv2d(2, 5, 3, pool=pool), input_shape=(2, 7, 8), readout=3, neuron=NEURON)
     with map_weights(net):
         output = net(spikes(6, 2, 2, 7, 8))
@@ -210,9 +191,7 @@ def test_a_negative_zero_is_no_spike(layer, hard, kernel):
     SEEDS,
 )
 def test_pooled_scans_give_the_same_bits(reuse, n_threads, B, pool, rows, columns, C, seed):
-    """Real-valued currents; edges that fill no window; I is left alone unless it may be
-    overwritten.
-    """
+    """Real-valued currents; edges without a window; I is kept unless it may be overwritten."""
     g = seeded(seed)
     I = torch.randn(5, B, pool + rows, pool + columns, C, generator=g)
     rest = (
@@ -246,7 +225,7 @@ def decisions_are_clear(u, layer, neuron) -> bool:
 
 
 def gradients(leaves, outputs, errors):
-    """Gradients of the leaves from errors {index: error} at some outputs; zero where none arrives."""
+    """Gradients of the leaves from errors {index: error} at outputs; zero where none arrives."""
     at = {i: e for i, e in errors.items() if outputs[i].requires_grad}
     if at:
         torch.autograd.backward([outputs[i] for i in at], [e.to(outputs[i]) for i, e in at.items()])
@@ -290,9 +269,7 @@ Y, S, U = 0, 1, 2  # which output of the operation
 def test_gradients_are_those_of_the_steps(
     kernel, inputs, learned, layer, hard, surrogate, refractory, used, group, n_threads, seed
 ):  # fmt: skip
-    """Of x, weight, P, Q, R, from errors at some of y, s, u, P, Q, R: autograd through the
-    equations in float64.
-    """
+    """Of x, weight, P, Q, R, from errors at outputs: autograd through the equations in float64."""
     neuron = SRM(5.0, 3.0, 2.0, 0.1, surrogate, 2.0)
     x, weight, state = layer.tensors(inputs, hard, seed)
     V, scale = (t.double() for t in layer.readout(3))
@@ -387,9 +364,7 @@ def test_of_equal_potentials_the_first_gets_the_gradient(kernel, refractory, equ
     ],
 )
 def test_the_operation_is_registered_properly(layer, inputs, hard, dtype, outputs):
-    """Schema, autograd, fake tensors and ahead-of-time dispatch, by PyTorch's own checks; of the
-    backward pass, fake tensors.
-    """
+    """Schema, autograd, fake tensors and dispatch, by PyTorch's own checks; backward: fake ones."""
     x, weight, state = layer.tensors(inputs, hard)
     leaves = [t.to(dtype).requires_grad_() for t in (x, weight, *state)]
     readout = (r if r is None else r.to(dtype) for r in layer.readout(outputs))
@@ -402,14 +377,7 @@ def test_the_operation_is_registered_properly(layer, inputs, hard, dtype, output
     x_kept = x if inputs == "real" else kept
     for needed in ((True, True), (False, True), (False, False)):
         settings = (*window, inputs != "real", "sigmoid", 2.0, True, *needed)
-        errors = (
-            torch.ones_like(y) if outputs else None,
-            torch.ones_like(s),
-            None,
-            None,
-            None,
-            None,
-        )
+        errors = (torch.ones_like(y) if outputs else None, torch.ones_like(s), *(None,) * 4)
         backward = (*errors, u, x_kept, list(x.shape), weight, *constants, *settings)
         torch.library.opcheck(
             srm_layer_backward, backward, test_utils=("test_schema", "test_faketensor")
@@ -444,9 +412,7 @@ def test_vmap_is_one_member_at_a_time(layer, outputs, in_dims):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("layer", ALL)
 def test_what_is_kept_of_the_inputs(layer, kernel):
-    """Spikes take a bit on the CPU, a byte elsewhere; real values are kept as they are, and not a
-    second time.
-    """
+    """Spikes take a bit on the CPU, a byte elsewhere; real values are kept once, as they are."""
     for inputs in ("sparse", "real"):
         x, weight, state = layer.tensors(inputs)
         x, weight, *state = (t.to(device_of(kernel)) for t in (x, weight, *state))
@@ -509,14 +475,8 @@ def forward_and_backward(layer, inputs, hard, learns_x=False):
     """Outputs and gradients; the kernels that ran in each direction."""
     x, weight, state = layer.tensors(inputs, hard)
     with watched() as forward:
-        outputs = layer.run(
-            x.requires_grad_(learns_x),
-            weight.requires_grad_(),
-            state,
-            hard,
-            inputs != "real",
-            outputs=2,
-        )
+        leaves = (x.requires_grad_(learns_x), weight.requires_grad_())
+        outputs = layer.run(*leaves, state, hard, inputs != "real", outputs=2)
     with watched() as backward:
         (outputs[Y].sum() + outputs[S].sum()).backward()
     return outputs, [t.grad for t in (x, weight) if t.requires_grad], forward, backward
@@ -593,9 +553,7 @@ SHARED = Layer((4, 4, 8, 7, 20), (4, 20, 3, 2), (1, 1), (1, 0), 3)
     ids=["pooled", "conv", "dense"],
 )
 def test_threads_share_the_work(layer, inputs, hard, learns_x):
-    """Work is split evenly over threads; a small layer stays on one. Outputs are the same bits,
-    gradients sums in another order.
-    """
+    """Work is split evenly over threads: outputs are the same bits, gradients other sums."""
     small = bit_threads.SERIAL
     with threads(2), groups_of(1, layer), patch.object(bit_threads, "SERIAL", small):
         alone, gradients_alone, *calls_alone = forward_and_backward(layer, inputs, hard, learns_x)
@@ -755,9 +713,7 @@ def test_a_layer_uses_its_memory_again_and_never_that_of_another(no_memory):
 def test_half_precision_where_tf32_is_allowed(
     hard, needs_x, refractory, beside_s, n_in, kernel, stride, padding, pool
 ):
-    """Gradients of weights, and through layers and time of inputs, on a GPU: close to float64, at
-    any size of the error.
-    """
+    """Gradients of weights and inputs on a GPU are close to float64 at any size of the error."""
     x, neuron = spikes(6, 5, *n_in, density=0.2), SRM(threshold=0.05)
     w = torch.randn(40, n_in[-1], *kernel, generator=seeded(1))
     w = (
@@ -792,9 +748,7 @@ def test_half_precision_where_tf32_is_allowed(
 @pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="needs a CPU with bfloat16")
 @pytest.mark.parametrize("kind", ["linear", "conv"])
 def test_bfloat16_where_it_is_allowed(kind):
-    """Relaxed weights and many spikes: within 5e-3 of the exact currents. Hard weights keep their
-    bits.
-    """
+    """Relaxed weights, many spikes: within 5e-3 of exact currents. Hard weights keep their bits."""
     x = spikes(20, 4, 30, density=0.5) if kind == "linear" else spikes(6, 4, 8, 8, 5, density=0.5)
     w = torch.tanh(
         torch.randn((40, 30) if kind == "linear" else (40, 5, 3, 3), generator=seeded(1))

@@ -34,7 +34,7 @@ def digest(*tensors: torch.Tensor) -> str:
 
 
 def inference(kind: str) -> dict[str, str]:
-    """Digests of what a network of this kind gives for its most probable weights and for members."""
+    """Digests of what a network of this kind gives for its most probable weights and members."""
     net = build(kind, dtype=torch.float32, init=0.3)
     x = spikes(T, B, *net.input_shape)
     with map_weights(net):

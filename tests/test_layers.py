@@ -1,6 +1,4 @@
-"""Layers and networks against the equations, in float64: potentials, local gradient, BPTT gradient,
-chunks.
-"""
+"""Layers and networks against the equations in float64: potentials, gradients, chunks."""
 
 from __future__ import annotations
 
@@ -141,9 +139,7 @@ def test_local_gradient_is_eq_der_general(kind, surrogate):
 
 @pytest.mark.parametrize("kind", ["conv", "conv stride", "pooled"])
 def test_local_gradient_of_convolutions(kind):
-    """Eq. (der-general) with shared weights; with pooling, through the first maximum of each
-    window.
-    """
+    """Eq. (der-general) with shared weights; with pooling, through a window's first maximum."""
     net = build(kind, 5)
     x, labels = spikes(6, 2, *net.input_shape, seed=2, dtype=torch.float64), torch.tensor([0, 2])
     grads = gradients(net, x, labels, local_loss)
@@ -167,9 +163,8 @@ def test_local_gradient_of_convolutions(kind):
         for index in np.ndindex(s.shape):
             t, b, c, h, w = index
             window = u[t, b, c, h * k : h * k + k, w * k : w * k + k]
-            i, j = np.unravel_index(
-                np.argmax(window), window.shape
-            )  # argmax returns the first maximum
+            # Argmax returns the first maximum
+            i, j = np.unravel_index(np.argmax(window), window.shape)
             full[t, b, c, h * k + i, w * k + j] += e[index]
         post = full * reference.sigma_prime(u - NEURON.threshold, NEURON) * float(layer.kappa)
         p = reference.convolve(reference.alpha, a, NEURON)
@@ -187,9 +182,7 @@ def test_local_gradient_of_convolutions(kind):
 @pytest.mark.parametrize("readout_after", ["every", "last"])
 @pytest.mark.parametrize("kind", FLOAT)
 def test_bptt_gradient_is_autograd_through_the_steps(kind, readout_after):
-    """At real weights: with hard ones, equal potentials in a pooling window are ties that rounding
-    breaks at random.
-    """
+    """At real weights: with hard ones, rounding breaks ties in a pooling window at random."""
     net = build(kind, 7, gradient="bptt", readout_after=readout_after, weights="real")
     x, labels = spikes(9, 3, *net.input_shape, seed=4, dtype=torch.float64), torch.tensor([0, 2, 1])
     local_loss(net(x), labels).backward()
@@ -204,9 +197,7 @@ def test_bptt_gradient_is_autograd_through_the_steps(kind, readout_after):
 
 
 def test_local_and_bptt_differ_where_they_should():
-    """One layer: BPTT adds the refractory path. The gradient with respect to the input exists in
-    BPTT only.
-    """
+    """One layer: BPTT adds the refractory path, and alone has a gradient of the input."""
     x, labels = spikes(9, 3, 6, dtype=torch.float64).requires_grad_(), torch.tensor([0, 2, 1])
     local = gradients(build("dense", 1), x, labels, local_loss)
     assert x.grad is None
@@ -318,7 +309,7 @@ def test_permuted_inputs_change_no_spike(first):
 
 
 def test_recordings_of_different_length():
-    """A padded batch gives each recording the loss, the gradient and the prediction it has alone."""
+    """A padded batch gives each recording the loss, gradient and prediction it has alone."""
     net = build("deep", 2)
     recordings = [spikes(T, 6, seed=T, dtype=torch.float64) for T in (5, 12, 8)]
     labels = torch.tensor([0, 2, 1])
@@ -358,14 +349,8 @@ def test_state_dict_has_no_neuron_state_and_travels():
         seed=seed,
     )
     net, other = make(1), make(2)
-    assert {name.split(".")[-1] for name in net.state_dict()} == {
-        "weight",
-        "kappa",
-        "constants",
-        "mask",
-        "V",
-        "scale",
-    }
+    saved = {"weight", "kappa", "constants", "mask", "V", "scale"}
+    assert {name.split(".")[-1] for name in net.state_dict()} == saved
     x = spikes(20, 2, 2, 6, 6)
     expected, before = run(net, x)[1], run(other, x)[1]
     assert not torch.equal(expected.readouts[-1], before.readouts[-1])
@@ -628,7 +613,7 @@ def test_weights_as_an_argument():
     assert torch.equal(net(x, weights=weights).readouts[-1], expected.readouts[-1])
     with pytest.raises(
         ValueError,
-        match=r"weights: must have the layers' shapes \[\(9, 6\), .*; give one tensor a layer",
+        match=r"weights: must have the layers' shapes \[\(9, 6\), .*; give one per layer",
     ):
         net(x, weights=weights[:2])
 
@@ -711,9 +696,7 @@ def test_cuda_gives_the_bits_of_the_cpu(kind):
 @pytest.mark.parametrize("kind", ["deep", "pooled", "masked"])
 @pytest.mark.parametrize("gradient", ["local", "bptt"])
 def test_a_readout_sees_what_it_is_shown(kind, gradient):
-    """Dropout: the readout of spikes times factors, with the gradient of that product; factors of 1
-    change nothing.
-    """
+    """Dropout: the readout of spikes times factors, with its gradient; factors of 1 do nothing."""
     net = build(kind, gradient=gradient)
     x = spikes(12, 3, *net.input_shape, dtype=torch.float64)
     sizes = [math.prod(layer.output_shape) for layer in net.layers]
@@ -773,13 +756,13 @@ def test_a_layer_that_nobody_reads_changes_nothing_else():
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ([Linear(6, 5), Linear(5, 4, inputs=(1,))], "must be layers before this one, number 1; got 1"),
+        ([Linear(6, 5), Linear(5, 4, inputs=(1,))], "must be layers before this one, number 1"),
         ([Linear(6, 5), Linear(5, 4, inputs=(2,))], "got 2; it may read \"input\" and 0 to 0"),
         ([Linear(6, 5, inputs=(0,))], "number 0; got 0; it may read \"input\", and cycles"),
         ([Linear(6, 5), Linear(5, 4, inputs=(-1,))], "got -1"),
         ([Linear(6, 5), Linear(5, 4, inputs=("x",))], "got 'x'"),
         ([Linear(6, 5), Linear(5, 4, inputs=(True,))], "got True"),
-        ([Linear(6, 5), Linear(5, 4, inputs=(0, 0))], "must be a list of distinct layers; got (0, 0)"),
+        ([Linear(6, 5), Linear(5, 4, inputs=(0, 0))], "a list of distinct layers; got (0, 0)"),
         ([Linear(6, 5), Linear(5, 4, inputs=())], "must be a list of distinct layers; got ()"),
         ([Linear(6, 5), Linear(5, 4, inputs="input")], "must be a list of distinct layers"),
         ([Linear(6, 5), Linear(5, 4, inputs=3)], "must be a list of distinct layers; got 3"),

@@ -30,9 +30,7 @@ def integers(*shape, seed=0, high=6, dtype=torch.float32):
 
 
 def test_one_input_spike_by_hand():
-    """A spike of weight 1 at t = 0 gives u_t = alpha_t from t = 1 on, nothing at t = 0; the first u
-    > theta fires.
-    """
+    """A spike of weight 1 at t = 0 gives u_t = alpha_t from t = 1 on; the first u > theta fires."""
     neuron = SRM(tau_mem=10, tau_syn=5, tau_ref=2, threshold=0.2)
     I = torch.zeros(6, 1, 1, dtype=torch.float64)
     I[0] = 1.0
@@ -141,9 +139,7 @@ def test_silent_traces_end_at_zero(name):
 @pytest.mark.parametrize("refractory", [False, True])
 @pytest.mark.parametrize("kernel", ["reference", "cpu"])
 def test_adjoint_is_autograd_through_the_steps(surrogate, refractory, kernel):
-    """All gradients of the scan, its state in and out included, against autograd through the
-    equations.
-    """
+    """All gradients of the scan, its states included, against autograd through the equations."""
     neuron = SRM(10, 6, 2, 0.2, surrogate, 3.0)
     T, shape = 17, (3, 5)
     g = seeded(1)
@@ -185,30 +181,15 @@ def test_adjoint_is_autograd_through_the_steps(surrogate, refractory, kernel):
 
 
 def test_sigmoid_derivative_of_the_cpu_kernel():
-    """The polynomial exp inside the numba kernel, over the whole range: relative error against
-    float64.
-    """
-    constants = torch.tensor(
-        [0.5, 0.25, 0.5, 0.0]
-    )  # theta = 0, so that v = u exactly; a_m - a_s = 1/4
+    """The polynomial exp in the numba kernel, over the whole range, against float64."""
+    # theta = 0, so that v = u exactly; a_m - a_s = 1/4
+    constants = torch.tensor([0.5, 0.25, 0.5, 0.0])
     u = torch.linspace(-65, 65, 200_001).expand(2, 1, -1)
     with kernels.forced("cpu"):
-        g_I, *_ = srm_adjoint(
-            torch.ones_like(u),
-            None,
-            None,
-            None,
-            None,
-            u,
-            torch.tensor(1.0),
-            constants,
-            "sigmoid",
-            1.0,
-            False,
-        )
-    ours = (
-        4 * g_I[0, 0].double()
-    )  # g_I of the first of two steps is (a_m - a_s) sigma'(u of the second)
+        errors, kappa = (torch.ones_like(u), *(None,) * 4), torch.tensor(1.0)
+        g_I, *_ = srm_adjoint(*errors, u, kappa, constants, "sigmoid", 1.0, False)
+    # g_I of the first of two steps is (a_m - a_s) sigma'(u of the second)
+    ours = 4 * g_I[0, 0].double()
     e = torch.exp(-u[0, 0].double().abs())
     assert (ours * (1 + e) ** 2 / e - 1).abs().max() < 2e-6
 
@@ -237,18 +218,8 @@ def test_the_operation_is_registered_properly(dtype, transposed):
     )
     I.requires_grad_()
     state = [torch.zeros(2, 3, dtype=dtype, requires_grad=True) for _ in range(3)]
-    torch.library.opcheck(
-        srm_scan,
-        (
-            I,
-            *state,
-            torch.tensor(0.5, dtype=dtype),
-            constants_of(SRM(), dtype),
-            "sigmoid",
-            2.0,
-            True,
-        ),
-    )
+    constants = (torch.tensor(0.5, dtype=dtype), constants_of(SRM(), dtype))
+    torch.library.opcheck(srm_scan, (I, *state, *constants, "sigmoid", 2.0, True))
 
 
 def test_vmap_folds_members_into_the_batch():
@@ -321,11 +292,6 @@ def test_which_kernel_runs(triton, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_gives_the_bits_of_the_cpu():
     I = integers(200, 4, 3000)
-    ours = srm_scan(
-        *(
-            x.cuda()
-            for x in (I, *[torch.zeros_like(I[0])] * 3, torch.tensor(0.25), constants_of(SRM()))
-        ),
-        *SETTINGS,
-    )
+    inputs = (I, *[torch.zeros_like(I[0])] * 3, torch.tensor(0.25), constants_of(SRM()))
+    ours = srm_scan(*(x.cuda() for x in inputs), *SETTINGS)
     assert all(torch.equal(a.cpu(), b) for a, b in zip(ours, scan(I), strict=True))

@@ -19,7 +19,7 @@ from bisnn import (
     sample_weights,
 )
 from bisnn.neuron import SRM
-from bisnn.realisation import held
+from bisnn.realisation import hold
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_the_oracle_is_the_packages_network(spiking):
     net.readouts[-1].V.copy_(spiking.V)
     net.readouts[-1].scale.fill_(o.GAIN)
     for w, expected in zip(spiking.settings, spiking.losses, strict=True):
-        with held(list(net.parameters()), [w[:4].reshape(2, 2), w[4:].reshape(2, 2)], hard=True):
+        with hold(list(net.parameters()), [w[:4].reshape(2, 2), w[4:].reshape(2, 2)], hard=True):
             loss = local_loss(net(spiking.x), spiking.labels)
         assert loss.item() == pytest.approx(expected.item(), abs=1e-10)
     assert spiking.losses.std() > 0.1

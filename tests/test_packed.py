@@ -1,6 +1,4 @@
-"""The packed engine against the network it came from, bit for bit; without PyTorch, and from the
-run folder on.
-"""
+"""The packed engine against its network, bit for bit; without PyTorch, and from a run folder."""
 
 from __future__ import annotations
 
@@ -234,9 +232,7 @@ def _short_training(name: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))
 def test_every_trained_config(name, tmp_path, monkeypatch):
-    """A short training of each shipped config: what is exported gives the model's own spikes,
-    logits and predictions.
-    """
+    """A short training of each shipped config exports the model's own spikes and predictions."""
     monkeypatch.setenv("BISNN_CACHE", str(tmp_path / "cache"))
     run = _short_training(name, tmp_path)
     model = bisnn.load(run)
@@ -302,9 +298,7 @@ def test_many_points_are_predicted_in_parts(tmp_path, monkeypatch):
 
 
 def test_file_sizes(tmp_path):
-    """One bit a weight: at most 1/30 of the float32 weights and 4 KiB, for the networks of the
-    paper.
-    """
+    """One bit per weight: at most 1/30 of float32 and 4 KiB, for the paper's networks."""
     mlp = Network(Linear(20, 256), Linear(256, 256), readout=2)
     conv = (
         Conv2d(2, 64, 7, padding=3, pool=2),
@@ -389,7 +383,8 @@ import sys
 class Only:
     def find_spec(self, name, path=None, target=None):
         first = name.partition(".")[0]
-        if first not in {*sys.stdlib_module_names, "numpy", "numba", "llvmlite", "safetensors", "bisnn"}:
+        needed = {"numpy", "numba", "llvmlite", "safetensors", "bisnn"}
+        if first not in needed | sys.stdlib_module_names:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Only())
 import numpy as np, bisnn.packed

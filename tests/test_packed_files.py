@@ -1,6 +1,4 @@
-"""The packed file against everything that a file can be: what comes back, what is refused, and what
-it may cost.
-"""
+"""Packed files against all that a file can be: what is read, refused, and what it may cost."""
 
 from __future__ import annotations
 
@@ -160,22 +158,16 @@ def sealed(body: str, tensors: dict[str, np.ndarray]) -> bytes:
 def places(node, path=()):
     """Every place in a tree of JSON."""
     yield path
-    items = (
-        node.items()
-        if isinstance(node, dict)
-        else enumerate(node)
-        if isinstance(node, list)
-        else ()
-    )
+    items = node.items() if isinstance(node, dict) else ()
+    if isinstance(node, list):
+        items = enumerate(node)
     for key, value in items:
         yield from places(value, (*path, key))
 
 
 @given(name=st.sampled_from(BASES), data=st.data())
 def test_hostile_files(name, data):
-    """Headers and tensors of another's making, with a digest to match: refused, or a network that
-    runs.
-    """
+    """Headers and tensors of another's making, with a matching digest: refused, or they run."""
     tensors = load_tensors(BASE[name])
     about = json.loads(json.loads(file._metadata(BASE[name]))["network"])
     assert survives(sealed(json.dumps(about), tensors))
@@ -308,9 +300,7 @@ def test_one_budget(name, entries, refused):
 
 
 def padded(depth: int) -> bytes:
-    """Convolutions of one weight, each of which pads its input: a few bytes for each million of
-    neurons.
-    """
+    """Convolutions of one weight, each padding its input: few bytes per million neurons."""
     layers, tensors = [], {}
     for i in range(depth):
         about = {"kind": "conv", "inputs": [i - 1], "neurons": 1, "neuron": {"kind": "srm"}}

@@ -57,9 +57,7 @@ def predict_outside(net: Network, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("shape", [(2, 6, 6), (3, 9, 7)])
 def test_packed_bits_give_the_networks_bits(shape, monkeypatch):
-    """Convolutions with left-over pixels, more than 32 channels, a dense layer on images, more
-    recordings than a group.
-    """
+    """Convolutions with left-over pixels and over 32 channels, dense on images, several groups."""
     layers = [
         Conv2d(shape[0], 40, (3, 2), padding=(1, 1), pool=2),
         Conv2d(40, 5, 2, padding=1, stride=(2, 1)),
@@ -82,9 +80,8 @@ def test_packed_bits_give_the_networks_bits(shape, monkeypatch):
     taken = []
     ours = Engine._through
     monkeypatch.setattr(Engine, "_through", lambda *a: (taken.append(1), ours(*a))[1])
-    members = predict(
-        net, x, samples=3, seed=5, over_time="step", task="regression"
-    ).members  # the readouts themselves
+    # The readouts themselves
+    members = predict(net, x, samples=3, seed=5, over_time="step", task="regression").members
     assert len(taken) == 4  # layers: members go through each together
     for k in range(3):
         with sample_weights(net, 5, k):
@@ -225,7 +222,8 @@ def test_members_may_be_drawn_before():
     for bad in ([], drawn[0], [drawn[0][:1]], [[w.float() for w in drawn[0]]], [1, 2], "ten"):
         with pytest.raises(
             ValueError,
-            match=r"samples: members need an int8 tensor for every layer, \(\d+, 6\).* number 0 has others",
+            match=r"samples: members need an int8 tensor for every layer, "
+            r"\(\d+, 6\).* number 0 has others",
         ):
             predict(net, x, bad)
 

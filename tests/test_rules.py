@@ -50,9 +50,7 @@ def latent(values, dtype):
 
 
 def one_step(rule, w_r, c):
-    """A step on the loss sum_i c_i w_i^2 / 2, whose gradient c_i w_i depends on where it is taken;
-    returns that w.
-    """
+    """A step on sum_i c_i w_i^2 / 2, whose gradient c_i w_i depends on w; returns that w."""
     with rule.sampled():
         (0.5 * c * w_r.square()).sum().backward()
         w = w_r.detach().clone()
@@ -87,9 +85,7 @@ def test_st_step_is_algorithm_1(dtype, clip):
     ("tau", "rho", "prior"), list(itertools.product([0.01, 1.0], [0.0, 0.05], [0.0, -0.4]))
 )
 def test_bayes_step_is_algorithm_2(dtype, straight_through, tau, rho, prior):
-    """In float64 with the rule's own draws of epsilon, by the formula as the paper writes it, and
-    finite on the whole grid.
-    """
+    """In float64 with the rule's own epsilon, by the paper's formula; finite on the whole grid."""
     for seed in range(20):
         w_r, c = latent(GRID, dtype), torch.tensor(C, dtype=dtype)
         rule = BayesBiSNN(
@@ -163,9 +159,7 @@ def test_preconditioners_are_torchs():
 
 
 def test_preconditioner_keeps_the_fixed_point():
-    """With a loss c w, Algorithm 2 rests where w^r = w^r_0 - c E[dw/dmu] / rho; plain and Adam both
-    find it.
-    """
+    """With a loss c w, Algorithm 2 rests where w^r = w^r_0 - c E[dw/dmu] / rho, also with Adam."""
     c, rho = torch.tensor([0.02, -0.05]), 0.1
     noise = 0.5 * torch.logit((torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000)
     rest = torch.zeros(2, dtype=torch.float64)
@@ -234,9 +228,7 @@ def test_annealing():
 
 @pytest.mark.parametrize("name", ["temperature", "tau"])
 def test_annealing_enters_the_update(name):
-    """Two steps with an annealed value equal a step with the first and a step with the second
-    value.
-    """
+    """Two steps of annealing equal a step with the first value and one with the second."""
     annealed, by_hand = latent(C, torch.float64), latent(C, torch.float64)
     c = torch.tensor(C, dtype=torch.float64)
     a = BayesBiSNN([annealed], 0.1, 0.4, **{name + "_end": 0.1}, anneal_steps=1)
@@ -265,9 +257,7 @@ UPDATES = {
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=needs_compiler)])
 @pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES.keys())
 def test_updates_compile_in_one_graph(update, backend):
-    """Pure functions of tensors: nothing to break a graph, nothing changed in place, the same
-    numbers.
-    """
+    """Pure functions of tensors: no graph breaks, nothing changed in place, the same numbers."""
     arguments = torch.randn(3, 50, generator=seeded(0)).unbind()
     before = [a.clone() for a in arguments]
     torch.testing.assert_close(
@@ -382,7 +372,7 @@ def test_a_backward_pass_after_the_block_raises(make, problem):
 
 
 def test_a_backward_pass_in_the_next_block_raises():
-    """The forward pass of one realisation never meets the factor of another, in any kind of layer."""
+    """A realisation's forward pass never meets another's factor, in any kind of layer."""
     for kind in KINDS:
         net = build(kind)
         x, labels = spikes(9, 2, *net.input_shape, dtype=torch.float64), torch.tensor([0, 1])
@@ -405,9 +395,8 @@ def test_a_late_backward_pass_spoils_nothing_silently():
         (2 * w_r).sum().backward()
     with pytest.raises(RuntimeError, match=r"no sampled\(\) block"):
         rule.step()
-    assert (
-        torch.autograd.grad((2 * w_r).sum(), w_r)[0].mean() == 2
-    )  # a gradient with respect to w^r itself
+    # a gradient with respect to w^r itself
+    assert torch.autograd.grad((2 * w_r).sum(), w_r)[0].mean() == 2
 
 
 def test_zero_grad_of_the_module_forgets_the_blocks():
@@ -488,7 +477,8 @@ def test_biases_and_norms_are_not_made_binary_unnoticed():
     module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2, bias=False))
     with pytest.warns(
         UserWarning,
-        match=r"params: 3 of 5 parameters have fewer than two axes, such as \(3,\): biases or norms",
+        match=r"params: 3 of 5 parameters have fewer than two axes, such as \(3,\): "
+        "biases or norms",
     ):
         STBiSNN(module.parameters(), lr=0.1)
     masked = Network(

@@ -140,7 +140,7 @@ def test_what_is_known_of_weights():
     )  # the parameter itself can be read in here, what is made of it cannot
     unreadable = nn.Parameter(w.detach().to("meta"))
     for hard in (True, False):
-        with realisation.held([w, unreadable], [weights.sign(w.detach())] * 2, hard=hard):
+        with realisation.hold([w, unreadable], [weights.sign(w.detach())] * 2, hard=hard):
             seen.append((realisation.is_hard(w), realisation.is_hard(unreadable)))
     seen.append((realisation.is_hard(w), realisation.is_hard(unreadable)))
     assert seen == [(False, False), (True, True), (True, False), (False, False)]

@@ -29,22 +29,8 @@ _HOME = {
     "runs.exporting": ("export",),
     "system": ("info",),
 }
-_MODULES = {
-    **{
-        name: name
-        for name in (
-            "data",
-            "encode",
-            "kernels",
-            "metrics",
-            "packed",
-            "packing",
-            "shipping",
-            "weights",
-        )
-    },
-    "config": "runs.config",
-}
+_PARTS = ("data", "encode", "kernels", "metrics", "packed", "packing", "shipping", "weights")
+_MODULES = {name: name for name in _PARTS} | {"config": "runs.config"}
 __all__, __getattr__, __dir__ = lazy.names(__name__, _HOME, _MODULES, own=["__version__"])
 
 if TYPE_CHECKING:

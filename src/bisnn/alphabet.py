@@ -102,8 +102,8 @@ class Levels:
         if parents * self.reach > EXACT:
             raise ValueError(
                 f"weights: {parents} parents times the largest level {self.reach} must be at most "
-                f"2^24, up to which float32 holds every current exactly; got {parents * self.reach}; "
-                "use smaller levels or fewer inputs"
+                "2^24, up to which float32 holds every current exactly; got "
+                f"{parents * self.reach}; use smaller levels or fewer inputs"
             )
 
     def __eq__(self, other: object) -> bool:
@@ -140,9 +140,7 @@ BINARY = Binary()
 
 
 def alphabet_of(weights: str | Sequence[int] | Levels) -> Levels | None:
-    """The alphabet that is meant: "binary", "ternary", a list of levels or an alphabet itself;
-    None for "real", full precision.
-    """
+    """The alphabet of a name, a list of levels or an alphabet; None for "real", full precision."""
     if isinstance(weights, Levels):
         return weights
     named = {"binary": Binary, "ternary": Ternary}

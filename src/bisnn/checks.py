@@ -1,6 +1,4 @@
-"""Checks of arguments at the public boundary. Each message has the argument, the rule, the value
-and the fix.
-"""
+"""Checks of arguments at the boundary: a message has the argument, rule, value and fix."""
 
 from __future__ import annotations
 
@@ -30,7 +28,8 @@ def number(
         return float(value)  # type: ignore[arg-type]
     rule = f" > {above:g}" if above is not None else f" >= {least:g}" if least is not None else ""
     raise ValueError(
-        f"{name}: must be a finite number{rule}; got {value!r}; give a number{rule or ', not a special value'}"
+        f"{name}: must be a finite number{rule}; got {value!r}; give a "
+        f"number{rule or ', not a special value'}"
     )
 
 
@@ -67,6 +66,7 @@ def seed_number(value: object, name: str = "seed") -> int:
     """A seed: one 32-bit word of a generator's key."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < 1 << 32:
         raise ValueError(
-            f"{name}: must be a whole number from 0 to 2^32 - 1; got {value!r}; give a seed such as 0"
+            f"{name}: must be a whole number from 0 to 2^32 - 1; got {value!r}; give a seed such "
+            "as 0"
         )
     return int(value)

@@ -58,7 +58,8 @@ def rate(rates: Tensor, T: int, seed: int, *, draw: int = 0) -> Tensor:
     _check_values("rates", rates)
     if rates.min() < 0 or rates.max() > 1:
         raise ValueError(
-            f"rates: must lie in [0, 1], spikes per time step; got {float(rates.min()):g}..{float(rates.max()):g}; rescale first"
+            "rates: must lie in [0, 1], spikes per time step; got "
+            f"{float(rates.min()):g}..{float(rates.max()):g}; rescale first"
         )
     x = rates.detach().flatten(1).double().cpu().numpy()
     spikes = philox.point_spikes(
@@ -70,19 +71,16 @@ def rate(rates: Tensor, T: int, seed: int, *, draw: int = 0) -> Tensor:
 def population(
     x: Tensor, T: int, *, neurons: int, width: float, seed: int, draw: int = 0
 ) -> Tensor:
-    """Population code as spikes, (B, d) -> (T, B, d * neurons); arguments as in `population_rates`
-    and `rate`.
-    """
+    """Population code as spikes, (B, d) -> (T, B, d * neurons); see `population_rates`, `rate`."""
     _check_values("x", x)
     _check_population(neurons, width)
     code = {"code": "population", "steps": positive_int("T", T), "neurons": neurons, "width": width}
-    spikes = encoding.encode(
+    values, seed, draw = (
         x.detach().float().cpu().numpy(),
-        code,
         seed_number(seed),
-        Purpose.ENCODING,
         seed_number(draw, "draw"),
     )
+    spikes = encoding.encode(values, code, seed, Purpose.ENCODING, draw)
     return torch.from_numpy(spikes).to(x)
 
 
@@ -90,7 +88,8 @@ def _check_values(name: str, x: Tensor) -> None:
     tensor(name, x)
     if not x.is_floating_point() or x.ndim < 2 or x.numel() == 0:
         raise ValueError(
-            f"{name}: must be a non-empty floating-point tensor (B, d); got {x.dtype} of {tuple(x.shape)}; use x.float(), x[None]"
+            f"{name}: must be a non-empty floating-point tensor (B, d); got {x.dtype} of "
+            f"{tuple(x.shape)}; use x.float(), x[None]"
         )
     finite(name, x)
 

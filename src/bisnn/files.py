@@ -1,6 +1,4 @@
-"""Files: written whole or not at all, told apart by their content, and read with care: one budget
-for what they ask for.
-"""
+"""Files: written whole or not at all, told apart by content, read within a budget of memory."""
 
 from __future__ import annotations
 
@@ -12,41 +10,35 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-MOST_BYTES = (
-    1 << 30
-)  # of memory that one file may ask for, unless the environment's BISNN_MOST_BYTES says otherwise
+# Of memory that one file may ask for, unless the environment's BISNN_MOST_BYTES says otherwise
+MOST_BYTES = 1 << 30
 
 
 def most_bytes() -> int:
-    """The budget of a file from outside, in bytes of memory: for what it holds, unpacked, and for
-    what it makes us compute.
-    """
+    """The budget of a file from outside, in bytes of memory, for what it holds and computes."""
     text = os.environ.get("BISNN_MOST_BYTES", str(MOST_BYTES))
     if not text.isdecimal():
         raise ValueError(
-            f"BISNN_MOST_BYTES: must be a whole number of bytes; got {text!r}; give e.g. {4 * MOST_BYTES}"
+            f"BISNN_MOST_BYTES: must be a whole number of bytes; got {text!r}; give e.g. "
+            f"{4 * MOST_BYTES}"
         )
     return int(text)
 
 
 def afford(name: object, needed: int, what: str, error: type[ValueError] = ValueError) -> None:
-    """Raise where a file asks for more memory than the budget. To be called before any of it is
-    taken.
-    """
+    """Raise where a file asks for more memory than the budget, before any of it is taken."""
     most = most_bytes()
     if needed > most:
         raise error(
-            f"{name}: {what} would take {needed:,} bytes of memory; at most {most:,}; set BISNN_MOST_BYTES for more"
+            f"{name}: {what} would take {needed:,} bytes of memory; at most {most:,}; set "
+            "BISNN_MOST_BYTES for more"
         )
 
 
 def open_regular(path: str | Path) -> BinaryIO:
-    """Open a file for reading. Pipes and devices, which may wait or go on for ever, are refused,
-    and so are folders.
-    """
-    flags = (
-        os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    )  # a pipe must not wait for its writer
+    """Open a file for reading; pipes, devices and folders are refused."""
+    # A pipe must not wait for its writer
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if "\0" in str(path):
         raise ValueError(
             f"{str(path)!r}: cannot be opened: no file has a zero byte in its name; check the path"
@@ -74,9 +66,7 @@ def read_text(path: str | Path) -> str:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write the whole file or nothing: temporary file, fsync, rename. Errors leave the old file as
-    it was, and name it.
-    """
+    """Write the whole file or nothing (temporary file, fsync, rename); errors name the file."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():

@@ -31,9 +31,7 @@ class Interval(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """A debiased calibration error with its interval, and the plain ECE beside that of a calibrated
-    model.
-    """
+    """A debiased calibration error with its interval; the plain ECE, and a calibrated model's."""
 
     error: Interval
     ece: float
@@ -180,9 +178,7 @@ def _extreme_twice(scores: np.ndarray) -> np.ndarray:
 
 
 def _both_sides(scores: np.ndarray, least: float) -> np.ndarray:
-    """With two more, as far from the mean as the most extreme, and at least so far: one on either
-    side.
-    """
+    """With two more, one on either side, as far from the mean as the most extreme or `least`."""
     mean = scores.mean(-1, keepdims=True)
     far = np.maximum(np.abs(scores - mean).max(-1, keepdims=True), least)
     return np.concatenate([scores, mean - far, mean + far], -1)
@@ -196,9 +192,7 @@ def plain_ece(bins: Bins) -> float:
 
 
 def debiased_ece(bins: Bins) -> float:
-    """The miscalibration at which the plain ECE would on average be what it is; 0 where chance
-    alone gives as much.
-    """
+    """The miscalibration whose expected plain ECE is the one seen; 0 where chance gives as much."""
     ece, path = plain_ece(bins), _Path(bins)
 
     def excess(error: float) -> float:
@@ -267,9 +261,8 @@ class _Path:
         self.gap = np.abs(bins.confidence - bins.right / bins.size)
         self.room = np.maximum(bins.confidence, 1 - bins.confidence)
         turns = np.concatenate([-self.gap, self.room - self.gap]) / np.tile(self.error, 2)
-        self.turns = np.sort(
-            turns
-        )  # where a gap leaves 0 or meets its limit: the total is linear between these
+        # Where a gap leaves 0 or meets its limit: the total is linear between these
+        self.turns = np.sort(turns)
         self.totals = self._gaps(self.turns[:, None]) @ self.weight
         self.most = float(self.totals[-1])
 
@@ -277,9 +270,7 @@ class _Path:
         return np.clip(self.gap + move * self.error, 0, self.room)
 
     def shares(self, error: float) -> np.ndarray:
-        """Of the two sides of its confidence, each bin is on the one that makes its right answers
-        more likely.
-        """
+        """Each bin is on the side of its confidence that makes its right answers more likely."""
         gap = self._gaps(np.interp(error, self.totals, self.turns))
         size, confidence, right = self.bins
         below, above = confidence - gap, confidence + gap
@@ -295,12 +286,12 @@ def _expected_ece(bins: Bins, shares: np.ndarray) -> float:
     """Mean ECE where the right answers of each bin are binomial: E|K - x| in closed form."""
     size, stated = bins.size, bins.size * bins.confidence
     k = np.floor(stated)
+    # Of size - 1
     one_less = np.where(
         size > 1, special.bdtr(np.maximum(k - 1, 0), np.maximum(size - 1, 1), shares), 1
-    )  # of size - 1
-    partial = stated * special.bdtr(k, size, shares) - size * shares * np.where(
-        k >= 1, one_less, 0
-    )  # E max(x - K, 0)
+    )
+    # E max(x - K, 0)
+    partial = stated * special.bdtr(k, size, shares) - size * shares * np.where(k >= 1, one_less, 0)
     return float((size * shares - stated + 2 * partial).sum() / size.sum())
 
 

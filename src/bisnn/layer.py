@@ -33,9 +33,7 @@ Inputs = Sequence[int | Literal["input"]] | None
 
 
 class LayerState(NamedTuple):
-    """What a layer carries from one chunk of time to the next: all of it holds for the coming time
-    step.
-    """
+    """What a layer carries from one chunk of time to the next; it holds for the coming step."""
 
     traces: tuple[Tensor, ...]  # of the neurons, as `Neuron.traces` names them, (B, ...)
     # X_m and X_s, the slow and the fast trace of the layer's input, (B, ...): they keep the local
@@ -59,17 +57,11 @@ def joined(kind: str, inputs: Sequence[Tensor]) -> Tensor:
     """Spikes of several layers, (T, B, ...) each, side by side as `spec.side_by_side` says."""
     if len(inputs) == 1:
         return inputs[0]
-    return (
-        torch.cat(list(inputs), 2)
-        if kind == "conv"
-        else torch.cat([s.flatten(2) for s in inputs], 2)
-    )
+    return torch.cat(list(inputs) if kind == "conv" else [s.flatten(2) for s in inputs], 2)
 
 
 class Readout(nn.Module):
-    """y = gain/sqrt(n) V s with fixed random V in {-1, +1}: from spikes to class logits or real
-    outputs.
-    """
+    """y = gain/sqrt(n) V s with fixed random V in {-1, +1}: spikes to logits or real outputs."""
 
     V: Tensor  # (outputs, n)
     scale: Tensor  # gain/sqrt(n), ()
@@ -265,15 +257,15 @@ class Layer(nn.Module):
         raise NotImplementedError
 
     def realised(self) -> Tensor:
-        """The weights w of the present realisation, or real ones; with the gradient of the parameter."""
+        """The weights w of the present realisation, or real ones, with the parameter's gradient."""
         if not self.is_built:
             raise RuntimeError(
                 "a layer has weights only as part of a network: bisnn.Network(layer, ...) builds it"
             )
         if self.has_latents and not is_realised(self.weight):
             raise RuntimeError(
-                f"a network of {'binary' if self.spec.alphabet == BINARY else 'discrete'} weights was "
-                "called while its parameters hold the latents w^r: to train, call it inside "
+                f"a network of {'binary' if self.spec.alphabet == BINARY else 'discrete'} weights "
+                "was called while its parameters hold the latents w^r: to train, call it inside "
                 "`with rule.sampled():`; to infer, use `bisnn.predict(net, x)` or `with "
                 'bisnn.map_weights(net):`; for real weights declare Network(..., weights="real")'
             )
@@ -310,9 +302,9 @@ class Layer(nn.Module):
         if bptt:  # gradients reach earlier chunks through the traces themselves
             return LayerState(after, state.inputs)
         steps = torch.arange(len(x), 0, -1, device=x.device, dtype=x.dtype)
+        # X' = a^T X + sum_t a^(T-t) x_t
         inputs = tuple(
-            a ** len(x) * trace
-            + torch.tensordot(a**steps, x, dims=1)  # X' = a^T X + sum_t a^(T-t) x_t
+            a ** len(x) * trace + torch.tensordot(a**steps, x, dims=1)
             for a, trace in zip(self.constants, state.inputs, strict=False)
         )
         return LayerState(after, inputs).detach()
@@ -381,14 +373,16 @@ class Layer(nn.Module):
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         if self.is_built and is_realised(self.weight):
             raise RuntimeError(
-                "state_dict() inside a realisation would save w in place of the latents w^r; call it outside the block"
+                "state_dict() inside a realisation would save w in place of the latents w^r; call "
+                "it outside the block"
             )
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
         if is_realised(self.weight):
             raise RuntimeError(
-                "load_state_dict() inside a realisation would be undone on leaving it; call it outside the block"
+                "load_state_dict() inside a realisation would be undone on leaving it; call it "
+                "outside the block"
             )
         for name in ("constants", "kappa"):
             own, other = getattr(self, name), state_dict.get(prefix + name)
@@ -397,8 +391,10 @@ class Layer(nn.Module):
             if not torch.allclose(own.double().cpu(), other.double().cpu(), rtol=1e-6, atol=0):
                 i = int((own.cpu() - other.cpu()).abs().argmax())
                 raise ValueError(
-                    f"state_dict: {prefix}{name} must be that of this network's neuron; got {other.flatten()[i].item():.6g} "
-                    f"in the file against {own.flatten()[i].item():.6g} here; build the network with the neuron it was saved with"
+                    f"state_dict: {prefix}{name} must be that of this network's neuron; got "
+                    f"{other.flatten()[i].item():.6g} in the file against "
+                    f"{own.flatten()[i].item():.6g} here; build the network with the neuron it was "
+                    "saved with"
                 )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -407,7 +403,8 @@ def check_size(n_in: int, input_shape: tuple[int, ...]) -> None:
     size = math.prod(input_shape)
     if size != n_in:
         raise ValueError(
-            f"n_in: must equal the size of what comes in, {size} (shape {input_shape}); got {n_in}; use {size}"
+            f"n_in: must equal the size of what comes in, {size} (shape {input_shape}); got "
+            f"{n_in}; use {size}"
         )
 
 
@@ -420,6 +417,7 @@ def check_whole(hard: bool, spikes: bool) -> None:
         )
     if not hard:
         raise ValueError(
-            "weights: FixedSRM adds up whole numbers and takes hard weights; got a relaxed sample or "
-            "real weights; train with BayesBiSNN(..., straight_through=True) or STBiSNN, or take SRM"
+            "weights: FixedSRM adds up whole numbers and takes hard weights; got a relaxed sample "
+            "or real weights; train with BayesBiSNN(..., straight_through=True) or STBiSNN, or "
+            "take SRM"
         )

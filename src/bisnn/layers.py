@@ -1,6 +1,4 @@
-"""The kinds of layer: Linear, Conv2d (with optional max-pooling), Recurrent (any directed graph, by a
-mask). What they share is in `layer.py`.
-"""
+"""The kinds of layer: Linear, Conv2d with max-pooling, Recurrent on any directed graph."""
 
 from __future__ import annotations
 
@@ -102,7 +100,8 @@ class Conv2d(Layer):
         neuron: this layer's own; by default the network's.
 
     >>> import bisnn
-    >>> net = bisnn.Network(Conv2d(2, 16, 7, padding=3, pool=2), readout=10, input_shape=(2, 26, 26))
+    >>> conv = Conv2d(2, 16, 7, padding=3, pool=2)
+    >>> net = bisnn.Network(conv, readout=10, input_shape=(2, 26, 26))
     >>> with bisnn.map_weights(net):
     ...     net(torch.zeros(5, 1, 2, 26, 26)).spikes[0].shape
     torch.Size([5, 1, 16, 13, 13])
@@ -167,15 +166,9 @@ class Conv2d(Layer):
                 readout.V.unflatten(1, self.output_shape).movedim(1, -1).flatten(1),
                 readout.scale,
             )
+        constants = (self.kappa, self.constants)
         y, s, u, *after, _ = srm_layer(
-            x.movedim(2, -1),
-            weight,
-            *before,
-            self.kappa,
-            self.constants,
-            *reading,
-            *settings,
-            *neuron,
+            x.movedim(2, -1), weight, *before, *constants, *reading, *settings, *neuron
         )
         P, Q, R = (z.movedim(-1, 1) for z in after)
         after = self._next_state(x, state, (P, Q, R), bptt)
@@ -183,8 +176,8 @@ class Conv2d(Layer):
 
     def extra_repr(self) -> str:
         return (
-            f"{self.channels_in}, {self.channels_out}, kernel_size={self.kernel_size}, stride={self.stride}, "
-            f"padding={self.padding}, pool={self.pool}"
+            f"{self.channels_in}, {self.channels_out}, kernel_size={self.kernel_size}, "
+            f"stride={self.stride}, padding={self.padding}, pool={self.pool}"
         )
 
 
@@ -212,7 +205,7 @@ class Recurrent(Layer):
         vector in row order with one.
 
     >>> import bisnn
-    >>> mask = torch.tensor([[1, 0, 0, 1], [0, 1, 1, 0]], dtype=torch.bool)  # two neurons: an input and each other as parents
+    >>> mask = torch.tensor([[1, 0, 0, 1], [0, 1, 1, 0]]).bool()  # parents: an input, the other one
     >>> net = bisnn.Network(Recurrent(2, 2, mask=mask, outputs=[1]), readout=None)
     >>> net.layers[0].weight.shape, net.layers[0].output_shape
     (torch.Size([4]), (1,))
@@ -237,26 +230,23 @@ class Recurrent(Layer):
             mask = torch.as_tensor(mask)
             if mask.shape != (n, n_in + n) or mask.dtype != torch.bool:
                 raise ValueError(
-                    f"mask: must be a bool tensor of shape (n, n_in + n) = ({n}, {n_in + n}); got {mask.dtype} of "
-                    f"{tuple(mask.shape)}; inputs come first, then the neurons"
+                    f"mask: must be a bool tensor of shape (n, n_in + n) = ({n}, {n_in + n}); got "
+                    f"{mask.dtype} of {tuple(mask.shape)}; inputs come first, then the neurons"
                 )
             if not mask.any(1).all():
                 orphan = int((~mask.any(1)).nonzero()[0])
                 raise ValueError(
-                    f"mask: every neuron needs at least one parent; got none for neuron {orphan}; give it one or drop it"
+                    f"mask: every neuron needs at least one parent; got none for neuron {orphan}; "
+                    "give it one or drop it"
                 )
         self.register_buffer("mask", mask)
         if outputs is not None:
             whole = all(isinstance(i, Integral) for i in outputs)
-            if (
-                not whole
-                or len(outputs) == 0
-                or min(outputs) < 0
-                or max(outputs) >= n
-                or len(set(outputs)) < len(outputs)
-            ):
+            distinct = whole and len(set(outputs)) == len(outputs) > 0
+            if not distinct or min(outputs) < 0 or max(outputs) >= n:
                 raise ValueError(
-                    f"outputs: must be distinct neuron indices from 0 to {n - 1}, at least one; got {outputs}; leave it out for all"
+                    f"outputs: must be distinct neuron indices from 0 to {n - 1}, at least one; "
+                    f"got {outputs}; leave it out for all"
                 )
         self.outputs = None if outputs is None else [int(i) for i in outputs]
 
@@ -295,9 +285,8 @@ class Recurrent(Layer):
         else:
             with torch.no_grad():
                 I, s, u, after = self._steps(x, weight, state)
-            inputs = torch.cat(
-                [x, s], dim=-1
-            )  # the layer's own past spikes are constants for the gradient
+            # The layer's own past spikes are constants for the gradient
+            inputs = torch.cat([x, s], dim=-1)
             if weight.requires_grad and torch.is_grad_enabled():
                 I = with_gradient_of(I, self.product(inputs, weight))
                 before = self._before(x, weight, state, bptt)
@@ -321,9 +310,7 @@ class Recurrent(Layer):
     def _steps(
         self, x: Tensor, weight: Tensor, state: LayerState | None
     ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-        """The equations of the scan, one step at a time: currents, spikes, potentials (T, B, n),
-        state.
-        """
+        """The scan's equations step by step: currents, spikes, potentials (T, B, n), state."""
         W_in, W_rec = self.matrix(weight).split([self.n_in, self.n], dim=-1)
         I_in = F.linear(x, W_in)
         # Zero, but part of the graph: a first time step has a gradient, which is zero, as in the
@@ -342,15 +329,16 @@ class Recurrent(Layer):
 
     def extra_repr(self) -> str:
         synapses = self.n * (self.n_in + self.n) if self.mask is None else int(self.mask.sum())
-        return f"{self.n_in}, {self.n}, synapses={synapses}, outputs={'all' if self.outputs is None else len(self.outputs)}"
+        outputs = "all" if self.outputs is None else len(self.outputs)
+        return f"{self.n_in}, {self.n}, synapses={synapses}, outputs={outputs}"
 
 
 def _pair(name: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:
     pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-    if len(pair) != 2 or any(
-        isinstance(v, bool) or not isinstance(v, int) or v < least for v in pair
-    ):
+    whole = all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in pair)
+    if len(pair) != 2 or not whole:
         raise ValueError(
-            f"{name}: must be a whole number >= {least} or a pair of them; got {value!r}; give e.g. {max(least, 1)}"
+            f"{name}: must be a whole number >= {least} or a pair of them; got {value!r}; give "
+            f"e.g. {max(least, 1)}"
         )
     return pair

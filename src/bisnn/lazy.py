@@ -1,6 +1,4 @@
-"""Public names that load when first used (PEP 562): importing a package stays quick, and parts
-without PyTorch do not load it.
-"""
+"""Public names that load when first used (PEP 562): imports stay quick and free of PyTorch."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def step_losses(y: Tensor, target: Tensor, loss: str, count: Tensor | None = Non
 
     logistic: -log softmax(y)[r]; squared: sum_c (y_c - r_c)^2; smooth_l1: sum_c of Huber's loss
         with corner 1. The target is
-    one for the whole recording, (B,) or (B, C), or one a time step, (T, B) or (T, B, C). Where
+    one for the whole recording, (B,) or (B, C), or one per time step, (T, B) or (T, B, C). Where
     `count` (T, B) is 0, labels may be anything.
     """
     choice("loss", loss, LOSSES)
@@ -64,7 +64,8 @@ def local_loss(
 
     >>> y = torch.zeros(100, 8, 2)  # a readout that has no opinion on two classes
     >>> output = Output((), (), (y,), None)
-    >>> round(local_loss(output, torch.zeros(8, dtype=torch.int64), burn_in=10).item(), 3)  # 90 log 2
+    >>> labels = torch.zeros(8, dtype=torch.int64)
+    >>> round(local_loss(output, labels, burn_in=10).item(), 3)  # 90 log 2
     62.383
     """
     return _readout_loss(output.readouts, target, loss, over_time, burn_in, mask)
@@ -91,7 +92,7 @@ def _readout_loss(
     burn_in: int,
     mask: Tensor | None,
 ) -> Tensor:
-    given = _given(readouts)
+    given = _existing(readouts)
     choice("loss", loss, LOSSES)
     choice("over_time", over_time, ("sum", "mean"))
     _check_shape(target, loss, *given[0].shape)
@@ -101,7 +102,7 @@ def _readout_loss(
     return total.mean(1).sum()
 
 
-def _given(readouts: Sequence[Tensor | None]) -> list[Tensor]:
+def _existing(readouts: Sequence[Tensor | None]) -> list[Tensor]:
     given = [y for y in readouts if y is not None]
     if not given:
         raise ValueError(
@@ -127,16 +128,13 @@ def _per_recording(
         losses = step_losses(y[burn_in:], target[burn_in:] if per_step else target, loss)
     else:
         count = time_weights(T, B, burn_in, mask, y).repeat(1, n)
-        losses = torch.where(
-            count > 0, step_losses(y, target, loss, count), 0
-        )  # NaN where nothing counts stays out
+        # NaN where nothing counts stays out
+        losses = torch.where(count > 0, step_losses(y, target, loss, count), 0)
     return losses.sum(0).reshape(n, B)
 
 
 def _steps(T: int, burn_in: int, mask: Tensor | None) -> int | Tensor:
-    """How many time steps of each recording count; 1 for one that ends within the burn-in, whose
-    loss is zero.
-    """
+    """Time steps of each recording that count; 1 where it ends in the burn-in, with loss zero."""
     return T - burn_in if mask is None else mask[burn_in:].sum(0).clamp(min=1)
 
 
@@ -154,8 +152,7 @@ def chunked_backward(
     seen: Sequence[Tensor] | None = None,
     each: Callable[[Output], object] | None = None,
 ) -> Tensor:
-    """`local_loss(net(x), target, ...).backward()` in chunks of `chunk` time steps: memory depends
-    on the chunk, not on T.
+    """`local_loss(net(x), target, ...).backward()` in chunks: memory depends on these, not on T.
 
     The gradient is that of the whole recording, because layers carry traces of their input from
     chunk to chunk. With gradient="bptt" it is not: errors end at the borders, which is truncated
@@ -164,6 +161,7 @@ def chunked_backward(
     Args:
         net: the network, or a DistributedDataParallel of it.
         x: recordings (T, B, ...); bool takes least memory.
+        chunk: time steps at a time.
         target, loss, over_time, burn_in, mask: as for `local_loss`, over the whole recording.
         factor: on the loss, for its gradient only.
         seen: dropout before the readouts, as for `Network.forward`.
@@ -183,43 +181,56 @@ def chunked_backward(
     positive_int("chunk", chunk)
     choice("loss", loss, LOSSES)
     choice("over_time", over_time, ("sum", "mean"))
-    module = getattr(net, "module", net)
-    if not isinstance(module, Network):
-        raise ValueError(
-            f"net: must be a bisnn.Network, or one in DistributedDataParallel; got {type(net).__name__}"
-        )
+    module = _network_in(net)
     module.checked(x[:1])
     T, B = x.shape[:2]
     _checked_burn_in(burn_in, T)
-    per_step = target.ndim == (2 if loss == "logistic" else 3)
     norm = _steps(T, burn_in, mask) if over_time == "mean" else 1
-    state, total = (
-        module.initial_state(B),
-        torch.zeros((), dtype=module.dtype, device=module.layers[0].kappa.device),
-    )
+    state, total = module.initial_state(B), module.layers[0].kappa.new_zeros(())
     for start in range(0, T, chunk):
         part = slice(start, min(start + chunk, T))
         skip = min(max(burn_in - start, 0), part.stop - start)
-        with torch.set_grad_enabled(
-            skip < part.stop - start
-        ):  # a chunk within the burn-in only moves the state
+        # A chunk within the burn-in only moves the state
+        with torch.set_grad_enabled(skip < part.stop - start):
             output = net(x[part], state, seen=seen)
             state = tuple(layer.detach() for layer in output.state)
             if skip < part.stop - start:
-                given = _given(output.readouts)
-                piece = target[part] if per_step else target
-                _check_shape(piece, loss, *given[0].shape)
-                sums = _per_recording(
-                    given, piece, loss, skip, None if mask is None else mask[part]
-                )
-                value = (sums / norm).mean(1).sum()
-                (value * factor).backward()
-                total += value.detach()
-                del given, sums, value
+                total += _part_backward(output, part, skip, target, loss, mask, norm, factor)
         if each is not None:
             each(output)
         del output  # or this chunk's tensors would live on beside the next one's
     return total
+
+
+def _network_in(net: nn.Module) -> Network:
+    """The network itself, of which `net` may be a DistributedDataParallel."""
+    module = getattr(net, "module", net)
+    if not isinstance(module, Network):
+        raise ValueError(
+            "net: must be a bisnn.Network, or one in DistributedDataParallel; got "
+            f"{type(net).__name__}"
+        )
+    return module
+
+
+def _part_backward(
+    output: Output,
+    part: slice,
+    skip: int,
+    target: Tensor,
+    loss: str,
+    mask: Tensor | None,
+    norm: Tensor | int,
+    factor: float,
+) -> Tensor:
+    """The loss of a part of the time steps, less `skip` at its start, after its backward pass."""
+    given = _existing(output.readouts)
+    piece = target[part] if target.ndim == (2 if loss == "logistic" else 3) else target
+    _check_shape(piece, loss, *given[0].shape)
+    sums = _per_recording(given, piece, loss, skip, None if mask is None else mask[part])
+    value = (sums / norm).mean(1).sum()
+    (value * factor).backward()
+    return value.detach()
 
 
 def spike_loss(
@@ -244,7 +255,8 @@ def spike_loss(
     tensor("target", target)
     if target.shape != s.shape:
         raise ValueError(
-            f"target: must have the shape of the last layer's spikes, {tuple(s.shape)}; got {tuple(target.shape)}; reshape it"
+            f"target: must have the shape of the last layer's spikes, {tuple(s.shape)}; got "
+            f"{tuple(target.shape)}; reshape it"
         )
     per_step = (s - target.to(s.dtype)).square().flatten(2).sum(-1)
     T, B = per_step.shape
@@ -285,22 +297,19 @@ def activity_loss(
 
 
 def _check_shape(target: Tensor, loss: str, T: int, B: int, C: int) -> None:
-    """A target's type and shape; sizes are compared one by one, because they may be symbols of a
-    compiler.
-    """
+    """A target's type and shape; sizes are compared singly: they may be a compiler's symbols."""
     tensor("target", target)
     if loss == "logistic":
         if target.dtype not in (torch.int64, torch.int32, torch.uint8):
             raise ValueError(
-                f"target: the logistic loss takes class labels as int64; got {target.dtype}; use target.long()"
+                f"target: the logistic loss takes class labels as int64; got {target.dtype}; use "
+                "target.long()"
             )
-        if (
-            target.ndim not in (1, 2)
-            or target.shape[-1] != B
-            or (target.ndim == 2 and target.shape[0] != T)
-        ):
+        ours = target.ndim in (1, 2) and target.shape[-1] == B
+        if not ours or (target.ndim == 2 and target.shape[0] != T):
             raise ValueError(
-                f"target: labels must have shape (B,) = ({B},) or (T, B) = ({T}, {B}); got {tuple(target.shape)}; reshape them"
+                f"target: labels must have shape (B,) = ({B},) or (T, B) = ({T}, {B}); got "
+                f"{tuple(target.shape)}; reshape them"
             )
         return
     if not target.is_floating_point():
@@ -310,7 +319,8 @@ def _check_shape(target: Tensor, loss: str, T: int, B: int, C: int) -> None:
     wrong = target.ndim not in (2, 3) or target.shape[-1] != C or target.shape[-2] != B
     if wrong or (target.ndim == 3 and target.shape[0] != T):
         raise ValueError(
-            f"target: must have shape (B, C) = ({B}, {C}) or (T, B, C) = ({T}, {B}, {C}); got {tuple(target.shape)}; reshape it"
+            f"target: must have shape (B, C) = ({B}, {C}) or (T, B, C) = ({T}, {B}, {C}); got "
+            f"{tuple(target.shape)}; reshape it"
         )
 
 
@@ -332,7 +342,8 @@ def _check_labels(target: Tensor, C: int, count: Tensor | None) -> Tensor:
 def _checked_burn_in(burn_in: int, T: int) -> int:
     if isinstance(burn_in, bool) or not isinstance(burn_in, int) or not 0 <= burn_in < T:
         raise ValueError(
-            f"burn_in: must be a whole number from 0 to T - 1 = {T - 1}, or no time step is left; got {burn_in!r}; lower it"
+            f"burn_in: must be a whole number from 0 to T - 1 = {T - 1}, or no time step is left; "
+            f"got {burn_in!r}; lower it"
         )
     return burn_in
 
@@ -346,7 +357,8 @@ def time_weights(T: int, B: int, burn_in: int, mask: Tensor | None, like: Tensor
         tensor("mask", mask)
         if mask.shape != (T, B) or mask.dtype != torch.bool:
             raise ValueError(
-                f"mask: must be a bool tensor (T, B) = ({T}, {B}); got {mask.dtype} of {tuple(mask.shape)}; bisnn.pad makes one"
+                f"mask: must be a bool tensor (T, B) = ({T}, {B}); got {mask.dtype} of "
+                f"{tuple(mask.shape)}; bisnn.pad makes one"
             )
         count = mask.to(like.dtype)
     return torch.cat([torch.zeros_like(count[:burn_in]), count[burn_in:]])
@@ -355,11 +367,9 @@ def time_weights(T: int, B: int, burn_in: int, mask: Tensor | None, like: Tensor
 def _reduce(per_step: Tensor, over_time: str, count: Tensor) -> Tensor:
     """Sum or mean over the time steps that count, then the mean over the batch."""
     choice("over_time", over_time, ("sum", "mean"))
-    total = torch.where(count > 0, per_step, 0).sum(
-        0
-    )  # (B,); whatever stands where nothing counts, NaN too, stays out
+    # (B,); whatever stands where nothing counts, NaN too, stays out
+    total = torch.where(count > 0, per_step, 0).sum(0)
     if over_time == "mean":
-        total = total / count.sum(0).clamp(
-            min=1
-        )  # a recording that ends within the burn-in counts as zero
+        # A recording that ends within the burn-in counts as zero
+        total = total / count.sum(0).clamp(min=1)
     return total.mean()

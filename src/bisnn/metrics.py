@@ -33,9 +33,7 @@ class Reliability(NamedTuple):
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> float:
-    """Share of recordings whose most probable class is right (one line; torchmetrics would take a
-    second to import for it).
-    """
+    """Share of recordings whose most probable class is right."""
     _check(probs, labels)
     return float((probs.argmax(-1) == labels).double().mean())
 
@@ -54,17 +52,13 @@ def balanced_accuracy(probs: Tensor, labels: Tensor) -> float:
 
 
 def nll(probs: Tensor, labels: Tensor) -> float:
-    """Mean negative log-likelihood in nats; a probability of 0 counts as the smallest positive
-    number of its dtype.
-    """
+    """Mean negative log-likelihood in nats; a probability of 0 counts as the least of its dtype."""
     _check(probs, labels)
     return float(F.nll_loss(probs.clamp(min=torch.finfo(probs.dtype).tiny).log(), labels))
 
 
 def brier(probs: Tensor, labels: Tensor) -> float:
-    """Mean over recordings of sum_c (p_c - 1[c = label])^2, in [0, 2]; torchmetrics has none for
-    several classes.
-    """
+    """Mean over recordings of sum_c (p_c - 1[c = label])^2, in [0, 2]."""
     _check(probs, labels)
     return float((probs - F.one_hot(labels, probs.shape[-1])).square().sum(-1).mean())
 
@@ -77,9 +71,8 @@ def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
     0.3...
     """
     _, size, confidence, share = reliability(probs, labels, bins)
-    return float(
-        ((share - confidence).abs().nan_to_num() * size).sum() / size.sum()
-    )  # an empty bin is 0/0
+    # An empty bin is 0/0
+    return float(((share - confidence).abs().nan_to_num() * size).sum() / size.sum())
 
 
 def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
@@ -155,9 +148,8 @@ def interval(
         return Interval(*(math.sqrt(max(0.0, end)) for end in mean_interval(scores, level)))
     found = mean_interval(scores, level)
     if name in ("nll", "brier"):
-        found = found._replace(
-            high=max(found.high, _with_unseen_mistakes(name, predicted, truth, level))
-        )
+        high = _with_unseen_mistakes(name, predicted, truth, level)
+        found = found._replace(high=max(found.high, high))
     return found._replace(low=max(0.0, found.low))
 
 
@@ -204,7 +196,8 @@ def paired(
             same seed in the same place. Means over the runs are compared. With one run each, the
             interval is about these two runs alone.
 
-    >>> sure, unsure, y = 0.98 * torch.eye(2).repeat(50, 1) + 0.01, torch.full((100, 2), 0.5), torch.tensor([0, 1]).repeat(50)
+    >>> sure, unsure = 0.98 * torch.eye(2).repeat(50, 1) + 0.01, torch.full((100, 2), 0.5)
+    >>> y = torch.tensor([0, 1]).repeat(50)
     >>> paired("nll", [sure], [unsure], y).high < -0.6
     True
     """
@@ -213,12 +206,12 @@ def paired(
     if not a or len(a) != len(b) or len({p.shape for p in (*a, *b)}) != 1:
         shapes = [[tuple(p.shape) for p in runs] for runs in (a, b)]
         raise ValueError(
-            f"a, b: must be predictions of the same recordings and classes by as many runs, one or more; got shapes {shapes}; "
-            "leave runs out that only one has"
+            "a, b: must be predictions of the same recordings and classes by as many runs, one or "
+            f"more; got shapes {shapes}; leave runs out that only one has"
         )
-    scores = np.stack(
-        [_linear(name, p, truth) - _linear(name, q, truth) for p, q in zip(a, b, strict=True)]
-    )  # (S, N)
+    pairs = zip(a, b, strict=True)
+    gains = [_linear(name, p, truth) - _linear(name, q, truth) for p, q in pairs]
+    scores = np.stack(gains)  # (S, N)
     value = float(scores.mean())
     least = float(np.mean([_price_of_a_mistake(name, p) for p in (*a, *b)]))
     low, high = intervals.of_crossed_mean(scores, level, least=least, skewed=name != "accuracy")
@@ -234,9 +227,7 @@ def paired(
 
 
 def _scores(name: str, predicted: Tensor, truth: Tensor) -> np.ndarray:
-    """One number per recording; their mean is the metric (its square, for the RMSE; weighted, for
-    balanced accuracy).
-    """
+    """One number per recording, whose mean is the metric (RMSE: its square; balanced: weighted)."""
     if name in REGRESSION_METRICS:
         errors = _errors(predicted, truth)
         return (errors.square() if name == "rmse" else errors.abs()).mean(-1).cpu().numpy()
@@ -248,9 +239,7 @@ def _scores(name: str, predicted: Tensor, truth: Tensor) -> np.ndarray:
 
 
 def _weights(labels: Tensor) -> np.ndarray:
-    """Of the recordings in balanced accuracy: each class that occurs has the same, and the sum is
-    1.
-    """
+    """Of recordings in balanced accuracy: the same sum for each class that occurs, 1 in all."""
     size = torch.bincount(labels.cpu())
     return (1 / (size[labels.cpu()] * (size > 0).sum()).double()).numpy()
 
@@ -276,15 +265,11 @@ def _with_unseen_mistakes(name: str, probs: Tensor, labels: Tensor, level: float
 
 
 def _price_of_a_mistake(name: str, predicted: Tensor) -> float:
-    """What a wrong answer adds to a recording's score: for the NLL and the Brier score as the model
-    itself expects it.
-    """
+    """What a mistake adds to a score; for the NLL and the Brier score as the model expects it."""
     if name in ("accuracy", CALIBRATION):
         return 1.0
-    if name not in (
-        "nll",
-        "brier",
-    ):  # errors of a regression have no such step; rare classes weigh more than 1
+    # Errors of a regression have no such step; rare classes weigh more than 1
+    if name not in ("nll", "brier"):
         return 0.0
     wrong_labels = predicted.double().cpu().scatter(-1, predicted.cpu().argmax(-1, keepdim=True), 0)
     if not float(wrong_labels.sum()) > 0:
@@ -293,16 +278,13 @@ def _price_of_a_mistake(name: str, predicted: Tensor) -> float:
 
 
 def _linear(name: str, predicted: Tensor, truth: Tensor) -> np.ndarray:
-    """One number per recording, whose mean is the metric and whose spread is that of its influence
-    function.
-    """
+    """One number per recording: their mean is the metric, their spread its influence function's."""
     if name == CALIBRATION:
         table = reliability(predicted, truth)
         top = predicted.clamp(0, 1).cpu().max(-1).values
         sign = torch.sign(table.confidence - table.accuracy)[_bin_of(top, table.edges)]
-        gaps = sign.numpy() * (
-            top.double().numpy() - _scores("accuracy", predicted, truth)
-        )  # their mean is the plain ECE
+        # Their mean is the plain ECE
+        gaps = sign.numpy() * (top.double().numpy() - _scores("accuracy", predicted, truth))
         return gaps - gaps.mean() + intervals.corrected_ece(_bins(predicted, truth))
     scores = _scores(name, predicted, truth)
     if name == "balanced_accuracy":
@@ -339,7 +321,8 @@ def _errors(predicted: Tensor, target: Tensor) -> Tensor:
     tensor("target", target)
     if predicted.ndim != 2 or predicted.shape != target.shape or len(target) == 0:
         raise ValueError(
-            f"predicted, target: must both be (N, C) with N >= 1; got {tuple(predicted.shape)}, {tuple(target.shape)}; reshape them"
+            f"predicted, target: must both be (N, C) with N >= 1; got {tuple(predicted.shape)}, "
+            f"{tuple(target.shape)}; reshape them"
         )
     return predicted.double() - target.double()
 
@@ -349,22 +332,23 @@ def _check(probs: Tensor, labels: Tensor) -> None:
     tensor("labels", labels)
     if probs.ndim != 2 or labels.shape != probs.shape[:1] or len(labels) == 0:
         raise ValueError(
-            f"probs, labels: must be (N, C) and (N,) with N >= 1; got {tuple(probs.shape)} and {tuple(labels.shape)}; reshape them"
+            f"probs, labels: must be (N, C) and (N,) with N >= 1; got {tuple(probs.shape)} and "
+            f"{tuple(labels.shape)}; reshape them"
         )
     if not probs.is_floating_point() or labels.dtype != torch.int64:
         raise ValueError(
-            f"probs, labels: must be floating point and int64; got {probs.dtype} and {labels.dtype}; use .float(), .long()"
+            f"probs, labels: must be floating point and int64; got {probs.dtype} and "
+            f"{labels.dtype}; use .float(), .long()"
         )
     sums = probs.sum(-1)
-    if not (
-        torch.isfinite(probs).all()
-        and (probs >= 0).all()
-        and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
-    ):
+    whole = torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
+    if not (whole and torch.isfinite(probs).all() and (probs >= 0).all()):
         raise ValueError(
-            "probs: rows must be probabilities, >= 0 and summing to 1; got others; apply softmax to logits first"
+            "probs: rows must be probabilities, >= 0 and summing to 1; got others; apply softmax "
+            "to logits first"
         )
     if labels.min() < 0 or labels.max() >= probs.shape[-1]:
         raise ValueError(
-            f"labels: must lie in 0..{probs.shape[-1] - 1}; got {int(labels.min())}..{int(labels.max())}; check the classes"
+            f"labels: must lie in 0..{probs.shape[-1] - 1}; got "
+            f"{int(labels.min())}..{int(labels.max())}; check the classes"
         )

@@ -1,11 +1,10 @@
-"""A network: layers that read the ones before them, and fixed random +-1 readouts after every layer
-(DECOLLE) or after the last only.
-"""
+"""A network: layers that read earlier ones, and fixed random +-1 readouts after them (DECOLLE)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -23,13 +22,12 @@ NetworkState = tuple[LayerState, ...]
 
 
 class Output(NamedTuple):
-    """What a network returns; one entry a layer."""
+    """What a network returns; one entry per layer."""
 
     spikes: tuple[Tensor, ...]  # what leaves each layer, (T, B, ...)
     potentials: tuple[Tensor, ...]  # u of each layer's neurons, before pooling, (T, B, ...)
-    readouts: tuple[
-        Tensor | None, ...
-    ]  # linear readouts, (T, B, outputs); None where a layer has none
+    # Linear readouts, (T, B, outputs); None where a layer has none
+    readouts: tuple[Tensor | None, ...]
     state: NetworkState | None  # for the next chunk of time, if one was passed in
 
     @property
@@ -52,9 +50,9 @@ class Network(nn.Module):
         readout: outputs of each readout (classes, or regression targets); None for a network
             without readouts, whose last layer's spikes are the output.
         neuron: of every layer that names none of its own.
-        weights: "binary" or "ternary", a list of levels or an alphabet such as `bisnn.Levels(-3, -1,
-            1, 3)` (parameters are latents; call it inside a realisation), or "real" (full
-            precision).
+        weights: "binary" or "ternary", a list of levels or an alphabet such as
+            `bisnn.Levels(-3, -1, 1, 3)` (parameters are latents; call it inside a realisation), or
+            "real" (full precision).
         posterior: whether the latents of an alphabet other than binary are the logits of a
             posterior over its levels, one per level, for BayesBiSNN; else they are one number per
             weight, for STBiSNN. Those of binary weights serve both.
@@ -98,7 +96,8 @@ class Network(nn.Module):
         choice("readout_after", readout_after, ("every", "last"))
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(
-                f"dtype: must be torch.float32 or torch.float64; got {dtype}; leave it out for float32"
+                f"dtype: must be torch.float32 or torch.float64; got {dtype}; leave it out for "
+                "float32"
             )
         if neuron is not None and not isinstance(neuron, Neuron):
             raise ValueError(
@@ -107,15 +106,11 @@ class Network(nn.Module):
             )
         number("init", init, least=0)
         number("readout_gain", readout_gain, above=0)
-        if (
-            gradient == "local"
-            and len(layers) > 1
-            and readout is not None
-            and readout_after == "last"
-        ):
+        reads_last_alone = readout is not None and readout_after == "last" and len(layers) > 1
+        if gradient == "local" and reads_last_alone:
             raise ValueError(
-                "readout_after: local learning needs a readout after every layer, or the layers below the last never learn; "
-                'got "last"; use "every", or gradient="bptt"'
+                "readout_after: local learning needs a readout after every layer, or the layers "
+                'below the last never learn; got "last"; use "every", or gradient="bptt"'
             )
         self.alphabet, self.gradient = alphabet_of(weights), gradient
         self.input_shape = _input_shape(layers, input_shape)
@@ -146,18 +141,17 @@ class Network(nn.Module):
         With a state (from `initial_state`, then from the previous output) a recording can come in
         chunks, down to single time steps: with hard weights and spikes the same bits forward as in
         one piece (else the same to rounding), and in local mode the same gradient. With `weights`,
-        one tensor a layer, these stand in for the parameters. With `seen`, one tensor (B, n) a
+        one tensor per layer, these stand in for the parameters. With `seen`, one tensor (B, n) per
         layer, its readout sees the spikes times these factors: dropout. Runs in the network's own
         precision, also under autocast: currents must stay exact.
         """
         spikes = is_spikes(x)
         x = self.checked(x, state)
-        if weights is not None and [tuple(w.shape) for w in weights] != [
-            layer.spec.weight_shape for layer in self.layers
-        ]:
+        shapes = [spec.weight_shape for spec in self.spec]
+        got = shapes if weights is None else [tuple(w.shape) for w in weights]
+        if got != shapes:
             raise ValueError(
-                f"weights: must have the layers' shapes {[layer.spec.weight_shape for layer in self.layers]}; got "
-                f"{[tuple(w.shape) for w in weights]}; give one tensor a layer"
+                f"weights: must have the layers' shapes {shapes}; got {got}; give one per layer"
             )
         with torch.autocast(x.device.type, enabled=False):
             return self._forward(x, state, weights, spikes, seen)
@@ -178,8 +172,8 @@ class Network(nn.Module):
             weight = None if weights is None else weights[i]
             reading = readout if isinstance(readout, Readout) else None
             exact = binary or INPUT not in layer.spec.inputs  # layers give spikes
-            told = reading if seen is None else None
-            s, u, y, after = layer(self.read(i, x, spikes), before, bptt, weight, exact, told)
+            fused = reading if seen is None else None
+            s, u, y, after = layer(self.read(i, x, spikes), before, bptt, weight, exact, fused)
             if seen is not None and reading is not None:
                 y = reading(s.flatten(2) * seen[i])
             spikes.append(s)
@@ -206,7 +200,8 @@ class Network(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        return f"weights={self.alphabet or 'real'}, gradient={self.gradient}, neuron={self.layers[0].neuron}"
+        weights, neuron = self.alphabet or "real", self.layers[0].neuron
+        return f"weights={weights}, gradient={self.gradient}, neuron={neuron}"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -216,7 +211,8 @@ class Network(nn.Module):
         """The input in the network's dtype, or a ValueError that says what is wrong with it."""
         if self.dtype not in (torch.float32, torch.float64):
             raise ValueError(
-                f"net: must be float32 or float64, or its currents are not exact; got {self.dtype}; use net.float()"
+                "net: must be float32 or float64, or its currents are not exact; got "
+                f"{self.dtype}; use net.float()"
             )
         axes = "(T, B, " + ", ".join(map(str, self.input_shape)) + ")"
         if not isinstance(x, Tensor) or tuple(x.shape[2:]) != self.input_shape or x.ndim < 2:
@@ -226,23 +222,23 @@ class Network(nn.Module):
             )
         if x.shape[0] == 0 or x.shape[1] == 0:
             raise ValueError(
-                f"x: needs at least one time step and one recording, T >= 1 and B >= 1; got shape {tuple(x.shape)}"
+                "x: needs at least one time step and one recording, T >= 1 and B >= 1; got shape "
+                f"{tuple(x.shape)}"
             )
         if x.dtype in (torch.bool, torch.uint8):
             x = x.to(self.dtype)
         if x.dtype != self.dtype:
             raise ValueError(
-                f"x: must have the network's dtype {self.dtype}, or be bool or uint8; got {x.dtype}; use x.to({self.dtype})"
+                f"x: must have the network's dtype {self.dtype}, or be bool or uint8; got "
+                f"{x.dtype}; use x.to({self.dtype})"
             )
         if state is not None:
             wanted = [shape for layer in self.layers for shape in layer.state_shapes(x.shape[1])]
-            if (
-                not all(isinstance(z, LayerState) for z in state)
-                or [tuple(z.shape) for layer in state for part in layer for z in part] != wanted
-            ):
+            ours = all(isinstance(z, LayerState) for z in state)
+            if not ours or [tuple(z.shape) for z in chain(*chain(*state))] != wanted:
                 raise ValueError(
-                    f"state: must come from this network and this batch of {x.shape[1]} recordings; got another; start from "
-                    "net.initial_state(B)"
+                    f"state: must come from this network and this batch of {x.shape[1]} "
+                    "recordings; got another; start from net.initial_state(B)"
                 )
         return x
 
@@ -251,8 +247,9 @@ def check_network(net: object) -> None:
     """A ValueError if this is no network of ours, whose layers and readouts could be asked for."""
     if not isinstance(net, Network):
         raise ValueError(
-            f"net: must be a bisnn.Network; got a {type(net).__name__}; for a module of your own use its outputs inside "
-            "`with bisnn.map_weights(module):` or `with bisnn.sample_weights(module, seed, member):`"
+            f"net: must be a bisnn.Network; got a {type(net).__name__}; for a module of your own "
+            "use its outputs inside `with bisnn.map_weights(module):` or `with "
+            "bisnn.sample_weights(module, seed, member):`"
         )
 
 
@@ -269,12 +266,14 @@ def pad(recordings: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """
     if not recordings or any(len(r) == 0 for r in recordings):
         raise ValueError(
-            f"recordings: needs at least one, each with T >= 1; got lengths {[len(r) for r in recordings]}; drop empty ones"
+            "recordings: needs at least one, each with T >= 1; got lengths "
+            f"{[len(r) for r in recordings]}; drop empty ones"
         )
     shapes = {tuple(r.shape[1:]) for r in recordings}
     if len(shapes) > 1:
         raise ValueError(
-            f"recordings: must agree in all axes but the first, time; got {sorted(shapes)}; crop or reshape them"
+            f"recordings: must agree in all axes but the first, time; got {sorted(shapes)}; crop "
+            "or reshape them"
         )
     lengths = torch.tensor([len(r) for r in recordings], device=recordings[0].device)
     mask = torch.arange(int(lengths.max()), device=lengths.device)[:, None] < lengths
@@ -284,12 +283,14 @@ def pad(recordings: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 def _input_shape(layers: Sequence[Layer], input_shape: Sequence[int] | None) -> tuple[int, ...]:
     if not layers or not all(isinstance(layer, Layer) for layer in layers):
         raise ValueError(
-            f"layers: must be one or more of Linear, Conv2d, Recurrent; got {[type(x).__name__ for x in layers]}"
+            "layers: must be one or more of Linear, Conv2d, Recurrent; got "
+            f"{[type(x).__name__ for x in layers]}"
         )
     if input_shape is not None:
         if not isinstance(input_shape, Sequence):
             raise ValueError(
-                f"input_shape: must be the sizes of the axes after (T, B); got {input_shape!r}; give e.g. (2, 26, 26)"
+                f"input_shape: must be the sizes of the axes after (T, B); got {input_shape!r}; "
+                "give e.g. (2, 26, 26)"
             )
         return tuple(positive_int("input_shape", n) for n in input_shape)
     first = layers[0]
@@ -297,5 +298,6 @@ def _input_shape(layers: Sequence[Layer], input_shape: Sequence[int] | None) -> 
         return (first.n_in,)
     assert isinstance(first, Conv2d)
     raise ValueError(
-        f"input_shape: needed because the first layer is a Conv2d, as ({first.channels_in}, H, W); got None"
+        f"input_shape: needed because the first layer is a Conv2d, as ({first.channels_in}, H, W); "
+        "got None"
     )

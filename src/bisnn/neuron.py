@@ -1,4 +1,4 @@
-r"""Spiking neurons as values: constants, traces, one time step, and for compiled kernels their name.
+r"""Spiking neurons as values: constants, traces, one time step, and the name of their kernels.
 
 **SRM**, eqs. (ind-threshold) and (ind-membrane) of the paper, a discrete-time Spike Response Model:
 
@@ -21,11 +21,12 @@ u_t depends on the state alone, never on I_t: the neuron is strictly causal.
 factors a / 2^16, and kappa is divided out, so that nothing is multiplied by it:
 
     v_t = P_t - Q_t - R_t,   s_t = 1 where v_t > theta_f
-    P_{t+1} = [a_m (P_t + 2^f I_t)],   Q_{t+1} = [a_s (Q_t + 2^f I_t)],   R_{t+1} = [a_r (R_t + K s_t)]
+    P_{t+1} = [a_m (P_t + 2^f I_t)],   Q_{t+1} = [a_s (Q_t + 2^f I_t)]
+    R_{t+1} = [a_r (R_t + K s_t)]
     [a x] = a x / 2^16 towards zero,   K = round(2^f / kappa),   theta_f = round(2^f theta / kappa)
 
 u = kappa 2^-f v is the potential of the SRM. Rounding goes towards zero so that a trace without
-input reaches 0 from either side; to the nearest, it would stop as soon as (1 - a) x is below a half.
+input reaches 0 from either side; to the nearest, it would stop once (1 - a) x is below a half.
 """
 
 from __future__ import annotations
@@ -161,9 +162,7 @@ class SRM(Neuron):
 
 
 def _flush(x: Tensor) -> Tensor:
-    """x, or 0 where |x| <= FLUSH; for autograd the identity, because a trace at rest still passes
-    gradients on.
-    """
+    """x, or 0 where |x| <= FLUSH; for autograd the identity: a trace at rest passes gradients."""
     import torch.nn.functional as F  # this module is part of what ships without PyTorch
 
     flushed = F.hardshrink(x.detach(), FLUSH)

@@ -50,9 +50,7 @@ def momentum(g: Tensor, m: Tensor, beta: float) -> tuple[Tensor, Tensor]:
 def adam(
     g: Tensor, m: Tensor, v: Tensor, step: int, beta1: float, beta2: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Adam's scaled gradient, bias-corrected for the `step`-th update (from 1), and its two running
-    means.
-    """
+    """Adam's bias-corrected scaled gradient of update `step`, from 1, and its two running means."""
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * g.square()
     return m / (1 - beta1**step) / ((v / (1 - beta2**step)).sqrt() + 1e-8), m, v
@@ -79,19 +77,19 @@ class Rule(Optimizer):
         params = list(params)
         if not params:
             raise ValueError(
-                "params: needs at least one parameter; got an empty parameter group; pass net.parameters()"
+                "params: needs at least one parameter; got an empty parameter group; pass "
+                "net.parameters()"
             )
         super().__init__(params, {"binary": True, "steps": 0, **defaults})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, checked: at least one parameter, floating point, options within their
-        ranges.
-        """
+        """Add a group, checked: one or more parameters, floating point, options in their ranges."""
         params = param_group["params"]
         group = {**param_group, "params": [params] if isinstance(params, Tensor) else list(params)}
         if not group["params"]:
             raise ValueError(
-                "params: needs at least one parameter; got an empty parameter group; leave the group out"
+                "params: needs at least one parameter; got an empty parameter group; leave the "
+                "group out"
             )
         for p in group["params"]:
             if isinstance(p, Tensor) and not p.is_floating_point():
@@ -117,17 +115,15 @@ class Rule(Optimizer):
             if type(latents) not in self.takes:
                 fix = "posterior=True" if Categorical in self.takes else "posterior=False"
                 raise ValueError(
-                    f"params: {type(self).__name__} does not train {type(latents).__name__} latents "
-                    f"of {latents.alphabet!r}; give binary weights"
+                    f"params: {type(self).__name__} does not train {type(latents).__name__} "
+                    f"latents of {latents.alphabet!r}; give binary weights"
                     + ("" if self.takes == (Signs,) else f", or build the network with {fix}")
                 )
 
     def _realise(
         self, w_r: Tensor, latents: Signs, group: dict[str, Any], number: int
     ) -> tuple[Tensor, Pullback | None]:
-        """A realisation of the latents of this parameter, and the way back for the gradient taken
-        there (None: it stays as it is).
-        """
+        """A parameter's realisation, and the way back for the gradient taken there, or None."""
         return latents.modes(w_r), None
 
     def _hard(self, group: dict[str, Any]) -> bool:
@@ -149,9 +145,7 @@ class Rule(Optimizer):
 
     @contextmanager
     def sampled(self) -> Iterator[None]:
-        """The binary parameters hold a realisation inside the block; run forward and backward
-        there, before `step()`.
-        """
+        """Inside the block, for forward and backward, binary parameters hold a realisation."""
         if self._inside:
             raise RuntimeError(
                 "sampled(): this rule is inside a sampled() block already; "
@@ -164,7 +158,7 @@ class Rule(Optimizer):
         self._guard(binary)
         done = False
         try:
-            with realisation.held(binary, values, hard):  # which undoes it, whatever happens
+            with realisation.hold(binary, values, hard):  # which undoes it, whatever happens
                 self._inside = True
                 yield
             done = True
@@ -230,20 +224,21 @@ class Rule(Optimizer):
                 loss = closure()
         if self._inside:
             raise RuntimeError(
-                "step(): called inside a sampled() block, where the parameters hold w and not w^r; call it after the block"
+                "step(): called inside a sampled() block, where the parameters hold w and not "
+                "w^r; call it after the block"
             )
         if self._blocks == 0:
             raise RuntimeError(
-                "step(): no sampled() block before it; run forward and backward inside `with rule.sampled():`, then rule.step()"
+                "step(): no sampled() block before it; run forward and backward inside `with "
+                "rule.sampled():`, then rule.step()"
             )
         for group in self.param_groups:
             update = self._update if group["binary"] else self._update_real
             for p in group["params"]:
                 g = p.grad
                 if g is None and group["binary"] and p.requires_grad:
-                    g = torch.zeros_like(
-                        p
-                    )  # the loss does not depend on it, and a prior still pulls
+                    # The loss does not depend on it, and a prior still pulls
+                    g = torch.zeros_like(p)
                 if g is not None:
                     p.copy_(update(p, g / self._blocks, group, self.state[p]))
             group["steps"] += 1
@@ -251,9 +246,7 @@ class Rule(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, and with them the `sampled()` blocks so far; `step()` does it by
-        itself.
-        """
+        """Forget the gradients and the `sampled()` blocks so far; `step()` does it by itself."""
         super().zero_grad(set_to_none)
         self._earlier = [None] * len(self._earlier)
         self._blocks = 0
@@ -261,9 +254,7 @@ class Rule(Optimizer):
     # All that the next step depends on
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next step depends on: torch's state, which draw is next, and gradients
-        that await a `step()`.
-        """
+        """All that the next step depends on: torch's state, the next draw, pending gradients."""
         if self._inside:
             raise RuntimeError(
                 "state_dict(): called inside a sampled() block; call it after the block"
@@ -287,8 +278,8 @@ class Rule(Optimizer):
         }
         if missing:
             raise ValueError(
-                f"state_dict: must come from the state_dict() of a {type(self).__name__}; got one without "
-                f"{', '.join(sorted(missing))}; load it into the rule it was saved from"
+                f"state_dict: must come from the state_dict() of a {type(self).__name__}; got one "
+                f"without {', '.join(sorted(missing))}; load it into the rule it was saved from"
             )
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         params = [p for group in self.param_groups for p in group["params"]]
@@ -298,9 +289,7 @@ class Rule(Optimizer):
             p.grad = None if g is None else g.to(p.device, p.dtype, copy=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: a copy is outside any block, and its parameters have no gradients
-        yet.
-        """
+        """For copies and pickles: a copy is outside any block, its parameters without gradients."""
         return {
             **super().__getstate__(),
             "_inside": False,
@@ -312,14 +301,13 @@ class Rule(Optimizer):
 
 
 def _warn_of_vectors(params: list[Tensor]) -> None:
-    """Biases and norms, which come along in `module.parameters()`, should stay real; a layer of
-    ours knows that it is binary.
-    """
+    """Warn of biases and norms, from `module.parameters()`: they should stay real numbers."""
     vectors = [tuple(p.shape) for p in params if p.ndim < 2 and not realisation.is_synapses(p)]
     if vectors and len(vectors) < len(params):
         warnings.warn(
-            f"params: {len(vectors)} of {len(params)} parameters have fewer than two axes, such as {vectors[0]}: biases or norms, "
-            "whose values will be -1 or +1; to train them as real numbers, give them in a group of their own: "
+            f"params: {len(vectors)} of {len(params)} parameters have fewer than two axes, such as "
+            f"{vectors[0]}: biases or norms, whose values will be -1 or +1; to train them as real "
+            "numbers, give them in a group of their own: "
             '[{"params": [p for p in net.parameters() if p.ndim > 1]}, '
             '{"params": [p for p in net.parameters() if p.ndim < 2], "binary": False}]',
             stacklevel=5,
@@ -338,8 +326,9 @@ def _late_backward_guard(rule: weakref.ref[Rule]) -> Callable[[Tensor], None]:
         if owner is not None and not realisation.is_realised(p):  # type: ignore[arg-type]
             owner.zero_grad()  # what was collected is spoilt
             raise RuntimeError(
-                "backward() outside a sampled() block reached a binary parameter, which holds the latent w^r and not the weight w; "
-                "call it inside `with rule.sampled():`; for a gradient with respect to w^r itself use torch.autograd.grad"
+                "backward() outside a sampled() block reached a binary parameter, which holds the "
+                "latent w^r and not the weight w; call it inside `with rule.sampled():`; for a "
+                "gradient with respect to w^r itself use torch.autograd.grad"
             )
 
     return guard
@@ -354,13 +343,11 @@ class Preconditioned(Rule):
         super()._check_group(group)
         choice("precondition", group["precondition"], PRECONDITIONERS)
         betas = group["betas"]
-        if (
-            not isinstance(betas, (tuple, list))
-            or len(betas) != 2
-            or not all(isinstance(b, (int, float)) and 0 <= b < 1 for b in betas)
-        ):
+        pair = isinstance(betas, (tuple, list)) and len(betas) == 2
+        if not pair or not all(isinstance(b, (int, float)) and 0 <= b < 1 for b in betas):
             raise ValueError(
-                f"betas: must be two numbers in [0, 1); got {betas!r}; the usual ones are (0.9, 0.999)"
+                f"betas: must be two numbers in [0, 1); got {betas!r}; the usual ones are (0.9, "
+                "0.999)"
             )
 
     def _precondition(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:

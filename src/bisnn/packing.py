@@ -1,6 +1,4 @@
-"""From a network in PyTorch to its bits: the description that `packed` runs, and that every export
-starts from.
-"""
+"""From a network in PyTorch to its bits: what `packed` runs and every export starts from."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ def describe(
     """A network whose weights are from an alphabet as its bits.
 
     Args:
-        net: float32, weights from an alphabet. The readout of its last layer goes along, if there is one;
-            others serve learning and stay out.
+        net: float32, weights from an alphabet. The readout of its last layer goes along, if there
+            is one; others serve learning and stay out.
         members: for each member one tensor per layer, its weights, as `weights.draw_members` gives
             them; None for the MAP weights.
         posterior: put the posterior itself in, at 8 bits per weight and level but one; its MAP
@@ -65,7 +63,8 @@ def _check(net: Network) -> None:
             )
     if any(realisation.is_realised(p) for p in net.parameters()):
         raise RuntimeError(
-            "describe(): the parameters hold a realisation w and not the latents w^r; call it outside the block"
+            "describe(): the parameters hold a realisation w and not the latents w^r; call it "
+            "outside the block"
         )
 
 

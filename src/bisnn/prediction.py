@@ -24,9 +24,7 @@ Members = Sequence[Sequence[Tensor]]  # for each member one int8 tensor per laye
 
 @dataclass(frozen=True)
 class Classification:
-    """Class probabilities. Leading axes "...": (B,), or (T, B) if asked for every time step.
-    Entropies in nats.
-    """
+    """Class probabilities; "..." is (B,), or (T, B) for every time step. Entropies in nats."""
 
     mean: Tensor  # (..., C) the ensemble's distribution
     members: Tensor  # (K, ..., C) each member's
@@ -113,9 +111,8 @@ def predict(
         )
         y = _logits(net, x, members)  # (K, T, B, C)
     if task == "classification":
-        y = (
-            y.movedim(-1, 0).contiguous().softmax(0).movedim(0, -1)
-        )  # several times faster so, for few classes
+        # Several times faster so, for few classes
+        y = y.movedim(-1, 0).contiguous().softmax(0).movedim(0, -1)
     each = _over_time(y, over_time, burn_in, mask)
     return Regression.of(each) if task == "regression" else Classification.of(each)
 
@@ -125,19 +122,22 @@ def _check(net: Network, samples: int | Members | None) -> None:
     check_network(net)
     if not isinstance(net.readouts[-1], Readout):
         raise ValueError(
-            "net: predict needs a readout after the last layer; got readout=None; give the network one"
+            "net: predict needs a readout after the last layer; got readout=None; give the "
+            "network one"
         )
     if samples is not None:
         count = len(samples) if isinstance(samples, Sequence) else positive_int("samples", samples)
         if net.alphabet is None:
             raise ValueError(
-                f"samples: a full-precision network has no posterior to draw from; got {count} of them; leave it out"
+                f"samples: a full-precision network has no posterior to draw from; got {count} of "
+                "them; leave it out"
             )
         if isinstance(samples, Sequence):
             _check_members(net, samples)
     if any(realisation.is_realised(p) for p in net.parameters()):
         raise RuntimeError(
-            "predict(): the parameters hold a realisation w and not the latents w^r; call it outside the block"
+            "predict(): the parameters hold a realisation w and not the latents w^r; call it "
+            "outside the block"
         )
 
 
@@ -150,8 +150,8 @@ def _check_members(net: Network, members: Members) -> None:
         if [tuple(w.shape) for w in drawn] != shapes:
             raise ValueError(
                 "samples: members need an int8 tensor for every layer, "
-                f"{', '.join(str(tuple(n)) for n in shapes)}; number {k} has others; take them from "
-                "weights.draw_members, or say how many"
+                f"{', '.join(str(tuple(n)) for n in shapes)}; number {k} has others; take them "
+                "from weights.draw_members, or say how many"
             )
         levels = [weights.level_tensor(alphabet, w.dtype, w.device) for w in drawn]
         if not all(torch.isin(w, v).all() for w, v in zip(drawn, levels, strict=True)):
@@ -171,16 +171,13 @@ def _logits(net: Network, x: Tensor, members: Members) -> Tensor:
 
 
 def _packed_logits(net: Network, x: Tensor, members: Members) -> Tensor:
-    """All members on packed bits: the network's own bits, without its potentials. Members share
-    what is done with the input.
-    """
+    """All members on packed bits: the network's own bits, without its potentials."""
     from bisnn import packing  # numba takes a while to load
     from bisnn.packed.engine import Engine
 
     described = packing.describe(net, members)
-    engine = Engine(
-        described, torch.get_num_threads(), sparse=False
-    )  # for one run a table does not pay
+    # For one run a table does not pay
+    engine = Engine(described, torch.get_num_threads(), sparse=False)
     logits = engine.run(x.numpy()).logits
     assert logits is not None
     return torch.from_numpy(logits)
@@ -193,16 +190,15 @@ def _over_time(y: Tensor, over_time: str, burn_in: int, mask: Tensor | None) -> 
     empty = (count.sum(0) == 0).flatten().nonzero()
     if len(empty):
         raise ValueError(
-            f"mask: every recording needs a time step that counts; got none for recording {int(empty[0])} after burn_in={burn_in}; "
-            "drop it or lower burn_in"
+            "mask: every recording needs a time step that counts; got none for recording "
+            f"{int(empty[0])} after burn_in={burn_in}; drop it or lower burn_in"
         )
     y = y[:, burn_in:]
     if over_time == "step":
         return y
     if over_time == "running":
-        return (y * count).cumsum(1) / count.cumsum(
-            0
-        )  # NaN before a recording's first time step that counts
+        # NaN before a recording's first time step that counts
+        return (y * count).cumsum(1) / count.cumsum(0)
     return (y * count).sum(1) / count.sum(0)
 
 

@@ -65,9 +65,7 @@ def is_realised(parameter: nn.Parameter) -> bool:
 
 
 def is_hard(w: Tensor, alphabet: Levels = BINARY) -> bool:
-    """Whether all weights are known to be levels: by their values where looking is cheap, else by
-    what wrote them.
-    """
+    """Whether all weights are known to be levels: by value where that is cheap, else by marks."""
     if not _readable(w) or w.device.type != "cpu":
         return is_marked_hard(w)
     if w.numel() == 0:
@@ -90,28 +88,22 @@ def hard(w: Tensor) -> Tensor:
 
 
 def is_spikes(x: Tensor) -> bool:
-    """Whether all inputs are known to be 0 or 1: by type, or by their values where they can be
-    read.
-    """
+    """Whether all inputs are known to be 0 or 1: by type, or by value where they can be read."""
     if not isinstance(x, Tensor):
         return False
     if x.dtype == torch.bool:
         return True
-    return _readable(x) and not bool(
-        torch.addcmul(x, x, x, value=-1).any()
-    )  # x - x^2 = 0 only for 0 and 1; infinity gives NaN
+    # x - x^2 = 0 only for 0 and 1; infinity gives NaN
+    return _readable(x) and not bool(torch.addcmul(x, x, x, value=-1).any())
 
 
 def _readable(x: Tensor) -> bool:
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._functorch.is_functorch_wrapped_tensor(x)
-        or x.is_meta
-    )
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return not (torch.compiler.is_compiling() or wrapped(x) or x.is_meta)
 
 
 @contextmanager
-def held(
+def hold(
     parameters: Sequence[nn.Parameter], values: Sequence[Tensor], hard: bool
 ) -> Iterator[None]:
     """Let `parameters` hold `values` inside the block; the latents come back on leaving, whatever
@@ -141,9 +133,7 @@ def _write(
 
 
 def binary_parameters(of: nn.Module | Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """The latents of a network's layers, and of a module those that a rule trains; an iterable is
-    taken as it is.
-    """
+    """The latents of a network, or of a module those that a rule trains; an iterable is kept."""
     if not isinstance(of, nn.Module):
         return list(of)
     layers = [m for m in of.modules() if hasattr(m, "has_latents")]
@@ -151,8 +141,8 @@ def binary_parameters(of: nn.Module | Iterable[nn.Parameter]) -> list[nn.Paramet
     found = [p for p in of.parameters() if p in ours or is_binary(p)]
     if not found and not layers:
         raise ValueError(
-            f"of: no rule trains binary parameters of this {type(of).__name__}; make the rule first, or pass the parameters "
-            "themselves"
+            f"of: no rule trains binary parameters of this {type(of).__name__}; make the rule "
+            "first, or pass the parameters themselves"
         )
     return found
 
@@ -162,7 +152,7 @@ def map_weights(of: nn.Module | Iterable[nn.Parameter]) -> Iterator[None]:
     """Inside the block the parameters hold the most probable weights: of binary ones sign(w^r)."""
     parameters = binary_parameters(of)
     values = [map_weight(p) for p in parameters]
-    with held(parameters, _written(parameters, values), hard=True):
+    with hold(parameters, _as_parameters(parameters, values), hard=True):
         yield
 
 
@@ -170,12 +160,10 @@ def map_weights(of: nn.Module | Iterable[nn.Parameter]) -> Iterator[None]:
 def sample_weights(
     of: nn.Module | Iterable[nn.Parameter], seed: int, member: int = 0
 ) -> Iterator[None]:
-    """Inside the block the parameters hold a sample from the posterior, for binary weights
-    Bern(sigma(2 w^r)): this member of the seed's.
-    """
+    """Inside the block the parameters hold a sample from the posterior, this member of `seed`."""
     parameters = binary_parameters(of)
     (drawn,) = draw_members(parameters, 1, seed, member)
-    with held(parameters, _written(parameters, drawn), hard=True):
+    with hold(parameters, _as_parameters(parameters, drawn), hard=True):
         yield
 
 
@@ -185,5 +173,5 @@ def map_weight(parameter: Tensor) -> Tensor:
     return hard(latents_of(parameter).modes(parameter.detach()))
 
 
-def _written(parameters: Sequence[nn.Parameter], weights: Sequence[Tensor]) -> list[Tensor]:
+def _as_parameters(parameters: Sequence[nn.Parameter], weights: Sequence[Tensor]) -> list[Tensor]:
     return [latents_of(p).write(w.to(p.dtype)) for p, w in zip(parameters, weights, strict=True)]

@@ -46,7 +46,7 @@ def bop_update(
 
 
 def anneal(start: float, end: float | None, step: int, steps: int | None) -> float:
-    """Geometric from `start` (step 0) to `end` (step `steps` and after); constant if `end` is None."""
+    """Geometric from `start` at step 0 to `end` from step `steps` on; constant without an `end`."""
     if end is None or steps is None:
         return start
     return start * (end / start) ** min(1.0, step / steps)
@@ -130,7 +130,7 @@ class BayesBiSNN(Preconditioned):
     >>> rule = BayesBiSNN([w_r], lr=0.1, temperature=0.5)
     >>> for _ in range(200):
     ...     with rule.sampled():
-    ...         w_r.sum().backward()  # the loss sum_i w_i: E_q[w] + rho KL is least at w^r = -1/rho = -2
+    ...         w_r.sum().backward()  # E_q[sum_i w_i] + rho KL is least at w^r = -1/rho = -2
     ...     rule.step()
     >>> bool((weights.mean(w_r) < -0.9).all())
     True
@@ -181,13 +181,13 @@ class BayesBiSNN(Preconditioned):
         for name in ends:
             number(name, group[name], above=0)
         if "temperature_end" in ends:
-            number(
-                "temperature", group["temperature"], above=0
-            )  # a geometric path does not start at zero
+            # a geometric path does not start at zero
+            number("temperature", group["temperature"], above=0)
         if bool(ends) != (group["anneal_steps"] is not None):
             raise ValueError(
-                f"anneal_steps: goes with tau_end or temperature_end; got anneal_steps={group['anneal_steps']!r}, "
-                f"tau_end={group['tau_end']!r}, temperature_end={group['temperature_end']!r}"
+                "anneal_steps: goes with tau_end or temperature_end; got "
+                f"anneal_steps={group['anneal_steps']!r}, tau_end={group['tau_end']!r}, "
+                f"temperature_end={group['temperature_end']!r}"
             )
         if ends:
             positive_int("anneal_steps", group["anneal_steps"])
@@ -224,7 +224,8 @@ class BayesBiSNN(Preconditioned):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if "seed" not in state_dict:
             raise ValueError(
-                "state_dict: must come from the state_dict() of a BayesBiSNN; got one without seed; load it where it was saved"
+                "state_dict: must come from the state_dict() of a BayesBiSNN; got one without "
+                "seed; load it where it was saved"
             )
         super().load_state_dict(state_dict)
         self.seed = state_dict["seed"]

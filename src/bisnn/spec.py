@@ -1,11 +1,11 @@
 """The description of a network, without PyTorch: what is trained is built from it, what ships is
 written from it.
 
-A layer is a kind, shapes, a neuron, an alphabet of weights and a place in a graph: `inputs` names the earlier layers whose
-spikes it reads. Several inputs lie side by side: W1 s1 + W2 s2 is the product of the weights
-[W1 W2] with the spikes of both, one exact integer, and kappa counts all parents. Images must agree
-in height and width to lie side by side, channel after channel; other shapes are flattened, one
-after the other.
+A layer is a kind, shapes, a neuron, an alphabet of weights and a place in a graph: `inputs` names
+the earlier layers whose spikes it reads. Several inputs lie side by side: W1 s1 + W2 s2 is the
+product of the weights [W1 W2] with the spikes of both, one exact integer, and kappa counts all
+parents. Images must agree in height and width to lie side by side, channel after channel; other
+shapes are flattened, one after the other.
 
 Axes: N neurons, C channels, H W image.
 """
@@ -93,9 +93,7 @@ class LayerSpec:
 
     @cached_property
     def kappa(self) -> np.ndarray:
-        """1/sqrt(|P_i|) over the root mean square of the levels, float64: (), or (neurons,) where
-        neurons differ in their parents.
-        """
+        """1/sqrt(|P_i|) over the levels' root mean square, float64, () or one per neuron."""
         parents = np.array(self.fan_in) if self.mask is None else self.mask.sum(1)
         size = 1.0 if self.alphabet is None else self.alphabet.rms
         return np.asarray(1 / np.sqrt(parents) / size)
@@ -116,9 +114,7 @@ class LayerSpec:
         return {item.name: getattr(self, item.name) for item in fields(LayerSpec)}
 
     def columns(self) -> list[slice]:
-        """Where the weights of each input lie along the flattened inputs (a convolution: along
-        its channels).
-        """
+        """Where the weights of each input lie along the flattened inputs (conv: the channels)."""
         sizes = [part[0] if self.kind == "conv" else math.prod(part) for part in self.parts]
         ends = np.cumsum(sizes).tolist()
         return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
@@ -160,13 +156,14 @@ def read_from(inputs: Sequence[int | str] | None, number: int) -> tuple[int, ...
     numbers = [INPUT if name == "input" else name for name in inputs] if listed else []
     if not numbers or len(set(numbers)) < len(numbers):
         raise ValueError(
-            f"inputs: must be a list of distinct layers; got {inputs!r}; layer {number} may read {known}"
+            f"inputs: must be a list of distinct layers; got {inputs!r}; layer {number} may read "
+            f"{known}"
         )
     for n, name in zip(numbers, inputs, strict=True):
         earlier = isinstance(n, int) and not isinstance(n, bool) and 0 <= n < number
         if not earlier and name != "input":
             raise ValueError(
-                f"inputs: must be layers before this one, number {number}; got {name!r}; it may read "
-                f"{known}, and cycles are for a Recurrent layer"
+                f"inputs: must be layers before this one, number {number}; got {name!r}; it may "
+                f"read {known}, and cycles are for a Recurrent layer"
             )
     return tuple(int(n) for n in numbers)

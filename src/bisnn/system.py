@@ -1,4 +1,4 @@
-"""What this installation is and runs on: for bug reports, and to see which kernel will do the work."""
+"""What this installation is and runs on: for bug reports, and to see which kernel will run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from bisnn.runs import config
 
 
 def info() -> dict[str, str]:
-    """Versions, devices, the kernel in use for each device and dtype, the configs that come with
-    the package.
-    """
+    """Versions, devices, the kernel for each device and dtype, and the configs of the package."""
     facts = {"bisnn": bisnn.__version__, "python": platform.python_version()}
     for name in ("torch", "numpy", "numba", "safetensors", "tensorboard"):
         try:

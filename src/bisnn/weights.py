@@ -1,7 +1,8 @@
 """From latents to weights: nearest levels, posteriors, relaxed samples; KL divergence, free energy.
 
-A layer's parameter holds *latents*; a *realisation* writes weights into it for a while (`realisation.held`).
-What the latents are depends on the alphabet and on whether there is a posterior:
+A layer's parameter holds *latents*; a *realisation* writes weights into it for a while
+(`realisation.hold`). What the latents are depends on the alphabet and on whether there is a
+posterior:
 
     Signs        {-1, +1}: w^r, one number per weight. q(w = +1) = p = sigma(2 w^r), eq.
                  (bernoulli-param): w^r is half the log-odds, mu = tanh(w^r) the mean; and w =
@@ -27,10 +28,8 @@ from bisnn.bits.philox import Purpose
 from bisnn.checks import number, seed_number
 from bisnn.kernels import draws
 
-EPS_MIN = (
-    2.0**-24
-    # Epsilon of the Gumbel-softmax draw is kept in [2^-24, 1 - 2^-24]: the logistic noise stays finite
-)
+# Epsilon of the Gumbel-softmax draw is kept in [2^-24, 1 - 2^-24]: the logistic noise stays finite
+EPS_MIN = 2.0**-24
 # Bound on 2 (logcosh w^r - logcosh z); 2 logcosh 10 = 18.6, so it never acts for |w^r| <= 10. And
 # on log y_k - log p_k <= -log p_k, where it never acts on a level of probability above e^-20
 MAX_EXPONENT = 20.0
@@ -83,8 +82,7 @@ def mean_gradient_factor(w_r: Tensor, delta: Tensor, tau: float) -> Tensor:
 
     Since 1 - tanh^2 x = cosh^-2 x, it is exp(2 (logcosh w^r - logcosh z)) / tau with z = (w^r +
     delta) / tau: exact where the quotient would be 0/0. It is heavy-tailed; the exponent is bounded
-    at MAX_EXPONENT, which never acts for
-    |w^r| <= 10, nor for any w^r at tau = 1.
+    at MAX_EXPONENT, which never acts for |w^r| <= 10, nor for any w^r at tau = 1.
     """
     exponent = 2 * (logcosh(w_r) - logcosh((w_r + delta) / tau))
     return torch.exp(exponent.clamp(max=MAX_EXPONENT)) / tau
@@ -159,9 +157,7 @@ def level_gradient(logits: Tensor, gamma: Tensor, tau: float, g: Tensor) -> Tens
 
 
 def categorical_kl(logits: Tensor, prior: float | Tensor = 0.0) -> Tensor:
-    """KL(q || p) in nats of categorical posteriors, summed over all weights; `prior` as for
-    `prior_logits`.
-    """
+    """KL(q || p) in nats of categorical posteriors, over all weights; `prior`: `prior_logits`."""
     log_q = torch.log_softmax(logits, 0)
     log_p = torch.log_softmax(prior_logits(prior, logits).expand_as(logits), 0)
     return (log_q.exp() * (log_q - log_p)).sum()
@@ -250,7 +246,7 @@ class Signs:
 
 
 class Nearest(Signs):
-    """Latents of any alphabet without a posterior: the weight is the level nearest to its latent."""
+    """Latents of any alphabet without a posterior: the weight is the level nearest to it."""
 
     def __init__(self, alphabet: Levels):
         self.alphabet = alphabet
@@ -283,9 +279,7 @@ class Categorical(Signs):
         return (len(self.alphabet.levels), *weights)
 
     def initial(self, z: Tensor, init: float) -> Tensor:
-        """A level for each weight, all equally likely, with log-odds of 2 init against each other
-        one: for two levels +-init.
-        """
+        """Weights at equally likely levels, with log-odds of 2 init; for two levels +-init."""
         K = len(self.alphabet.levels)
         chosen = torch.stack([_shares(z, K) == k for k in range(K)])
         return centred(2 * init * chosen.to(z.dtype))
@@ -403,7 +397,5 @@ def free_energy(
     temperature: float,
     prior: float | Tensor = 0.0,
 ) -> Tensor:
-    """E_q[L_D(w)] + rho KL(q || p), eq. (bayes-opt). `expected_loss` is the first term, usually a
-    mean over samples.
-    """
+    """E_q[L_D(w)] + rho KL(q || p), eq. (bayes-opt), of which `expected_loss` is the first term."""
     return expected_loss + number("temperature", temperature, least=0) * kl_divergence(w_r, prior)

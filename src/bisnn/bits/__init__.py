@@ -1,3 +1,1 @@
-"""Below everything, without PyTorch: sums over packed bits, threads, and the one random number
-generator.
-"""
+"""Below everything, without PyTorch: sums over packed bits, threads, random numbers."""

@@ -62,17 +62,14 @@ def kernel(
 def _compiled(
     function: Callable[..., Any], signature: str, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    """From numba's cache; anew where that is damaged; in memory where nothing can be kept (a
-    read-only system, a full disk).
-    """
+    """Compile or load from numba's cache, anew if damaged; in memory where none can be kept."""
     for emptied in (False, True):
         try:
             if emptied:
                 FunctionCache(function).flush()
             return njit(signature, cache=True, **options)(function)
-        except (
-            Exception
-        ):  # whatever reading a damaged cache raises; the function's own errors come again below
+        # Whatever reading a damaged cache raises; the function's own errors come again below
+        except Exception:
             continue
     compiled = njit(signature, **options)(function)
     _say_not_kept()
@@ -88,9 +85,7 @@ def _say_not_kept() -> None:
 
 @intrinsic
 def popcount(typingctx, x):
-    """Number of ones of a uint32, as an instruction that LLVM can vectorise; numba has none of its
-    own.
-    """
+    """Number of ones of a uint32, as an instruction that LLVM can vectorise; numba has none."""
 
     def generate(context, builder, signature, arguments):
         return builder.ctpop(arguments[0])
@@ -110,9 +105,7 @@ def _lowest(typingctx, x):
 
 @kernel(f"boolean(int64, int64, {_B}, {_B})")
 def pack(lo, hi, x, words):
-    """words[r] = the bits of row r of x, float32 given as its bits; returns whether every value is
-    0 or 1.
-    """
+    """words[r] = the bits of row r of x, float32 as its bits; whether every value is 0 or 1."""
     n = x.shape[1]
     good = True
     for r in range(lo, hi):
@@ -138,18 +131,15 @@ def pack(lo, hi, x, words):
 
 @njit(inline="always")
 def _add_bits(source, start, n, target, at):
-    """n bits of `source`, from its bit `start` on, go to `target` from bit `at` on, where there are
-    zeros.
-    """
+    """n bits of `source` from bit `start` go to `target` from bit `at`, where there are zeros."""
     while n > 0:
         m = min(n, 32)
         k, shift = start >> 5, np.uint32(start & 31)
         word = source[k] >> shift
         if (start & 31) + m > 32:
             word |= source[k + 1] << (np.uint32(32) - shift)
-        word = np.uint32(
-            word & ((np.uint64(1) << np.uint64(m)) - np.uint64(1))
-        )  # numba's shifts are 64 bits wide
+        # numba's shifts are 64 bits wide
+        word = np.uint32(word & ((np.uint64(1) << np.uint64(m)) - np.uint64(1)))
         k, shift = at >> 5, np.uint32(at & 31)
         target[k] |= word << shift
         if (at & 31) + m > 32:
@@ -158,7 +148,8 @@ def _add_bits(source, start, n, target, at):
 
 
 @kernel(
-    "void(int64, int64, uint32[:, :, :, ::1], int64, int64, int64, int64, int64, int64, int64, uint32[:, :, :, ::1])"
+    "void(int64, int64, uint32[:, :, :, ::1], int64, int64, int64, int64, int64, int64, int64, "
+    "uint32[:, :, :, ::1])"
 )
 def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out):
     """out[n, y, x] = the k0 k1 channels bits of images[n] (H, W, words) under the kernel at output
@@ -188,11 +179,8 @@ def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out)
                 if first >= last:
                     continue
                 for h in range(max(top, 0), min(top + k0, H)):
-                    start, at, size = (
-                        first * channels,
-                        ((h - top) * k1 + first - left) * channels,
-                        (last - first) * channels,
-                    )
+                    start, size = first * channels, (last - first) * channels
+                    at = ((h - top) * k1 + first - left) * channels
                     if whole:
                         target[at >> 5 : (at + size) >> 5] = rows[
                             h, start >> 5 : (start + size) >> 5
@@ -203,11 +191,10 @@ def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out)
 
 @kernel(f"void(int64, int64, {_B}, {_B}, {_M})")
 def counts(lo, hi, x, w, out):
-    """out[r, i] = 2 popcount(w[:, i] & x[r]) - popcount(x[r]) for rows x (R, words) and weight bits
-    w (words, n_out).
+    """out[r, i] = 2 popcount(w[:, i] & x[r]) - popcount(x[r]) of x (R, words), w (words, n_out).
 
     Four rows and two words at a time: weights are then read from the cache once for four rows, and
-        sums written once for two words.
+    sums written once for two words.
     """
     n_words, n_out = w.shape
     if n_words <= 2:  # few inputs: nothing to add up
@@ -216,25 +203,19 @@ def counts(lo, hi, x, w, out):
             a, e, o = x[r, 0], x[r, 1] if n_words == 2 else _U0, out[r]
             active = np.int32(popcount(a) + popcount(e))
             for i in range(n_out):
-                o[i] = _F(
-                    np.int32(_U1 + _U1) * np.int32(popcount(w_k[i] & a) + popcount(w_l[i] & e))
-                    - active
-                )
+                up = np.int32(popcount(w_k[i] & a) + popcount(w_l[i] & e))
+                o[i] = _F(np.int32(_U1 + _U1) * up - active)
         return
-    sums = np.empty(
-        4 * COLUMNS, np.uint32
-    )  # one array: the compiler sees that its four parts do not overlap
+    # One array: the compiler sees that its four parts do not overlap
+    sums = np.empty(4 * COLUMNS, np.uint32)
     for first in range(0, n_out, COLUMNS):
         n = min(COLUMNS, n_out - first)
         for r in range(lo, hi, 4):
             rows = min(4, hi - r)
             for j in range(4):
                 sums[j * COLUMNS : j * COLUMNS + n] = _U0
-            r_1, r_2, r_3 = (
-                min(r + 1, hi - 1),
-                min(r + 2, hi - 1),
-                min(r + 3, hi - 1),
-            )  # of the last rows some count twice
+            # Of the last rows some count twice
+            r_1, r_2, r_3 = min(r + 1, hi - 1), min(r + 2, hi - 1), min(r + 3, hi - 1)
             for k in range(0, n_words - 1, 2):
                 a, b, c, d = x[r, k], x[r_1, k], x[r_2, k], x[r_3, k]
                 e, f, g, h = x[r, k + 1], x[r_1, k + 1], x[r_2, k + 1], x[r_3, k + 1]
@@ -251,13 +232,9 @@ def counts(lo, hi, x, w, out):
                     sums[2 * COLUMNS + i] += popcount(w_k[i] & c) + popcount(w_l[i] & g)
                     sums[3 * COLUMNS + i] += popcount(w_k[i] & d) + popcount(w_l[i] & h)
             if n_words % 2:
-                a, b, c, d = (
-                    x[r, n_words - 1],
-                    x[r_1, n_words - 1],
-                    x[r_2, n_words - 1],
-                    x[r_3, n_words - 1],
-                )
-                w_k = w[n_words - 1, first : first + n]
+                k = n_words - 1
+                a, b, c, d = x[r, k], x[r_1, k], x[r_2, k], x[r_3, k]
+                w_k = w[k, first : first + n]
                 for i in range(n):
                     sums[i] += popcount(w_k[i] & a)
                     sums[COLUMNS + i] += popcount(w_k[i] & b)
@@ -274,8 +251,9 @@ def counts(lo, hi, x, w, out):
 
 @njit(inline="always")
 def _add_plane(x, r, last, w, first, n, shift, sums):
-    """Add 2^shift times the popcounts of one plane's words w (words, n_out), from column `first` on,
-    to the sums of rows r to r + 3 of x, or as many as there are up to `last`.
+    """Add 2^shift times the popcounts of one plane's words w to the sums of rows r to r + 3 of x.
+
+    w is (words, n_out), taken from column `first` on; of the rows, those up to `last` exist.
     """
     r_1, r_2, r_3 = min(r + 1, last), min(r + 2, last), min(r + 3, last)
     for k in range(w.shape[0]):
@@ -321,9 +299,7 @@ def plane_counts(lo, hi, x, w, low, gap, out):
 
 @kernel(f"void(int64, int64, {_B}, uint32[:, :, ::1], int64, int64, int8[:, ::1], {_M})")
 def events(lo, hi, x, w, low, gap, rows, out):
-    """As `plane_counts`, the cheaper way: where few inputs are active, their rows of W^T, int8 (n_in,
-    n_out), are added.
-    """
+    """As `plane_counts`, cheaper where few inputs are active: adds `rows` of W^T, (n_in, n_out)."""
     n_words, n_out = w.shape[1], w.shape[2]
     active, block = _U0, x[lo:hi].reshape(-1)
     for k in range(block.shape[0]):
@@ -359,9 +335,7 @@ def events(lo, hi, x, w, low, gap, rows, out):
 
 @njit(inline="always")
 def _add_listed(index, count, rows, out):
-    """out += the sum of rows[index[k]] for k < count: eight at a time, so that `out` is read and
-    written less.
-    """
+    """out += the sum of rows[index[k]] for k < count: eight at a time, to read `out` less often."""
     k = 0
     while k + 8 <= count:
         a, b, c, d = rows[index[k]], rows[index[k + 1]], rows[index[k + 2]], rows[index[k + 3]]
@@ -399,9 +373,7 @@ def add_rows(lo, hi, x, w, out):
 
 @kernel(f"void(int64, int64, {_B}, {_M}, {_M})")
 def add_rows_transposed(lo, hi, x, g, out):
-    """out[j] += the sum of g[r] over the rows r of x (R, words) whose bit j is one, for the inputs
-    j of words lo..hi.
-    """
+    """out[j] += the sum of g[r] over rows r of x (R, words) with bit j set; j in words lo..hi."""
     index = np.empty((32, ROWS), np.uint32)  # of one word's inputs: the rows where each is active
     count = np.empty(32, np.int64)
     for first in range(0, x.shape[0], ROWS):
@@ -420,9 +392,7 @@ def add_rows_transposed(lo, hi, x, g, out):
 
 @kernel(f"void(int64, int64, {_B}, {_M}, {_M})")
 def add_rows_by_fours(lo, hi, x, g, out):
-    """As `add_rows_transposed`, for spikes that are not rare: rows with the same four bits are
-    added first, together.
-    """
+    """As `add_rows_transposed`, for frequent spikes: adds rows with the same four bits first."""
     index = np.empty((16, ROWS), np.uint32)
     count = np.empty(16, np.int64)
     total = np.empty(out.shape[1], np.float32)

@@ -47,6 +47,6 @@ def fixed_advance(p, q, r, I, s, a_m, a_s, a_r, fraction):
 
 @njit(inline="always")
 def _decayed(x, a):
-    """a x / 2^16, rounded towards zero: a negative product is raised before the shift rounds down."""
+    """a x / 2^16, rounded towards zero: a negative product is raised, for the shift rounds down."""
     y = np.int64(x) * np.int64(a)
     return np.int32((y + ((y >> np.int64(63)) & np.int64((1 << 16) - 1))) >> _BITS)

@@ -24,9 +24,7 @@ FEW = 1 << 17  # words that NumPy makes before a compiler would have been loaded
 
 
 class Purpose(IntEnum):
-    """What random numbers are for: the other word of the key, so that no two purposes share a
-    stream.
-    """
+    """What random numbers are for: one word of the key, so that no two purposes share a stream."""
 
     WEIGHTS = 1  # initial weights; stream: layer
     READOUTS = 2  # fixed random readouts; stream: layer
@@ -52,7 +50,7 @@ def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, A
     or PyTorch tensors of them.
 
     Products wrap at 64 bits, of which sign and upper half are masked: signed integers serve as well
-        as unsigned ones.
+    as unsigned ones.
     """
     for _ in range(10):
         a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
@@ -98,15 +96,10 @@ def uniform(
 def uniform_at(
     places: np.ndarray, streams: np.ndarray, seed: int, purpose: Purpose, draw: int = 0
 ) -> np.ndarray:
-    """The numbers of `uniform` at these places of these streams, both (n,): where few are needed."""
+    """The numbers of `uniform` at these places of these streams, both (n,)."""
     out = np.empty(len(places), np.float32)
-    _kernels().uniform_at(
-        *(np.ascontiguousarray(x, np.int64) for x in (places, streams)),
-        draw,
-        seed,
-        int(purpose),
-        out,
-    )
+    at = (np.ascontiguousarray(x, np.int64) for x in (places, streams))
+    _kernels().uniform_at(*at, draw, seed, int(purpose), out)
     return out
 
 
@@ -132,9 +125,7 @@ def point_spikes(
 
 
 def keyed_generator(seed: int, purpose: Purpose, sample: int = 0) -> np.random.Generator:
-    """NumPy's generator for a purpose: for distributions other than the uniform one, where bits
-    need not agree elsewhere.
-    """
+    """NumPy's generator for a purpose: for other distributions, whose bits need not agree."""
     return np.random.Generator(
         np.random.Philox(key=[seed, int(purpose)], counter=[0, 0, 0, sample])
     )

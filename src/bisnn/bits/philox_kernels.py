@@ -49,15 +49,12 @@ def uniform_at(places, streams, draw, seed, purpose, out):
 
 @kernel("void(int64[:, ::1], int64[:, ::1], int64, int64, int64, int64, uint8[:, :, ::1])")
 def point_spikes(points, limits, draw, seed, purpose, points_purpose, out):
-    """Spikes (T, N, M) of points (N, d), as float32 bits, where a number of 24 bits is below its
-    limit (N, M).
-    """
+    """Spikes (T, N, M) of points (N, d), float32 bits: 24-bit numbers below limits (N, M)."""
     T, N, M = out.shape
     d = points.shape[1]
     for i in range(N):
-        h = _block(
-            draw, d, 0, 0, seed, points_purpose
-        )  # a block of its own: draw and values must not cancel
+        # A block of its own: draw and values must not cancel
+        h = _block(draw, d, 0, 0, seed, points_purpose)
         for first in range(0, d, 4):
             x0 = points[i, first]
             x1 = points[i, first + 1] if first + 1 < d else 0

@@ -25,9 +25,7 @@ def _pool(process: int, count: int) -> ThreadPoolExecutor:
 def run(
     kernel: Callable[..., Any], work: int, size: int, *arguments: object, count: int
 ) -> list[Any]:
-    """`kernel(lo, hi, *arguments)` over 0..size, split among `count` threads if the work is worth
-    it; what each part returned.
-    """
+    """Run `kernel(lo, hi, *arguments)` over 0..size on up to `count` threads; all results."""
     parts = 1 if work < SERIAL else min(count, size)
     bounds = [size * i // parts for i in range(parts + 1)]
     others = [

@@ -25,9 +25,8 @@ _forced: str | None = None
 
 def choose(I: Tensor) -> ModuleType:
     """The kernel module that handles a current of this device and dtype."""
-    return import_module(
-        f"bisnn.kernels.{name_for(I.device, I.dtype)}"
-    )  # when first used: numba and Triton take a while to load
+    # When first used: numba and Triton take a while to load
+    return import_module(f"bisnn.kernels.{name_for(I.device, I.dtype)}")
 
 
 def name_for(device: torch.device, dtype: torch.dtype) -> str:
@@ -65,7 +64,7 @@ def precision(name: str) -> Iterator[None]:
 
 @contextmanager
 def forced(name: str) -> Iterator[None]:
-    """Run every scan inside the block on the named kernel (process-wide: for tests and benchmarks)."""
+    """Run every scan inside the block on the named kernel, process-wide: for tests, benchmarks."""
     global _forced
     choice("name", name, NAMES)
     previous, _forced = _forced, name

@@ -32,7 +32,7 @@ _M = "float32[:, ::1]"  # matrix
 
 
 def run(kernel: Callable[..., Any], work: int, size: int, *arguments: object) -> list[Any]:
-    """`kernel(lo, hi, *arguments)` over 0..size on torch's thread count; what each part returned."""
+    """Run `kernel(lo, hi, *arguments)` over 0..size on torch's thread count; all results."""
     return threads.run(kernel, work, size, *arguments, count=torch.get_num_threads())
 
 
@@ -58,9 +58,8 @@ def _empty(shape: Sequence[int]) -> Tensor:
 
 
 def _give_back(block: np.ndarray) -> None:
-    kept = sum(
-        size * len(blocks) for size, blocks in list(_free.items())
-    )  # a list: other threads may add sizes meanwhile
+    # A list: other threads may add sizes meanwhile
+    kept = sum(size * len(blocks) for size, blocks in list(_free.items()))
     if kept + block.size <= KEPT:
         _free.setdefault(block.size, []).append(block)
 
@@ -138,9 +137,7 @@ def _over_time(
     T = I.shape[0]
     u = I.contiguous() if reuse else I.clone(memory_format=torch.contiguous_format)
     P, Q, R = (x.expand(I.shape[1:]).clone(memory_format=torch.contiguous_format) for x in state)
-    s = _empty(
-        I.shape if pool == 1 else (*I.shape[:2], I.shape[2] // pool, I.shape[3] // pool, I.shape[4])
-    )
+    s = _empty(reference.pooled_shape(I, pool))
     images, units = _units(P, pool, len(P))
     blocks = images * -(-units[1] // pool)
     before = (_flat(P), _flat(Q), _flat(R))
@@ -160,21 +157,13 @@ def _readout(lo, hi, s, V, y):
 
 
 def readout(s: Tensor, V: Tensor, scale: Tensor) -> Tensor:
-    """As `reference.readout`, the same bits: for few outputs a row of spikes is read once, in half
-    the time.
-    """
+    """As `reference.readout`, same bits; few outputs read a row once, in half the time."""
     if len(V) > FEW:
         return reference.readout(s, V, scale)
     y = s.new_empty(*s.shape[:2], len(V))
     rows = s.numpy().reshape(-1, V.shape[1])
-    run(
-        _readout,
-        rows.size * len(V),
-        len(rows),
-        rows,
-        V.contiguous().numpy(),
-        y.numpy().reshape(len(rows), len(V)),
-    )
+    sums = y.numpy().reshape(len(rows), len(V))
+    run(_readout, rows.size * len(V), len(rows), rows, V.contiguous().numpy(), sums)
     return y.mul_(scale)
 
 
@@ -197,15 +186,8 @@ def adjoint(
     )
     g_I = torch.empty_like(u, memory_format=torch.contiguous_format)
     images, units = _units(u[0], pool, u.shape[1])
-    run(
-        _adjoint,
-        u.numel(),
-        images * -(-units[1] // pool),
-        *arguments,
-        _flat(g_I, len(u)),
-        0,
-        *units,
-    )
+    rows = images * -(-units[1] // pool)
+    run(_adjoint, u.numel(), rows, *arguments, _flat(g_I, len(u)), 0, *units)
     return (g_I, *before)
 
 
@@ -219,9 +201,7 @@ def _adjoint_arguments(
     slope: float,
     refractory: bool,
 ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Any, ...]]:
-    """The gradients of the first state, to be written, and the arguments of the kernels up to
-    `refractory`.
-    """
+    """Gradients of the first state, to be written, and kernel arguments up to `refractory`."""
     T, u = u.shape[0], u.contiguous()
     empty = np.empty((0, 1), np.float32)
     e_s, e_y, e_u = (
@@ -233,14 +213,9 @@ def _adjoint_arguments(
     )
     if not refractory:
         G_R.zero_()
-    flat = (
-        _flat(G_P),
-        _flat(G_Q),
-        _flat(G_R),
-        _flat(u, T),
-        _flat(kappa.expand(u.shape[1:]).contiguous()),
-        _flat(constants),
-    )
+    kappas = kappa.expand(u.shape[1:]).contiguous()
+    state = (_flat(G_P), _flat(G_Q), _flat(G_R))
+    flat = (*state, _flat(u, T), _flat(kappas), _flat(constants))
     v = empty if V is None else V.contiguous().numpy()
     return (G_P, G_Q, G_R), (e_s, e_y, v, e_u, *flat, surrogate == "sigmoid", _f(slope), refractory)
 
@@ -281,9 +256,8 @@ def _density(kept: Tensor, channels: int) -> float:
 def _images(kept: Tensor) -> np.ndarray:
     """Packed spikes as (T, B, H, W, words); those of a dense layer are images of one pixel."""
     T, B, *image = kept.shape
-    return (
-        kept.numpy().view(np.uint32).reshape(T, B, *(image if len(image) == 3 else (1, 1, *image)))
-    )
+    size = image if len(image) == 3 else (1, 1, *image)
+    return kept.numpy().view(np.uint32).reshape(T, B, *size)
 
 
 def _convolution(weight: Tensor, stride: list[int], padding: list[int]) -> tuple[int, ...]:
@@ -295,36 +269,18 @@ def _rows(kept: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -
     """The inputs of each output neuron or pixel, as rows of bits: (R, words)."""
     if weight.ndim == 2:
         return _words(kept)
-    images, (k0, k1, *places) = (
-        _images(kept).reshape(-1, *kept.shape[2:]),
-        _convolution(weight, stride, padding),
-    )
-    size = [
-        (n + 2 * p - k) // d + 1
-        for n, k, d, p in zip(kept.shape[2:4], (k0, k1), stride, padding, strict=True)
-    ]
+    images = _images(kept).reshape(-1, *kept.shape[2:])
+    _, _, *size, _ = reference.current_shape(kept, weight, stride, padding)
     windows = np.empty((len(images), *size, -(-weight[0].numel() // 32)), np.uint32)
-    run(
-        counting.windows,
-        windows.size,
-        len(images),
-        images,
-        weight.shape[1],
-        k0,
-        k1,
-        *places,
-        windows,
-    )
+    inputs = (images, weight.shape[1], *_convolution(weight, stride, padding))
+    run(counting.windows, windows.size, len(images), *inputs, windows)
     return windows.reshape(-1, windows.shape[-1])
 
 
 def _rounds() -> bool:
-    """Whether relaxed weights may be rounded to bfloat16, by PyTorch's own switch, and this CPU
-    multiplies it faster.
-    """
-    return (
-        torch.get_float32_matmul_precision() == "medium" and torch.cpu._is_avx512_bf16_supported()
-    )
+    """Whether PyTorch lets relaxed weights round to bfloat16 and this CPU multiplies it faster."""
+    allowed = torch.get_float32_matmul_precision() == "medium"
+    return allowed and torch.cpu._is_avx512_bf16_supported()
 
 
 _alphabet = functools.cache(Levels)  # checked once
@@ -350,16 +306,12 @@ def product(
     if kept is None or not (levels or _density(kept, x.shape[-1]) <= DENSE):
         if kept is None or not _rounds():
             return reference.product(x, kept, weight, stride, padding, levels)
-        return reference.product(
-            x.bfloat16(), kept, weight.detach().bfloat16(), stride, padding, levels
-        ).float()
-    w = (
-        weight.detach() if weight.ndim == 2 else weight.detach().movedim(1, -1).flatten(1)
-    )  # inputs in the order of `counting.windows`
-    I, rows = (
-        _empty(reference.current_shape(x, weight, stride, padding)),
-        _rows(kept, weight, stride, padding),
-    )
+        x, weight = x.bfloat16(), weight.detach().bfloat16()
+        return reference.product(x, kept, weight, stride, padding, levels).float()
+    # Inputs in the order of `counting.windows`
+    w = weight.detach() if weight.ndim == 2 else weight.detach().movedim(1, -1).flatten(1)
+    I = _empty(reference.current_shape(x, weight, stride, padding))
+    rows = _rows(kept, weight, stride, padding)
     out = I.numpy().reshape(-1, len(w))
     if levels:
         of = _alphabet(*levels)
@@ -382,9 +334,7 @@ def gradients(
     needs_x: bool,
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `reference.gradients`, to float32 accuracy; where all is spikes, the currents' gradient is
-    never there as a whole.
-    """
+    """As `reference.gradients`, to float32 accuracy; from spikes, g_I is never there as a whole."""
     if not spikes:
         return reference.gradients(
             errors, u, x, x_shape, spikes, layer, needs_x, needs_weight, adjoint=adjoint
@@ -410,11 +360,6 @@ def gradients(
         inputs = (_images(x), channels, n_out, *_convolution(weight, *places), rare)
         sums = sum(run(_weight_gradient, u.numel(), images, *arguments, *units, *inputs))
     if needs_weight:
-        g_w = (
-            torch.from_numpy(sums)
-            .t()
-            .reshape(n_out, *weight.shape[2:], channels)
-            .movedim(-1, 1)
-            .contiguous()
-        )
+        g_w = torch.from_numpy(sums).t().reshape(n_out, *weight.shape[2:], channels)
+        g_w = g_w.movedim(-1, 1).contiguous()
     return (g_x, g_w, *before)

@@ -1,5 +1,5 @@
-"""The loops over time of `cpu`, compiled by numba: the scan of each neuron, its adjoint, and the weight
-gradient that the adjoint is part of.
+"""The loops over time of `cpu`, compiled by numba: the scan of each neuron, its adjoint, and the
+weight gradient that the adjoint is part of.
 
 A block of neurons keeps its traces in the L1 cache while time runs; the inner loop over neurons is
 what the compiler vectorises. No fastmath and no fused multiply-add: the forward bits are those of
@@ -14,6 +14,7 @@ from numba import njit
 from bisnn.bits import counting
 from bisnn.bits.counting import kernel
 from bisnn.bits.neurons import fixed_advance, fixed_potential, srm_advance, srm_potential
+from bisnn.spec import windows_along
 
 BLOCK = 1024  # neurons whose traces (4 bytes each, four arrays) stay in L1 while time runs
 _f = np.float32
@@ -23,6 +24,7 @@ _ZERO, _ONE, _HALF = _f(0), _f(1), _f(0.5)
 _I0 = np.int32(0)
 _V, _M = "float32[::1]", "float32[:, ::1]"  # vector, matrix
 _INT = "int32[::1]"
+_windows_along = njit(inline="always")(windows_along)
 
 # Neurons are worked on in units that lie together in memory and keep their traces in a cache while
 # time runs: BLOCK neurons, or with pooling the pixels of one row of windows. `H`, `row` and `size`
@@ -59,7 +61,8 @@ def _any_of_windows(x, threshold, pool, row, C, s):
 
 
 @kernel(
-    f"void(int64, int64, {_M}, {_V}, {_V}, {_V}, {_V}, {_V}, {_M}, int64, int64, int64, int64, int64)"
+    f"void(int64, int64, {_M}, {_V}, {_V}, {_V}, {_V}, {_V}, {_M}, int64, int64, int64, int64, "
+    "int64)"
 )
 def scan(lo, hi, I, P, Q, R, kappa, c, s, pool, H, row, size, C):
     """SRM. Potentials take the place of the currents: half the memory, and one stream less."""
@@ -122,9 +125,8 @@ def _sigmoid_derivative(x):
     """sigma(x) (1 - sigma(x)) = e / (1 + e)^2 with e = exp(-|x|).
 
     exp by range reduction and a polynomial, because a call to libm would keep the loop from being
-        vectorised: 2^-n exp(-r)
-    with |r| <= ln(2)/2. Relative error below 4e-7; part of the gradient only, never of the forward
-    bits.
+    vectorised: 2^-n exp(-r) with |r| <= ln(2)/2. Relative error below 4e-7; part of the gradient
+    only, never of the forward bits.
     """
     a = min(abs(x), _f(87))
     n = np.int32(a * _f(1.4426950408889634) + _HALF)
@@ -142,9 +144,7 @@ def _sigmoid_derivative(x):
 
 @njit(inline="always")
 def _flush(p, q):
-    """Gradients too small to matter to 0: as denormals, long after the last error, they would be
-    slow.
-    """
+    """Gradients too small to matter to 0: long after the last error, denormals would be slow."""
     for i in range(p.shape[0]):
         p[i] = _ZERO if abs(p[i]) <= _FLUSH_GRADIENT else p[i]
         q[i] = _ZERO if abs(q[i]) <= _FLUSH_GRADIENT else q[i]
@@ -175,9 +175,7 @@ def _to_first_maximum(e, u, pool, row, C, g):
 
 @njit(inline="always")
 def _add_readout_error(g_y, V, first, last, e):
-    """e += the error on spikes first..last, counted over all recordings, from readouts: g_y (B
-    outputs,), V (outputs, N).
-    """
+    """e += the readouts' error on spikes first..last of all recordings; g_y (B outputs,)."""
     outputs, N = V.shape
     start = first
     while start < last:
@@ -236,8 +234,8 @@ def _step_back(e, u, g_u, g_I, p, q, r, k, c, sigmoid, slope, refractory):
 
 
 @kernel(
-    f"void(int64, int64, {_M}, {_M}, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, float32, "
-    f"boolean, {_M}, int64, int64, int64, int64, int64, int64)",
+    f"void(int64, int64, {_M}, {_M}, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, "
+    f"float32, boolean, {_M}, int64, int64, int64, int64, int64, int64)",
     contract=True,
 )
 def adjoint(
@@ -285,48 +283,43 @@ def adjoint(
 
 
 @kernel(
-    f"{_M}(int64, int64, {_M}, {_M}, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, float32, boolean, "
-    "int64, int64, int64, int64, int64, uint32[:, :, :, :, ::1], int64, int64, int64, int64, int64, int64, int64, int64, boolean)"
+    f"{_M}(int64, int64, {_M}, {_M}, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, "
+    "float32, boolean, int64, int64, int64, int64, int64, uint32[:, :, :, :, ::1], int64, int64, "
+    "int64, int64, int64, int64, int64, int64, boolean)"
 )
 def weight_gradient(
-    lo, hi, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory, pool, H, row, size, C,
-    x, channels, n_out, k0, k1, s0, s1, p0, p1, rare,
+    lo, hi, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory,
+    pool, H, row, size, C, x, channels, n_out, k0, k1, s0, s1, p0, p1, rare,
 ):  # fmt: skip
-    """The weight gradient (n_in, n_out) of images lo..hi, which may be several recordings each:
-    adjoint and product in one go.
+    """The weight gradient (n_in, n_out) of images lo..hi, each of one or more recordings.
 
-    The currents' gradient of an image stays in the cache, and that of the whole is never there. x
-    is (T, B, H_in, W_in, words).
+    Adjoint and product in one go: the currents' gradient of an image stays in the cache, and that
+    of the whole is never there. x is (T, B, H_in, W_in, words).
     """
     T, B = x.shape[:2]
     units, per_recording = -(-H // pool), G_P.shape[0] // B  # neurons
     group = size // per_recording  # recordings of an image
     pixels = per_recording // n_out
-    y = (x.shape[2] + 2 * p0 - k0) // s0 + 1
+    y = _windows_along(x.shape[2], k0, s0, p0)
     g_w = np.zeros((k0 * k1 * channels, n_out), np.float32)
-    g_I, inputs = (
-        np.empty(T * size, np.float32),
-        np.empty((T * group, x.shape[2], x.shape[3], x.shape[4]), np.uint32),
-    )
+    g_I = np.empty(T * size, np.float32)
+    inputs = np.empty((T * group, x.shape[2], x.shape[3], x.shape[4]), np.uint32)
     rows = np.empty((T * group, y, pixels // y, -(-k0 * k1 * channels // 32)), np.uint32)
     for image in range(lo, hi):
         b = image * group
         n = min(group, B - b)
         g = g_I[: T * n * per_recording].reshape((T, n * per_recording))
         adjoint(
-            image * units, (image + 1) * units, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory,
-            g, image * size, pool, H, row, size, C,
+            image * units, (image + 1) * units, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c,
+            sigmoid, slope, refractory, g, image * size, pool, H, row, size, C,
         )  # fmt: skip
         for t in range(T):
             inputs[t * n : (t + 1) * n] = x[t, b : b + n]
         counting.windows(0, T * n, inputs[: T * n], channels, k0, k1, s0, s1, p0, p1, rows[: T * n])
-        bits_of = rows[: T * n].reshape((T * n * pixels, rows.shape[3]))
+        bits = rows[: T * n].reshape((T * n * pixels, rows.shape[3]))
+        errors = g.reshape((T * n * pixels, n_out))
         if rare:
-            counting.add_rows_transposed(
-                0, bits_of.shape[1], bits_of, g.reshape((T * n * pixels, n_out)), g_w
-            )
+            counting.add_rows_transposed(0, bits.shape[1], bits, errors, g_w)
         else:
-            counting.add_rows_by_fours(
-                0, bits_of.shape[1], bits_of, g.reshape((T * n * pixels, n_out)), g_w
-            )
+            counting.add_rows_by_fours(0, bits.shape[1], bits, errors, g_w)
     return g_w

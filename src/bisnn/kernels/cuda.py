@@ -2,8 +2,8 @@
 
 Products are implicit: no matrix of windows is ever written.
 
-What is exact: hard weights, levels from -127 to 127, and spikes are multiplied as 8-bit integers and
-summed as 32-bit ones: currents are exact at any size.
+What is exact: hard weights, levels from -127 to 127, and spikes are multiplied as 8-bit integers
+and summed as 32-bit ones: currents are exact at any size.
 What is rounded: where PyTorch is allowed TF32 (`torch.backends`), relaxed weights and the gradients
     of currents enter products in
 half precision, which has TF32's 10 bits of mantissa; sums are float32. Gradients are scaled by a
@@ -26,8 +26,10 @@ from torch import Tensor
 from bisnn.kernels import reference
 from bisnn.kernels.cuda_scan import adjoint, fixed_scan, scan  # noqa: F401 (part of a kernel)
 from bisnn.kernels.reference import Errors, LayerConstants
+from bisnn.spec import windows_along
 
 readout = reference.readout
+_PLACES = ("H", "W", "C", "S0", "S1", "H_OUT", "W_OUT", "K", "RUN")  # of inputs, for the kernels
 
 
 # Products. A dense layer is a convolution of one pixel. Images x are padded, (N, H, W, C), weights
@@ -37,8 +39,10 @@ readout = reference.readout
 
 
 @triton.jit
-def _rows(m, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, H_OUT: tl.constexpr,
-          W_OUT: tl.constexpr):  # fmt: skip
+def _rows(
+    m, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr,
+    H_OUT: tl.constexpr, W_OUT: tl.constexpr,
+):  # fmt: skip
     image = (m // (H_OUT * W_OUT)).to(tl.int64)
     return (image * H + m // W_OUT % H_OUT * S0) * (W * C) + m % W_OUT * (S1 * C)
 
@@ -46,7 +50,8 @@ def _rows(m, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S0: tl.constexpr
 @triton.jit
 def _convolution(
     x, weight, out, M, n_out,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, H_OUT: tl.constexpr, W_OUT: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr,
+    H_OUT: tl.constexpr, W_OUT: tl.constexpr,
     K: tl.constexpr, RUN: tl.constexpr, GATHER: tl.constexpr, SUM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -63,9 +68,8 @@ def _convolution(
             a = tl.load(row + (k // RUN * (W * C) + k % RUN), k < K, 0)
             total = tl.dot(a, tl.trans(tl.load(w_row + k, k < K, 0)), total, out_dtype=SUM)
     else:
-        BLOCKS: tl.constexpr = (
-            RUN // BLOCK_K
-        )  # written with these, the compiler sees that reads are aligned
+        # Written with these, the compiler sees that reads are aligned
+        BLOCKS: tl.constexpr = RUN // BLOCK_K
         for step in range(0, K // BLOCK_K):
             a = tl.load(row + (step // BLOCKS * (W * C) + step % BLOCKS * BLOCK_K + block))
             total = tl.dot(
@@ -78,13 +82,12 @@ def _convolution(
 @triton.jit
 def _convolution_gradient(
     g, x, out, M, n_out, share,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, H_OUT: tl.constexpr, W_OUT: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr,
+    H_OUT: tl.constexpr, W_OUT: tl.constexpr,
     K: tl.constexpr, RUN: tl.constexpr, GATHER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """out[part] (K, n_out) = the inputs transposed times g (M, n_out), over the part's `share` of
-    the rows.
-    """
+    """out[part] (K, n_out) = the inputs transposed times g (M, n_out), over `share` of the rows."""
     i = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     part = tl.program_id(2)
     end = tl.minimum((part + 1) * share, M)
@@ -118,7 +121,8 @@ def _convolution_gradient(
 
 @triton.jit
 def _keep(
-    x, out, n, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, BLOCK: tl.constexpr
+    x, out, n, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    P0: tl.constexpr, P1: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Images x (N, H, W, C) as bytes with P0 rows and P1 columns of zeros on either side."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -158,17 +162,12 @@ def _as_half(kept: Tensor) -> Tensor:
 
 def kept_shape(shape: torch.Size, padding: list[int]) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape and dtype of what `keep` returns."""
-    return (
-        *shape[:2],
-        *(n + 2 * p for n, p in zip(shape[2:-1], padding, strict=True)),
-        shape[-1],
-    ), torch.int8
+    size = (n + 2 * p for n, p in zip(shape[2:-1], padding, strict=True))
+    return (*shape[:2], *size, shape[-1]), torch.int8
 
 
 def _rounds(weight: Tensor) -> bool:
-    """Whether PyTorch may round the operands of such products to TF32, so that we may round them to
-    half precision.
-    """
+    """Whether PyTorch may round such products to TF32, so that we may round to half precision."""
     return (
         torch.backends.cudnn.allow_tf32
         if weight.ndim == 4
@@ -180,41 +179,18 @@ def _places_of(kept: Tensor, weight: Tensor, stride: list[int]) -> tuple[list[in
     """The shape of the currents, and what the kernels need to know of the places of inputs."""
     T, B, C = kept.shape[0], kept.shape[1], kept.shape[-1]
     if weight.ndim == 2:
-        return [T, B, len(weight)], {
-            "H": 1,
-            "W": 1,
-            "C": C,
-            "S0": 1,
-            "S1": 1,
-            "H_OUT": 1,
-            "W_OUT": 1,
-            "K": C,
-            "RUN": C,
-        }
-    (H, W), (k0, k1) = kept.shape[2:4], weight.shape[2:]
-    h, w = (H - k0) // stride[0] + 1, (W - k1) // stride[1] + 1
-    places = {
-        "H": H,
-        "W": W,
-        "C": C,
-        "S0": stride[0],
-        "S1": stride[1],
-        "H_OUT": h,
-        "W_OUT": w,
-        "K": k0 * k1 * C,
-        "RUN": k1 * C,
-    }
-    return [T, B, h, w, len(weight)], places
+        pixel = (1, 1, C, 1, 1, 1, 1, C, C)
+        return [T, B, len(weight)], dict(zip(_PLACES, pixel, strict=True))
+    (H, W), (k0, k1), (s0, s1) = kept.shape[2:4], weight.shape[2:], stride
+    h, w = windows_along(H, k0, s0, 0), windows_along(W, k1, s1, 0)  # the padding is in `kept`
+    image = (H, W, C, s0, s1, h, w, k0 * k1 * C, k1 * C)
+    return [T, B, h, w, len(weight)], dict(zip(_PLACES, image, strict=True))
 
 
 def _taps(weight: Tensor) -> Tensor:
     """Weights as (n_out, k0, k1, C), contiguous."""
-    return (
-        (weight[:, :, None, None] if weight.ndim == 2 else weight)
-        .detach()
-        .movedim(1, -1)
-        .contiguous()
-    )
+    kernels = weight[:, :, None, None] if weight.ndim == 2 else weight
+    return kernels.detach().movedim(1, -1).contiguous()
 
 
 def _columns(places: dict[str, int]) -> dict[str, Any]:
@@ -243,9 +219,7 @@ def product(
 
 
 def _convolved(x: Tensor, weight: Tensor, stride: list[int], result: torch.dtype) -> Tensor:
-    """Padded images x, as bytes or in half precision, convolved with the weights in the same
-    precision.
-    """
+    """Padded images x, bytes or half precision, convolved with weights of the same precision."""
     shape, places = _places_of(x, weight, stride)
     out = torch.empty(shape, dtype=result, device=x.device)
     M, n = math.prod(shape[:-1]), min(128, max(16, triton.next_power_of_2(len(weight))))
@@ -260,29 +234,19 @@ def _convolved(x: Tensor, weight: Tensor, stride: list[int], result: torch.dtype
 def _weight_gradient(
     g: Tensor, scale: Tensor, kept: Tensor, weight: Tensor, stride: list[int]
 ) -> Tensor:
-    """The weight gradient from g in half precision, times `scale`, and spikes as `keep` gave them;
-    float32 sums, order fixed.
-    """
+    """The weight gradient from g in half precision, times `scale`, and kept spikes; order fixed."""
     shape, places = _places_of(kept, weight, stride)
-    M, K, n = (
-        math.prod(shape[:-1]),
-        places["K"],
-        min(128, max(16, triton.next_power_of_2(len(weight)))),
-    )
+    M, K = math.prod(shape[:-1]), places["K"]
+    n = min(128, max(16, triton.next_power_of_2(len(weight))))
     columns = _columns(places)
     blocks, tiles_n = triton.cdiv(K, columns["BLOCK_K"]), triton.cdiv(len(weight), n)
     processors = torch.cuda.get_device_properties(g.device).multi_processor_count
-    parts = max(
-        1, min(triton.cdiv(M, 2048), triton.cdiv(4 * processors, blocks * tiles_n))
-    )  # so that all have something to do
+    # So that all have something to do
+    parts = max(1, min(triton.cdiv(M, 2048), triton.cdiv(4 * processors, blocks * tiles_n)))
     share = triton.cdiv(triton.cdiv(M, parts), 64) * 64
     out = torch.empty(parts, K, len(weight), device=g.device)
-    options = {
-        "BLOCK_M": 64,
-        "BLOCK_N": n,
-        "num_warps": 4,
-        "num_stages": 4 if columns["BLOCK_K"] == 128 else 3,
-    }
+    stages = 4 if columns["BLOCK_K"] == 128 else 3
+    options = {"BLOCK_M": 64, "BLOCK_N": n, "num_warps": 4, "num_stages": stages}
     with torch.cuda.device(g.device):
         grid = (blocks, tiles_n, parts)
         _convolution_gradient[grid](
@@ -293,18 +257,14 @@ def _weight_gradient(
 
 
 def _halved(g: Tensor) -> tuple[Tensor, Tensor]:
-    """g in half precision, times a power of two that brings the largest to at most 2^15; and that
-    number. g is used up.
-    """
+    """Half-precision g times a power of two, its largest at most 2^15; that power. Uses g up."""
     peak = torch.linalg.vector_norm(g, torch.inf).clamp(min=1e-30)
     scale = torch.exp2(torch.floor(15 - torch.log2(peak)))
     return g.mul_(scale).half(), scale
 
 
 def _input_gradient(g: Tensor, scale: Tensor, shape: list[int], layer: LayerConstants) -> Tensor:
-    """The gradient of the inputs, of this shape, from g in half precision, times `scale`; float32
-    sums.
-    """
+    """The gradient of inputs of this shape, from g in half precision, times `scale`."""
     weight, padding = layer.weight, layer.padding
     margin = [k - 1 - p for k, p in zip(weight.shape[2:], padding, strict=True)]
     if any(d > 1 for d in layer.stride) or any(m < 0 for m in margin):

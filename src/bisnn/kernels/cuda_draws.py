@@ -14,9 +14,7 @@ _BLOCK = 1024
 
 @triton.jit
 def _draw(places, streams, n, length, key, draw, out, DENSE: tl.constexpr, BLOCK: tl.constexpr):
-    """Number `places[i]` of stream `streams[i]`, or, if DENSE, number i % length of stream
-    `streams[i // length]`.
-    """
+    """Number `places[i]` of stream `streams[i]`; if DENSE, i % length of `streams[i // length]`."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n
     if DENSE:
@@ -25,9 +23,8 @@ def _draw(places, streams, n, length, key, draw, out, DENSE: tl.constexpr, BLOCK
     else:
         place = tl.load(places + i, inside, 0)
         stream = tl.load(streams + i, inside, 0)
-    zero = tl.zeros(
-        [BLOCK], tl.uint32
-    )  # counters of 32 bits: those of 64 would make it another Philox
+    # Counters of 32 bits: those of 64 would make it another Philox
+    zero = tl.zeros([BLOCK], tl.uint32)
     w0, w1, w2, w3 = tl.philox(
         key, (place // 4).to(tl.uint32), stream.to(tl.uint32), (zero + draw).to(tl.uint32), zero
     )

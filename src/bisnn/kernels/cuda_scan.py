@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bisnn.kernels.reference import pooled_shape
 from bisnn.neuron import DECAY_BITS, FLUSH
 
 _FLUSH, _BITS = tl.constexpr(FLUSH), tl.constexpr(DECAY_BITS)
@@ -24,11 +25,10 @@ _FLUSH, _BITS = tl.constexpr(FLUSH), tl.constexpr(DECAY_BITS)
 
 @triton.jit
 def _places(
-    n, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr
+    n, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """For a program's windows: places of their neurons (BLOCK, WINDOW) and mask, of what leaves the
-    layer (BLOCK,) and mask.
-    """
+    """Neurons (BLOCK, WINDOW) of a program's windows and mask, its outputs (BLOCK,) and mask."""
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if POOL == 1:
         return o[:, None], (o < n)[:, None], o, o < n
@@ -88,18 +88,11 @@ def _scan(
 ):  # fmt: skip
     """u may be I itself."""
     at, inside, out, whole = _places(n, H, W, C, POOL, WINDOW, BLOCK)
-    a_m, a_s, a_r, theta = (
-        tl.load(constants),
-        tl.load(constants + 1),
-        tl.load(constants + 2),
-        tl.load(constants + 3),
-    )
+    a_m, a_s = tl.load(constants), tl.load(constants + 1)
+    a_r, theta = tl.load(constants + 2), tl.load(constants + 3)
     k = tl.load(kappa) if SCALAR else tl.load(kappa + at, inside, 0.0)
-    p, q, r = (
-        tl.load(P + at, inside, 0.0),
-        tl.load(Q + at, inside, 0.0),
-        tl.load(R + at, inside, 0.0),
-    )
+    p, q = tl.load(P + at, inside, 0.0), tl.load(Q + at, inside, 0.0)
+    r = tl.load(R + at, inside, 0.0)
     I_t = tl.load(I + at, inside, 0)
     I += M
     I_1 = tl.load(I + at, inside & (T > 1), 0)
@@ -129,12 +122,8 @@ def _fixed_scan(
 ):  # fmt: skip
     """FixedSRM: scale is kappa 2^-f, shared (a_m, a_s, a_r, f), feedback K, threshold theta_f."""
     at, inside, out, whole = _places(n, H, W, C, POOL, WINDOW, BLOCK)
-    a_m, a_s, a_r, fraction = (
-        tl.load(shared),
-        tl.load(shared + 1),
-        tl.load(shared + 2),
-        tl.load(shared + 3),
-    )
+    a_m, a_s = tl.load(shared), tl.load(shared + 1)
+    a_r, fraction = tl.load(shared + 2), tl.load(shared + 3)
     if SCALAR:
         k, one, theta = tl.load(scale), tl.load(feedback), tl.load(threshold)
     else:
@@ -156,12 +145,14 @@ def _fixed_scan(
     tl.store(R_after + at, r, inside)
 
 
+# More than 60 lines, because the state of its one loop lives in registers.
 @triton.jit
 def _adjoint(
-    g_s, g_u, g_P, g_Q, g_R, u, kappa, constants, peak, scale, g_I, G_P, G_Q, G_R, slope, T, n, M, M_out,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
-    HAS_S: tl.constexpr, HAS_U: tl.constexpr, HAS_STATE: tl.constexpr, SIGMOID: tl.constexpr, REFRACTORY: tl.constexpr,
-    HALF: tl.constexpr, SCALAR: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+    g_s, g_u, g_P, g_Q, g_R, u, kappa, constants, peak, scale, g_I, G_P, G_Q, G_R, slope,
+    T, n, M, M_out, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    HAS_S: tl.constexpr, HAS_U: tl.constexpr, HAS_STATE: tl.constexpr,
+    SIGMOID: tl.constexpr, REFRACTORY: tl.constexpr, HALF: tl.constexpr, SCALAR: tl.constexpr,
+    POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """G_P, G_Q, G_R are the gradients of the first state. With HALF, g_I comes out times `scale`,
     which is written too.
@@ -170,12 +161,8 @@ def _adjoint(
     max|g_s| = `peak`, to 2^15: local learning from spikes alone, all neurons with the same kappa.
     """
     at, inside, out, whole = _places(n, H, W, C, POOL, WINDOW, BLOCK)
-    a_m, a_s, a_r, theta = (
-        tl.load(constants),
-        tl.load(constants + 1),
-        tl.load(constants + 2),
-        tl.load(constants + 3),
-    )
+    a_m, a_s = tl.load(constants), tl.load(constants + 1)
+    a_r, theta = tl.load(constants + 2), tl.load(constants + 3)
     k = tl.load(kappa) if SCALAR else tl.load(kappa + at, inside, 0.0)
     factor = 1.0
     if HALF:
@@ -183,11 +170,8 @@ def _adjoint(
         factor = tl.exp2(tl.floor(tl.log2(32768 / tl.maximum(bound, 1e-30))))
         tl.store(scale, factor, tl.program_id(0) == 0)
     if HAS_STATE:
-        p, q, r = (
-            tl.load(g_P + at, inside, 0.0),
-            tl.load(g_Q + at, inside, 0.0),
-            tl.load(g_R + at, inside, 0.0),
-        )
+        p, q = tl.load(g_P + at, inside, 0.0), tl.load(g_Q + at, inside, 0.0)
+        r = tl.load(g_R + at, inside, 0.0)
     else:
         p = tl.zeros((BLOCK, WINDOW), tl.float32)
         q, r = p, p
@@ -214,9 +198,8 @@ def _adjoint(
             e = e_t[:, None].to(tl.float32)
         else:
             j = tl.arange(0, WINDOW)[None, :]
-            first = tl.min(
-                tl.where(u_t == tl.max(u_t, 1)[:, None], j, WINDOW), 1
-            )  # of several equal ones
+            # The first of several equal ones
+            first = tl.min(tl.where(u_t == tl.max(u_t, 1)[:, None], j, WINDOW), 1)
             e = tl.where(j == first[:, None], e_t[:, None].to(tl.float32), 0.0)
         if REFRACTORY:
             e += r
@@ -251,14 +234,11 @@ def _launch(like: Tensor, pool: int) -> tuple[Any, tuple[int, ...], dict[str, An
             (M, B * (H // pool) * (W // pool) * C, H, W, C),
         )
     window = triton.next_power_of_2(pool * pool)
-    # A window's neurons must share a thread, or the pooling is a conversation among warps at each
+    # A window's neurons must share a thread, or pooling makes warps exchange values at each
     # step: then one warp.
     block, warps = (512 if n >= 1 << 18 else 128, 4) if pool == 1 else (128, 1)
-    return (
-        (triton.cdiv(n, block),),
-        (n, *sizes),
-        {"POOL": pool, "WINDOW": window, "BLOCK": block, "num_warps": warps},
-    )
+    options = {"POOL": pool, "WINDOW": window, "BLOCK": block, "num_warps": warps}
+    return (triton.cdiv(n, block),), (n, *sizes), options
 
 
 def scan(
@@ -276,30 +256,12 @@ def scan(
     P, Q, R = (x.expand(I.shape[1:]).contiguous() for x in (P, Q, R))
     after = [torch.empty_like(P) for _ in range(3)]
     u = I if reuse and I.dtype == torch.float32 else torch.empty_like(I, dtype=torch.float32)
-    s = (
-        torch.empty_like(u)
-        if pool == 1
-        else u.new_empty(*I.shape[:2], I.shape[2] // pool, I.shape[3] // pool, I.shape[4])
-    )
+    s = u.new_empty(pooled_shape(I, pool))
     grid, sizes, options = _launch(P, pool)
     scalar, k = _kappa(kappa, P)
+    options |= {"SCALAR": scalar, "enable_fp_fusion": False}
     with torch.cuda.device(I.device):
-        _scan[grid](
-            I,
-            u,
-            s,
-            P,
-            Q,
-            R,
-            *after,
-            k,
-            constants,
-            len(I),
-            *sizes,
-            SCALAR=scalar,
-            **options,
-            enable_fp_fusion=False,
-        )
+        _scan[grid](I, u, s, P, Q, R, *after, k, constants, len(I), *sizes, **options)
     return s, u, after[0], after[1], after[2]
 
 
@@ -318,11 +280,7 @@ def fixed_scan(
     P, Q, R = (x.expand(I.shape[1:]).contiguous() for x in (P, Q, R))
     after = [torch.empty_like(P) for _ in range(3)]
     u = I if reuse and I.dtype == torch.float32 else torch.empty_like(I, dtype=torch.float32)
-    s = (
-        torch.empty_like(u)
-        if pool == 1
-        else u.new_empty(*I.shape[:2], I.shape[2] // pool, I.shape[3] // pool, I.shape[4])
-    )
+    s = u.new_empty(pooled_shape(I, pool))
     grid, sizes, options = _launch(P, pool)
     shared = integers[:4].reshape(4, -1)[:, 0].contiguous()
     each = [_kappa(x, P) for x in (torch.ldexp(kappa, -integers[3]), integers[4], integers[5])]

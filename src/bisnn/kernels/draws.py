@@ -1,6 +1,4 @@
-"""The random numbers of `bits.philox` as tensors, made where they are used: the same on every
-device.
-"""
+"""The random numbers of `bits.philox` as tensors, the same on every device."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from bisnn.bits.philox import Purpose
 
 
 def uniform(streams: Tensor, n: int, seed: int, purpose: Purpose, draw: int = 0) -> Tensor:
-    """The first n numbers in [0, 1) of each of the streams (S,), float32 (S, n), on their device."""
+    """The first n numbers in [0, 1) of each stream (S,), float32 (S, n), on their device."""
     match kernels.name_for(streams.device, torch.float32):
         case "cpu":
             return torch.from_numpy(philox.uniform(streams.numpy(), n, seed, purpose, draw))
@@ -28,7 +26,7 @@ def uniform(streams: Tensor, n: int, seed: int, purpose: Purpose, draw: int = 0)
 def uniform_at(
     places: Tensor, streams: Tensor, seed: int, purpose: Purpose, draw: int = 0
 ) -> Tensor:
-    """The numbers of `uniform` at these places of these streams, both (n,): where few are needed."""
+    """The numbers of `uniform` at these places of these streams, both (n,)."""
     match kernels.name_for(streams.device, torch.float32):
         case "cpu":
             return torch.from_numpy(
@@ -42,14 +40,11 @@ def uniform_at(
 
 
 def uniform_like(w: Tensor, stream: int, seed: int, purpose: Purpose, draw: int = 0) -> Tensor:
-    """A number in [0, 1) for every element of w, in its shape and device; float64 where w is, else
-    float32.
-    """
+    """A number in [0, 1) for every element of w, on its device; float64 if w is, else float32."""
     streams = torch.full((1,), stream, device=w.device)
     drawn = uniform(streams, w.numel(), seed, purpose, draw).reshape(w.shape)
-    return (
-        drawn.double() if w.dtype == torch.float64 else drawn
-    )  # half precision would round some to 1
+    # Half precision would round some to 1
+    return drawn.double() if w.dtype == torch.float64 else drawn
 
 
 def _reference(places: Tensor, streams: Tensor, seed: int, purpose: Purpose, draw: int) -> Tensor:

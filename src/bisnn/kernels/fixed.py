@@ -67,11 +67,9 @@ def gradients_after(g: State, kappa: Tensor, integers: Tensor | None) -> State:
 def gradients_before(g: Sequence[Tensor], kappa: Tensor, integers: Tensor | None) -> State:
     """Gradients of the state before the first step, from what the adjoint of the SRM gives."""
     g_P, g_Q, g_R = g
-    return (
-        (g_P, g_Q, g_R)
-        if integers is None
-        else (g_P.double(), g_Q.double(), (g_R * kappa).double())
-    )
+    if integers is None:
+        return g_P, g_Q, g_R
+    return g_P.double(), g_Q.double(), (g_R * kappa).double()
 
 
 # One step, for layers that step by themselves; with the gradients of the SRM.

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 
 
 def to_device(x: Tensor, device: torch.device | str) -> Tensor:
-    """x on a device. To a GPU it goes by way of pinned memory, so that the CPU does not wait for
-    what the GPU is doing.
-    """
+    """x on a device; to a GPU through pinned memory, so that the CPU does not wait for it."""
     return (
         x.pin_memory().to(device, non_blocking=True)
         if torch.device(device).type == "cuda" and not x.is_cuda
@@ -57,9 +55,8 @@ class Graphs:
 
     def __init__(self, parameters: Sequence[nn.Parameter]):
         self._parameters = parameters
-        self._graphs: dict[
-            Any, _RecordedStep | None
-        ] = {}  # None: has run once, so that all its kernels are compiled
+        # None: has run once, so that all its kernels are compiled
+        self._graphs: dict[Any, _RecordedStep | None] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
     def run(self, function: Callable[..., Tensor], *inputs: Tensor, record: bool = True) -> Tensor:
@@ -85,9 +82,8 @@ class Graphs:
         recorded.graph.replay()
         for p, g in zip(self._parameters, recorded.gradients, strict=True):
             if g is not None:
-                p.grad = (
-                    g.clone() if p.grad is None else p.grad + g
-                )  # copies: the next replay, of any graph, writes over g
+                # Copies: the next replay, of any graph, writes over g
+                p.grad = g.clone() if p.grad is None else p.grad + g
         return recorded.output
 
     def _record(self, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> _RecordedStep:

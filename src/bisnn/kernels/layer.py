@@ -92,9 +92,7 @@ def srm_layer_backward(
     needs_weight: bool,
     integers: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, weight (each empty unless needed), P, Q, R; x is what was kept of the input,
-    of shape `x_shape`.
-    """
+    """Gradients of x, weight (empty unless needed), P, Q, R; x is the input as it was kept."""
     after = fixed.gradients_after((g_P, g_Q, g_R), kappa, integers)
     errors = Errors(g_y if g_y is None or scale is None else g_y * scale, g_s, g_u, after)
     layer = LayerConstants(
@@ -128,11 +126,7 @@ def _(
     integers=None,
 ):
     u = constants.new_empty(reference.current_shape(x, weight, stride, padding))
-    s = (
-        u.shape
-        if weight.ndim == 2
-        else (*u.shape[:2], u.shape[2] // pool, u.shape[3] // pool, u.shape[4])
-    )
+    s = reference.pooled_shape(u, pool)
     y = u.new_empty(0 if V is None else (*u.shape[:2], V.shape[0]))
     shape, dtype = kernels.choose(x).kept_shape(x.shape, padding) if spikes else ((0,), x.dtype)
     state = [fixed.empty_trace(u[0], integers) for _ in range(3)]
@@ -167,11 +161,8 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         return (None,) * 18
     needed = ctx.needs_input_grad[:2]
     g = srm_layer_backward(*grads[:6], u, x, ctx.x_shape, *layer, *ctx.settings, *needed, integers)
-    return (
-        *(g_i if need else None for g_i, need in zip(g, needed, strict=False)),
-        *g[2:],
-        *(None,) * 13,
-    )
+    asked = (g_i if need else None for g_i, need in zip(g, needed, strict=False))
+    return (*asked, *g[2:], *(None,) * 13)
 
 
 srm_layer.register_autograd(_backward, setup_context=_save)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from bisnn.neuron import SRM, fixed_advance, fixed_potential
+from bisnn.spec import windows_along
 
 _STEP = SRM()  # whose step is a function of its arguments alone
 
@@ -27,9 +28,8 @@ def pseudo_derivative(v: Tensor, surrogate: str, slope: float) -> Tensor:
         where |k v| < 1/2.
     """
     if surrogate == "sigmoid":
-        return (
-            slope * torch.sigmoid(slope * v) * torch.sigmoid(-slope * v)
-        )  # 1 - sigma(x) = sigma(-x), without cancellation
+        # 1 - sigma(x) = sigma(-x), without cancellation
+        return slope * torch.sigmoid(slope * v) * torch.sigmoid(-slope * v)
     return slope * ((slope * v).abs() < 0.5).to(v.dtype)
 
 
@@ -93,6 +93,12 @@ def pooled(s: Tensor, pool: int) -> Tensor:
     return s if pool == 1 else channels_last(F.max_pool2d(channels_first(s), pool), s)
 
 
+def pooled_shape(I: Tensor, pool: int) -> tuple[int, ...]:
+    """Shape of what leaves a layer of currents I, (T, B, H, W, C) where there is pooling."""
+    T, B, *size = I.shape
+    return (T, B, size[0] // pool, size[1] // pool, size[2]) if pool > 1 else (T, B, *size)
+
+
 def channels_first(x: Tensor) -> Tensor:
     """Images (T, B, H, W, C) as (T B, C, H, W), a view."""
     return x.flatten(0, 1).permute(0, 3, 1, 2)
@@ -134,11 +140,8 @@ def adjoint(
         G_R = torch.zeros_like(u[0])
     g_I = torch.empty_like(u, memory_format=torch.contiguous_format)
     for t in range(u.shape[0] - 1, -1, -1):
-        G_P, G_Q, G_R = (
-            a_m * G_P,
-            a_s * G_Q,
-            a_r * G_R,
-        )  # adjoints of P_{t+1}, ... carried through their decay
+        # Adjoints of P_{t+1}, ... carried through their decay
+        G_P, G_Q, G_R = (a_m * G_P, a_s * G_Q, a_r * G_R)
         g_I[t] = G_P + G_Q
         e = G_R if g_s is None else G_R + g_s[t]  # error on s_t
         g = e * pseudo_derivative(u[t] - theta, surrogate, slope)
@@ -156,9 +159,7 @@ def adjoint(
 
 
 def keep(x: Tensor, padding: list[int]) -> Tensor:
-    """Spikes in the form in which they are kept for the backward pass, here one byte each; a kernel
-    may add the padding.
-    """
+    """Spikes as kept for the backward pass, here one byte each; a kernel may add the padding."""
     return x.to(torch.uint8)
 
 
@@ -171,8 +172,8 @@ def current_shape(x: Tensor, weight: Tensor, stride: list[int], padding: list[in
     """Shape of the currents."""
     if weight.ndim == 2:
         return [*x.shape[:2], weight.shape[0]]
-    sizes = zip(x.shape[2:4], weight.shape[2:], stride, padding, strict=True)
-    return [*x.shape[:2], *((n + 2 * p - k) // d + 1 for n, k, d, p in sizes), weight.shape[0]]
+    places = zip(x.shape[2:4], weight.shape[2:], stride, padding, strict=True)
+    return [*x.shape[:2], *(windows_along(*place) for place in places), weight.shape[0]]
 
 
 def product(
@@ -210,24 +211,17 @@ def input_gradient(
 
 
 def readout(s: Tensor, V: Tensor, scale: Tensor) -> Tensor:
-    """y = scale V s, (T, B, outputs), of what leaves a layer; V (outputs, ...) counts images with
-    channels last.
-    """
+    """y = scale V s, (T, B, outputs), of what leaves a layer; images have channels last."""
     return F.linear(s.flatten(2), V) * scale
 
 
 def spike_error(
     g_s: Tensor | None, g_y: Tensor | None, V: Tensor | None, u: Tensor, pool: int
 ) -> Tensor | None:
-    """The error on what leaves a layer: g_s, and that of its readout, g_y (T, B, outputs) V;
-    potentials u give the shape.
-    """
+    """The error on what leaves a layer, from g_s and its readout's g_y V; u gives the shape."""
     if g_y is None or V is None:
         return g_s
-    shape = (
-        u.shape if pool == 1 else (*u.shape[:2], u.shape[2] // pool, u.shape[3] // pool, u.shape[4])
-    )
-    g = (g_y @ V).reshape(shape)
+    g = (g_y @ V).reshape(pooled_shape(u, pool))
     return g if g_s is None else g_s + g
 
 

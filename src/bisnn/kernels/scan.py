@@ -60,9 +60,7 @@ def srm_adjoint(
     refractory: bool,
     integers: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of I, P, Q, R from those of the outputs of `srm_scan`: the same filter, backwards
-    in time.
-    """
+    """Gradients of I, P, Q, R from those of `srm_scan`: the same filter, backwards in time."""
     g_state = fixed.gradients_after((g_P, g_Q, g_R), kappa, integers)
     g_I, *g_before = kernels.choose(u).adjoint(
         g_s, g_u, g_state, u, kappa, constants, surrogate, slope, refractory
@@ -114,11 +112,8 @@ def _(info, in_dims, I, P, Q, R, kappa, constants, *settings):
         members_first(x, d).flatten(0, 1) for x, d in zip((P, Q, R), in_dims[1:4], strict=True)
     ]
     s, u, *state = srm_scan(I, *state, kappa, constants, *settings)
-    return (
-        s.unflatten(1, (K, -1)),
-        u.unflatten(1, (K, -1)),
-        *(x.unflatten(0, (K, -1)) for x in state),
-    ), (1, 1, 0, 0, 0)
+    s, u = (x.unflatten(1, (K, -1)) for x in (s, u))
+    return (s, u, *(x.unflatten(0, (K, -1)) for x in state)), (1, 1, 0, 0, 0)
 
 
 class _Spike(torch.autograd.Function):

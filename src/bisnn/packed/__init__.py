@@ -17,12 +17,14 @@ from bisnn import lazy
 
 _HOME = {
     "engine": ("Engine", "Prediction", "Result", "State", "load"),
-    "file": ("BadFile", "Unfit", "read", "write"),
+    "file": ("read", "write"),
+    "header": ("BadFile", "Unfit"),
     "network": ("PackedLayer", "PackedNetwork", "PackedReadout"),
 }
 __all__, __getattr__, __dir__ = lazy.names(__name__, _HOME, {})
 
 if TYPE_CHECKING:
     from bisnn.packed.engine import Engine, Prediction, Result, State, load
-    from bisnn.packed.file import BadFile, Unfit, read, write
+    from bisnn.packed.file import read, write
+    from bisnn.packed.header import BadFile, Unfit
     from bisnn.packed.network import PackedLayer, PackedNetwork, PackedReadout

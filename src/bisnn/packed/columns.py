@@ -25,17 +25,14 @@ class BadSchema(ValueError):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of numbers is one feature, and a second one if cells were blank; one of categories
-    is a feature per category.
-    """
+    """A column of numbers, a feature or with blanks two; or of categories, a feature for each."""
 
     name: str
     fill: float = 0.0  # numbers: the median of the training rows, in place of a blank
     # Numbers: whether training rows had blanks; a second feature is then 1 where a cell is blank
     blanks: bool = False
-    categories: tuple[
-        str, ...
-    ] = ()  # categories of the training rows; "", a blank, is one like the others
+    # Categories of the training rows; "", a blank, is one like the others
+    categories: tuple[str, ...] = ()
 
     @property
     def features(self) -> list[str]:
@@ -44,7 +41,7 @@ class Column:
         return [self.name, f"{self.name} is blank"] if self.blanks else [self.name]
 
     def encode(self, values: Sequence[Any] | np.ndarray) -> tuple[np.ndarray, list[str]]:
-        """The column's features, (N, n) float64, and notes on cells that no training row was like."""
+        """The column's features, (N, n) float64, and notes on cells unlike any training row."""
         if self.categories:
             return self._encode_categories(values)
         x = numbers(self.name, values, lambda name, row: f"x: row {row + 1}, column {name!r}")
@@ -52,8 +49,10 @@ class Column:
         filled = np.where(blank, self.fill, x)
         if self.blanks:
             return np.stack([filled, blank.astype(np.float64)], 1), []
-        note = f"column {self.name!r}: {blank.sum()} blanks, where no training row had any, are taken as {self.fill:g}"
-        return filled[:, None], [note] if blank.any() else []
+        if not blank.any():
+            return filled[:, None], []
+        blanks = f"{blank.sum()} blanks, where no training row had any, are taken as {self.fill:g}"
+        return filled[:, None], [f"column {self.name!r}: {blanks}"]
 
     def _encode_categories(
         self, values: Sequence[Any] | np.ndarray
@@ -74,12 +73,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """The table that a model was trained on: what its columns are called, and what becomes of them."""
+    """The table that a model was trained on: the names of its columns and what becomes of them."""
 
     columns: tuple[Column, ...]  # those that are features, in the order of the training file
-    layout: tuple[
-        str, ...
-    ]  # all columns of the training file; "1", "2", ... where it has no header
+    # All columns of the training file; "1", "2", ... where it has no header
+    layout: tuple[str, ...]
     target: str | None = None  # the class, or the number to predict
 
     @classmethod
@@ -105,41 +103,42 @@ class Schema:
                 an empty text where a cell is blank. Or a mapping from the columns' names to a value
                 each (a row of csv.DictReader), or to one per point (a data frame).
 
-        >>> schema = Schema((Column("age", 30.0, True), Column("job", categories=("cook", "smith"))), ("age", "job"))
+        >>> age, job = Column("age", 30.0, True), Column("job", categories=("cook", "smith"))
+        >>> schema = Schema((age, job), ("age", "job"))
         >>> schema.encode({"age": "", "job": "cook"})[0]
         array([[30.,  1.,  1.,  0.]])
         """
         values = self._by_name(x) if hasattr(x, "keys") else self._by_position(np.asarray(x))
         parts, notes = [], []
         for column in self.columns:
-            part, said = column.encode(values[column.name])
+            part, more = column.encode(values[column.name])
             parts.append(part)
-            notes += said
+            notes += more
         return np.concatenate(parts, 1), notes
 
     def _by_name(self, x: Any) -> dict[str, Any]:
         self.check_names(x.keys(), "x")
         single = (str, bytes, int, float, np.generic)
+        given = {column.name: x[column.name] for column in self.columns}
         values = {
-            column.name: [x[column.name]]
-            if isinstance(x[column.name], single) or x[column.name] is None
-            else list(x[column.name])
-            for column in self.columns
+            name: [cell] if cell is None or isinstance(cell, single) else list(cell)
+            for name, cell in given.items()
         }
         sizes = sorted({len(cells) for cells in values.values()})
         if len(sizes) != 1 or sizes == [0]:
             raise ValueError(
-                f"x: every column must have as many values, one or more; got {sizes}; give one per point"
+                f"x: every column must have as many values, one or more; got {sizes}; give one per "
+                "point"
             )
         return values
 
     def _by_position(self, x: np.ndarray) -> dict[str, Any]:
         if x.ndim != 2 or x.shape[1] != len(self.columns) or len(x) == 0:
-            names = ", ".join(column.name for column in self.columns[:10]) + (
-                ", ..." if len(self.columns) > 10 else ""
-            )
+            names = ", ".join(column.name for column in self.columns[:10])
+            names += ", ..." if len(self.columns) > 10 else ""
             raise ValueError(
-                f"x: must be (N, {len(self.columns)}) with N >= 1, the columns {names}; got shape {x.shape}; one row per point"
+                f"x: must be (N, {len(self.columns)}) with N >= 1, the columns {names}; got shape "
+                f"{x.shape}; one row per point"
             )
         return {column.name: x[:, j] for j, column in enumerate(self.columns)}
 
@@ -150,7 +149,8 @@ class Schema:
         if missing:
             has = ", ".join(map(str, given))
             raise ValueError(
-                f"{source}: has no column {', '.join(map(repr, missing))}, which the model takes; it has {has}"
+                f"{source}: has no column {', '.join(map(repr, missing))}, which the model takes; "
+                f"it has {has}"
             )
         unknown = [repr(name) for name in given if name not in self.layout]
         if unknown:
@@ -164,21 +164,14 @@ class Schema:
     @classmethod
     def from_json(cls, about: Any, features: int) -> Schema:
         """What `to_json` gave, of so many features; BadSchema for anything else."""
-        if (
-            not isinstance(about, dict)
-            or set(about) != {"columns", "layout", "target"}
-            or not isinstance(about["columns"], list)
-        ):
+        whole = isinstance(about, dict) and set(about) == {"columns", "layout", "target"}
+        if not whole or not isinstance(about["columns"], list):
             raise BadSchema("its table is described by no columns")
         columns = tuple(_column(column) for column in about["columns"])
         layout, target = _texts(about["layout"]), about["target"]
         names = [column.name for column in columns]
-        if (
-            not names
-            or len(set(layout)) != len(layout)
-            or len(set(names)) != len(names)
-            or not set(names) <= set(layout)
-        ):
+        distinct = len(set(layout)) == len(layout) and len(set(names)) == len(names)
+        if not names or not distinct or not set(names) <= set(layout):
             raise BadSchema("the names of its columns are not distinct, or not those of its table")
         if target is not None and (target not in layout or target in names):
             raise BadSchema(f"its target is {target!r:.50}")
@@ -193,12 +186,8 @@ class Schema:
 def _column(about: Any) -> Column:
     if not isinstance(about, dict) or set(about) != {"name", "fill", "blanks", "categories"}:
         raise BadSchema(f"a column is {about!r:.50}")
-    (name,), fill, blanks, categories = (
-        _texts([about["name"]]),
-        about["fill"],
-        about["blanks"],
-        _texts(about["categories"]),
-    )
+    (name,), categories = _texts([about["name"]]), _texts(about["categories"])
+    fill, blanks = about["fill"], about["blanks"]
     number = isinstance(fill, (int, float)) and not isinstance(fill, bool) and math.isfinite(fill)
     if not number or not isinstance(blanks, bool) or len(set(categories)) != len(categories):
         raise BadSchema(f"column {name!r:.50} is described wrongly")
@@ -212,11 +201,9 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def is_blank(value: Any) -> bool:
-    return (
-        value is None
-        or (isinstance(value, str) and value.strip().lower() in BLANKS)
-        or value != value
-    )
+    if isinstance(value, str):
+        return value.strip().lower() in BLANKS
+    return value is None or value != value
 
 
 def category(value: Any) -> str:
@@ -232,9 +219,8 @@ def category(value: Any) -> str:
 def as_number(value: Any) -> float | None:
     """The number that a cell holds; None where it holds none."""
     try:
-        return (
-            None if isinstance(value, str) and "_" in value else float(value)
-        )  # Python reads 1_000 as a number
+        # Python reads 1_000 as a number
+        return None if isinstance(value, str) and "_" in value else float(value)
     except (TypeError, ValueError):
         return None
 
@@ -248,13 +234,15 @@ def numbers(name: str, values: Sequence[Any] | np.ndarray, where: Where) -> np.n
         for row, number in enumerate(found):
             if number is None:
                 raise ValueError(
-                    f"{where(name, row)}: must be a number, as others of its column are; got {str(values[row])!r}; "
-                    "correct it, leave it blank, or train with the column named in data.categorical"
+                    f"{where(name, row)}: must be a number, as others of its column are; got "
+                    f"{str(values[row])!r}; correct it, leave it blank, or train with the column "
+                    "named in data.categorical"
                 )
         x = np.array(found, dtype=np.float64)
     bad = np.flatnonzero(np.isinf(x))
     if len(bad):
         raise ValueError(
-            f"{where(name, int(bad[0]))}: must be a finite number; got {x[bad[0]]}; correct it or leave it blank"
+            f"{where(name, int(bad[0]))}: must be a finite number; got {x[bad[0]]}; correct it or "
+            "leave it blank"
         )
     return x

@@ -40,9 +40,7 @@ def raised_cosine(r: Any) -> Any:
 
 
 def population_rates(x: np.ndarray, neurons: int, width: float) -> np.ndarray:
-    """Rates of a population of tuning curves for each feature, (N, d) float32 -> (N, d * neurons)
-    float64.
-    """
+    """Rates of each feature's tuning curves, (N, d) float32 -> (N, d * neurons) float64."""
     centres = np.arange(neurons) / (neurons - 1)
     r = (x.astype(np.float64)[..., None] - centres) / (width / (neurons - 1))
     return raised_cosine(r.clip(-1, 1)).reshape(len(x), -1)
@@ -51,26 +49,24 @@ def population_rates(x: np.ndarray, neurons: int, width: float) -> np.ndarray:
 def encode(
     x: np.ndarray, code: dict[str, Any], seed: int, purpose: Purpose, draw: int = 0
 ) -> np.ndarray:
-    """Scaled features (N, d) as spikes, uint8 (T, N, inputs); `code` has "code", "steps", "neurons"
-    and "width".
-    """
+    """Scaled features (N, d) as spikes, uint8 (T, N, inputs); `code` as in a packed file."""
     population = code["code"] == "population"
     rates = population_rates(x, code["neurons"], code["width"]) if population else x.clip(0, 1)
     return philox.point_spikes(x, rates, code["steps"], seed, purpose, draw)
 
 
 def spikes(code: dict[str, Any], x: np.ndarray, draw: int = 0) -> np.ndarray:
-    """Raw features (N, d) as spikes, uint8 (T, N, inputs), by a packed file's encoding: those of
-    `bisnn predict`.
-    """
+    """Raw features (N, d) as the spikes of `bisnn predict`, uint8 (T, N, inputs)."""
     if not code:
         raise ValueError(
-            "x: this file takes spikes and says nothing of features; use predict with spikes (T, B, ...)"
+            "x: this file takes spikes and says nothing of features; use predict with spikes "
+            "(T, B, ...)"
         )
     low, high = np.array(code["low"]), np.array(code["high"])
     x = np.asarray(x, dtype=np.float64)
     if x.ndim != 2 or x.shape[1] != len(low) or len(x) == 0 or not np.isfinite(x).all():
         raise ValueError(
-            f"x: must be finite, (N, {len(low)}) with N >= 1; got shape {x.shape}; one row a point"
+            f"x: must be finite, (N, {len(low)}) with N >= 1; got shape {x.shape}; give one row "
+            "per point"
         )
     return encode(scaled(x, low, high), code, code["seed"], Purpose.ENCODING, draw)

@@ -33,9 +33,8 @@ GROUP = 8
 POINTS = 250  # encoded and predicted at a time, at most
 TABLE = 1 << 26  # bytes of a layer's weights as int8 up to which they are kept, for sparse inputs
 
-State = tuple[
-    tuple[np.ndarray, np.ndarray, np.ndarray], ...
-]  # of each layer P, Q, R for the coming time step, (K, B, neurons)
+# Of each layer P, Q, R for the coming time step, (K, B, neurons)
+State = tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Means over time; entropies in nats. For regression `mean` and `members` are the outputs, and
-    entropies are None.
-    """
+    """Means over time, entropies in nats; of a regression, outputs without entropies."""
 
     mean: np.ndarray  # (B, C) the ensemble's distribution, or output
     members: np.ndarray  # (K, B, C) each member's
@@ -72,10 +69,10 @@ class Prediction:
 class _Layer:
     """A layer as the kernels take it."""
 
-    # Uint32 (K, planes, words, n_out): bit planes, inputs in the order of `counting.windows`
+    # uint32 (K, planes, words, n_out): bit planes, inputs in the order of `counting.windows`
     weights: np.ndarray
     alphabet: Levels
-    # Int8 (K, n_in, n_out): the same for sparse inputs; empty where counting bits is never slower
+    # int8 (K, n_in, n_out): the same for sparse inputs; empty where counting bits is never slower
     table: np.ndarray
     channels: int  # inputs of a pixel
     kernel: tuple[int, int]
@@ -116,11 +113,11 @@ class Engine:
     """
 
     def __init__(self, network: PackedNetwork, threads: int | None = None, *, sparse: bool = True):
-        if threads is not None and (
-            isinstance(threads, bool) or not isinstance(threads, int) or threads < 1
-        ):
+        whole = isinstance(threads, int) and not isinstance(threads, bool)
+        if threads is not None and not (whole and threads >= 1):
             raise ValueError(
-                f"threads: must be a positive whole number; got {threads!r}; leave it out for one a core"
+                f"threads: must be a positive whole number; got {threads!r}; leave it out for one "
+                "a core"
             )
         self.network, self.threads = network, threads or _cores()
         self._layers = [_layer_of(layer, sparse) for layer in network.layers]
@@ -137,7 +134,8 @@ class Engine:
         """The state before the first time step of a stream of so many recordings."""
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
             raise ValueError(
-                f"batch: must be a positive whole number; got {batch!r}; give the number of recordings"
+                f"batch: must be a positive whole number; got {batch!r}; give the number of "
+                "recordings"
             )
         shapes = [(self.network.count, batch, n) for n in self._neurons]
         return tuple(
@@ -158,7 +156,7 @@ class Engine:
         left: list[np.ndarray] = []  # the layers, as words
         for number, (layer, traces) in enumerate(zip(self._layers, after, strict=True)):
             spec, everything = self.network.layers[number], [*left, words]  # INPUT is the last
-            read = _joined(spec, [everything[n] for n in spec.inputs])
+            read = _side_by_side(spec, [everything[n] for n in spec.inputs])
             if number == 0 and self.network.count > 1 and layer.kernel != (1, 1):
                 read, layer = self._windows(read, layer), layer.of_windows()  # members share it
             left.append(self._through(read, layer, traces))
@@ -176,21 +174,22 @@ class Engine:
         logits = self.run(x).logits
         if logits is None:
             raise ValueError(
-                "predict: needs a readout after the last layer; this network has none; use run(x, spikes=True)"
+                "predict: needs a readout after the last layer; this network has none; use run(x, "
+                "spikes=True)"
             )
         burn_in = self.network.burn_in
         if len(x) <= burn_in:
             raise ValueError(
-                f"x: must be longer than the burn-in of {burn_in} time steps; got {len(x)}; record longer"
+                f"x: must be longer than the burn-in of {burn_in} time steps; got {len(x)}; record "
+                "longer"
             )
         y = logits[:, burn_in:]
         if self.network.task == "classification":
             y = np.exp(y - y.max(-1, keepdims=True))
             y /= y.sum(-1, keepdims=True)
         members = y.mean(1)
-        if (
-            self.network.target_mean or self.network.target_scale != 1
-        ):  # in float64: an offset may be large
+        # In float64: an offset may be large
+        if self.network.target_mean or self.network.target_scale != 1:
             members = self.network.target_mean + self.network.target_scale * members.astype(
                 np.float64
             )
@@ -223,7 +222,8 @@ class Engine:
         if x.ndim != 2 + len(shape) or x.shape[2:] != shape or 0 in x.shape:
             axes = ", ".join(map(str, ("T", "B", *shape)))
             raise ValueError(
-                f"x: must have the shape ({axes}), T and B >= 1; got {x.shape}; time comes first, then the batch"
+                f"x: must have the shape ({axes}), T and B >= 1; got {x.shape}; time comes first, "
+                "then the batch"
             )
         if x.dtype != bool:
             good = (
@@ -233,7 +233,8 @@ class Engine:
             )
             if not good:
                 raise ValueError(
-                    f"x: must be 0 or 1 everywhere; got other values, of type {x.dtype}; encode it as spikes first"
+                    f"x: must be 0 or 1 everywhere; got other values, of type {x.dtype}; encode it "
+                    "as spikes first"
                 )
         by_pixel = x[..., None, None, :] if len(shape) == 1 else np.moveaxis(x, 2, -1)
         return words_of(by_pixel if x.dtype in (bool, np.uint8) else by_pixel.astype(bool))[None]
@@ -243,15 +244,13 @@ class Engine:
         if state is None:
             return ((_NO_STATE,) * 3,) * len(self._layers)
         wanted = [(self.network.count, x.shape[1], n) for n in self._neurons for _ in "PQR"]
-        layers = (
-            state
-            if isinstance(state, tuple) and all(isinstance(layer, tuple) for layer in state)
-            else ()
-        )
+        ours = isinstance(state, tuple) and all(isinstance(layer, tuple) for layer in state)
+        layers = state if ours else ()
         given = [getattr(z, "shape", None) for layer in layers for z in layer]
         if given != wanted:
             raise ValueError(
-                f"state: must come from this network and {x.shape[1]} recordings; got another; begin with engine.start(B)"
+                f"state: must come from this network and {x.shape[1]} recordings; got another; "
+                "begin with engine.start(B)"
             )
         return tuple(
             tuple(np.array(z, dtype) for z in layer)  # type: ignore[misc]
@@ -281,29 +280,11 @@ class Engine:
             self._spread(loops.recurrent, work, K * x.shape[2], *arguments)
             return out
         group = GROUP if height * width == 1 else 1
-        settings = (
-            layer.channels,
-            *layer.kernel,
-            *layer.stride,
-            *layer.padding,
-            layer.pool,
-            group,
-            layer.kappa[0],
-            layer.constants,
-            layer.integers,
-        )
-        self._spread(
-            loops.spikes,
-            work,
-            K * -(-x.shape[2] // group),
-            x,
-            layer.weights,
-            *affine,
-            layer.table,
-            *settings,
-            *state,
-            out,
-        )
+        places = (layer.channels, *layer.kernel, *layer.stride, *layer.padding, layer.pool)
+        settings = (*places, group, layer.kappa[0], layer.constants, layer.integers)
+        items = K * -(-x.shape[2] // group)
+        inputs = (x, layer.weights, *affine, layer.table)
+        self._spread(loops.spikes, work, items, *inputs, *settings, *state, out)
         return out
 
     def _read(self, words: np.ndarray) -> np.ndarray:
@@ -318,17 +299,8 @@ class Engine:
     def _windows(self, x: np.ndarray, layer: _Layer) -> np.ndarray:
         images = x.reshape(-1, *x.shape[3:])
         out = np.empty((len(images), *layer.size(x), layer.weights.shape[2]), np.uint32)
-        self._spread(
-            counting.windows,
-            out.size,
-            len(images),
-            images,
-            layer.channels,
-            *layer.kernel,
-            *layer.stride,
-            *layer.padding,
-            out,
-        )
+        places = (layer.channels, *layer.kernel, *layer.stride, *layer.padding)
+        self._spread(counting.windows, out.size, len(images), images, *places, out)
         return out.reshape(*x.shape[:3], *out.shape[1:])
 
     def _spread(self, kernel: Any, work: int, size: int, *arguments: Any) -> list[Any]:
@@ -346,16 +318,12 @@ def load(
     threads: int | None = None,
     sparse: bool = True,
 ) -> Engine:
-    """An engine from a packed file; `members` and `seed` as in `packed.read`, the others as in
-    `Engine`. Loading runs no code.
-    """
+    """An engine from a packed file; arguments as in `packed.read` and `Engine`. Runs no code."""
     return Engine(file.read(path, members, seed), threads, sparse=sparse)
 
 
-def _joined(spec: LayerSpec, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """What a layer reads, as words (K, T, B, H, W, words): several inputs side by side, each with
-    words of its own.
-    """
+def _side_by_side(spec: LayerSpec, inputs: Sequence[np.ndarray]) -> np.ndarray:
+    """What a layer reads, as words (K, T, B, H, W, words); each input has words of its own."""
     if len(inputs) > 1:
         K = max(len(words) for words in inputs)  # the network's input is shared by the members
         inputs = [np.broadcast_to(words, (K, *words.shape[1:])) for words in inputs]
@@ -451,9 +419,7 @@ def _columns(rows: np.ndarray) -> np.ndarray:
 
 
 def _by_pixel(V: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """A readout's signs (outputs, n) as words (outputs, words), for what leaves a layer of this
-    shape, (N,) or (C, H, W).
-    """
+    """A readout's signs (outputs, n) as words (outputs, words), for outputs (N,) or (C, H, W)."""
     channels = V.reshape(len(V), *(shape if len(shape) == 3 else (*shape, 1, 1)))
     return words_of(np.moveaxis(channels, 1, -1)).reshape(len(V), -1)
 

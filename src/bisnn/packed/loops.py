@@ -28,9 +28,7 @@ _S = "int32[:, :, ::1]"  # state: float32 neurons lay the bits of their traces t
 
 @intrinsic
 def _negative(typingctx, x, first):
-    """The sign bits of x[first], ..., x[first + 31], float32, as one word: a few instructions,
-    where a loop would take dozens.
-    """
+    """The sign bits of x[first] to x[first + 31], float32, as one word in few instructions."""
 
     def generate(context, builder, signature, arguments):
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -44,9 +42,7 @@ def _negative(typingctx, x, first):
 
 @kernel("void(float32[::1], float32[::1], float32[::1], float32[::1], float32, float32[::1])")
 def _advance(u, p, q, r, kappa, c):
-    """One step of SRM neurons with one kappa: u holds currents, and then theta - u, whose sign bit
-    is the spike.
-    """
+    """One step of SRM neurons of one kappa: u holds currents, then theta - u (sign bit: spike)."""
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
     for i in range(u.shape[0]):
         v = neurons.srm_potential(p[i], q[i], r[i], kappa)
@@ -69,9 +65,7 @@ def _fixed_advance(u, p, q, r, integers):
 
 @kernel("void(float32[::1], int64, int64, int64, int64, uint32[:, :, :, ::1])")
 def _fired(u, height, width, n_out, pool, out):
-    """Bits of what leaves a layer, out (n, H', W', words), from theta - u of n recordings: the OR
-    over a window.
-    """
+    """Bits that leave a layer, out (n, H', W', words), from theta - u: the OR over a window."""
     if pool == 1 and n_out % 32 == 0:  # as it often is: words lie as potentials do
         words = out.reshape(-1)
         for k in range(words.shape[0]):
@@ -100,25 +94,24 @@ def _fired(u, height, width, n_out, pool, out):
 
 
 @kernel(
-    f"void(int64, int64, {_X}, {_W}, int64, int64, int8[:, :, ::1], int64, int64, int64, int64, int64, "
-    "int64, int64, int64, int64, float32, "
-    f"float32[::1], int32[:, ::1], {_S}, {_S}, {_S}, {_X})"
+    f"void(int64, int64, {_X}, {_W}, int64, int64, int8[:, :, ::1], int64, int64, int64, int64, "
+    f"int64, int64, int64, int64, int64, float32, float32[::1], int32[:, ::1], {_S}, {_S}, {_S}, "
+    f"{_X})"
 )
 def spikes(
     lo, hi, x, weights, low, gap, table, channels, k0, k1, s0, s1, p0, p1, pool, group, kappa, c,
     integers, P, Q, R, out,
 ):  # fmt: skip
-    """Items lo..hi through a layer: an item is a group of recordings of a member. x has K = 1 where
-    members share their input.
+    """Run items lo..hi through a layer: an item is a group of recordings of a member.
 
-    P, Q, R move on; where they are empty, all begins at rest.
+    x has K = 1 where members share their input. P, Q, R move on; where they are empty, all begins
+    at rest.
     """
     T, B, n_words, n_out = x.shape[1], x.shape[2], weights.shape[2], weights.shape[3]
     height, width = _windows_along(x.shape[3], k0, s0, p0), _windows_along(x.shape[4], k1, s1, p1)
     pixels, groups = height * width, -(-B // group)
-    steps = max(
-        1, ROWS // (min(group, B) * pixels)
-    )  # time steps whose currents are counted together
+    # Time steps whose currents are counted together
+    steps = max(1, ROWS // (min(group, B) * pixels))
     traces = np.empty((3, group, pixels * n_out), np.int32)  # where nobody wants to go on
     rows = np.empty((steps, group, height, width, n_words), np.uint32)
     u = np.empty((steps * group * pixels, n_out), np.float32)
@@ -126,68 +119,38 @@ def spikes(
         member, first = item // groups, item % groups * group
         n = min(group, B - first)
         images = x[min(member, x.shape[0] - 1)]
+        last = first + n
         p, q, r = traces[0, :n], traces[1, :n], traces[2, :n]
         if P.shape[0]:
-            p, q, r = (
-                P[member, first : first + n],
-                Q[member, first : first + n],
-                R[member, first : first + n],
-            )
+            p, q, r = P[member, first:last], Q[member, first:last], R[member, first:last]
         else:
             traces[:] = _I0
         p, q, r = p.reshape(-1), q.reshape(-1), r.reshape(-1)
         p_f, q_f, r_f = p.view(np.float32), q.view(np.float32), r.view(np.float32)
-        inputs = rows.reshape(-1)[: steps * n * pixels * n_words].reshape(
-            (steps, n, height, width, n_words)
-        )
+        used = rows.reshape(-1)[: steps * n * pixels * n_words]
+        inputs = used.reshape((steps, n, height, width, n_words))
+        flat = used.reshape((-1, n_words))
         for start in range(0, T, steps):
             m = min(steps, T - start)
             for t in range(m):
+                seen = images[start + t, first:last]
                 if k0 * k1 * s0 * s1 == 1 and p0 + p1 == 0:
-                    inputs[t] = images[start + t, first : first + n]
+                    inputs[t] = seen
                 else:
-                    counting.windows(
-                        0,
-                        n,
-                        images[start + t, first : first + n],
-                        channels,
-                        k0,
-                        k1,
-                        s0,
-                        s1,
-                        p0,
-                        p1,
-                        inputs[t],
-                    )
+                    counting.windows(0, n, seen, channels, k0, k1, s0, s1, p0, p1, inputs[t])
+            size = m * n * pixels
             if table.shape[1]:
-                counting.events(
-                    0,
-                    m * n * pixels,
-                    inputs.reshape((-1, n_words)),
-                    weights[member],
-                    low,
-                    gap,
-                    table[member],
-                    u,
-                )
+                counting.events(0, size, flat, weights[member], low, gap, table[member], u)
             else:
-                counting.plane_counts(
-                    0, m * n * pixels, inputs.reshape((-1, n_words)), weights[member], low, gap, u
-                )
+                counting.plane_counts(0, size, flat, weights[member], low, gap, u)
             for t in range(m):
                 potentials = u[t * n * pixels : (t + 1) * n * pixels].reshape(-1)
                 if integers.shape[1]:
                     _fixed_advance(potentials, p, q, r, integers)
                 else:
                     _advance(potentials, p_f, q_f, r_f, kappa, c)
-                _fired(
-                    potentials,
-                    height,
-                    width,
-                    n_out,
-                    pool,
-                    out[member, start + t, first : first + n],
-                )
+                target = out[member, start + t, first:last]
+                _fired(potentials, height, width, n_out, pool, target)
 
 
 @kernel("void(float32[::1], float32[::1], float32[::1], float32[::1], float32, uint32[::1])")
@@ -198,7 +161,8 @@ def _fire(p, q, r, kappa, theta, own):
 
 
 @kernel(
-    "void(float32[::1], uint32[::1], float32[::1], float32[::1], float32[::1], float32, float32, float32)"
+    "void(float32[::1], uint32[::1], float32[::1], float32[::1], float32[::1], float32, float32, "
+    "float32)"
 )
 def _integrate(I, own, p, q, r, a_m, a_s, a_r):
     """The traces of the next time step, from currents and spikes."""
@@ -224,24 +188,19 @@ def _fixed_integrate(I, own, p, q, r, integers):
 
 
 @kernel(
-    f"void(int64, int64, {_X}, {_W}, int64, int64, uint32[:, ::1], int64[::1], float32[::1], float32[::1], "
-    f"int32[:, ::1], {_S}, {_S}, {_S}, {_X})",
+    f"void(int64, int64, {_X}, {_W}, int64, int64, uint32[:, ::1], int64[::1], float32[::1], "
+    f"float32[::1], int32[:, ::1], {_S}, {_S}, {_S}, {_X})",
 )
 def recurrent(
     lo, hi, x, weights, low, gap, mask, outputs, kappa, c, integers, P, Q, R, out
 ):  # fmt: skip
-    """As `spikes`, for neurons that are each other's inputs: one recording of a member is an item,
-    and time cannot be folded.
-    """
+    """As `spikes`, for neurons that read each other: an item is one recording of a member."""
     a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
     T, B, n_words, n = x.shape[1], x.shape[2], weights.shape[2], weights.shape[3]
     inputs = x.shape[5]
     row = np.empty((1, n_words), np.uint32)
-    own, I, traces = (
-        np.empty(n, np.uint32),
-        np.empty((1, n), np.float32),
-        np.empty((3, n), np.int32),
-    )
+    own, traces = np.empty(n, np.uint32), np.empty((3, n), np.int32)
+    I = np.empty((1, n), np.float32)
     current = I[0]
     for item in range(lo, hi):
         member, b = item // B, item % B
@@ -286,9 +245,7 @@ def recurrent(
 
 @kernel("void(int64, int64, uint32[:, ::1], uint32[:, ::1], float32, float32[:, ::1])")
 def readout(lo, hi, x, V, scale, out):
-    """out[r, i] = scale sum_j V_ij s_j for rows of bits x (R, words) and V (outputs, words): few
-    outputs, so along the words.
-    """
+    """out[r, i] = scale sum_j V_ij s_j for rows of bits x (R, words) and few V (outputs, words)."""
     for r in range(lo, hi):
         active = _U0
         for k in range(x.shape[1]):

@@ -28,22 +28,20 @@ class PackedReadout:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedLayer(LayerSpec):
-    """A layer of K networks: its description, its weights, and the constants as they were rounded."""
+    """A layer of K networks: its description, its weights and its constants as rounded."""
 
     alphabet: Levels = BINARY
-    # Int8 (K, neurons, fan_in), 0 where there is no synapse; inputs one after the other, or C k0 k1,
-    # then the layer's own
+    # int8 (K, neurons, fan_in), 0 where there is no synapse; inputs one after the other, or
+    # (C, k0, k1), then the layer's own
     weights: np.ndarray
     scale: np.ndarray  # kappa, float32 (1,), or (neurons,) where neurons differ in their parents
     constants: np.ndarray  # float32 (4,): a_m, a_s, a_r, theta
-    # Uint8 (levels - 1, neurons, fan_in): of 255, how often the weight is the highest level, one of
+    # uint8 (levels - 1, neurons, fan_in): of 255, how often the weight is the highest level, one of
     # the two highest, and so on
     posterior: np.ndarray | None = None
 
     def bits(self) -> np.ndarray:
-        """The bit planes of the weights, bool (K, planes, neurons, fan_in); 0 where there is no
-        synapse.
-        """
+        """The weights' bit planes, bool (K, planes, neurons, fan_in); 0 without a synapse."""
         bits = np.moveaxis(self.alphabet.bits(self.weights), 0, 1)
         return bits if self.mask is None else bits & self.mask
 
@@ -90,8 +88,8 @@ def cost(
     """Bytes of memory, estimated from above, that an engine takes to stand ready, and for each
     recording of so many time steps.
 
-    Weights as bytes, as bits on their way into words, and as bytes again; what a layer's kernel works on; for a recording its
-    draws, spikes and logits.
+    Weights as bytes, as bits on their way into words, and as bytes again; what a layer's kernel
+    works on; for a recording its draws, spikes and logits.
     """
     ready, recording = 2 * outputs * math.prod(layers[-1].output_shape), 10 * steps * inputs
     for layer in layers:
@@ -122,9 +120,7 @@ def draw(posterior: np.ndarray, alphabet: Levels, count: int, seed: int, layer: 
 
 
 def most_probable(posterior: np.ndarray, alphabet: Levels) -> np.ndarray:
-    """The weights (S,), int8, of highest probability under a posterior (levels - 1, S); of equal
-    ones the highest level.
-    """
+    """The likeliest weights (S,), int8, of a posterior (levels - 1, S); of equals the highest."""
     shares = np.diff(posterior.astype(np.int16), axis=0, prepend=0, append=255)
     return np.array(alphabet.levels[::-1], np.int8)[shares.argmax(0)]
 

@@ -31,7 +31,7 @@ from bisnn.runs.recommendation import recommended, warn_of_map
 from bisnn.shipping import c, conversion
 
 if TYPE_CHECKING:
-    from bisnn.shipping.nir import Disagreement
+    from bisnn.shipping.nir_simulation import Disagreement
 
 TARGETS = ("packed", "c", "nir")
 PREDICTORS = ("map", "members", "posterior")
@@ -199,11 +199,11 @@ def _written(
         return Exported(
             path, members=packed.count, flash=made["flash"], ram=made["ram"], prefix=prefix
         )
-    from bisnn.shipping import nir
+    from bisnn.shipping import nir, nir_simulation
 
     path = Path(out or folder / "model.nir")
     size = nir.write(packed, path, profile=profile)
-    lossy = None if profile == "exact" else nir.disagreement(packed, recordings)
+    lossy = None if profile == "exact" else nir_simulation.disagreement(packed, recordings)
     return Exported(path, size, profile=profile, disagreement=lossy)
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from bisnn import lazy
 
-_MODULES = {name: name for name in ("c", "energy", "nir")}
+_MODULES = {name: name for name in ("c", "energy", "nir", "nir_simulation")}
 __all__, __getattr__, __dir__ = lazy.names(__name__, {}, _MODULES)
 
 if TYPE_CHECKING:
-    from bisnn.shipping import c, energy, nir
+    from bisnn.shipping import c, energy, nir, nir_simulation

@@ -1,8 +1,8 @@
 """A packed network as C99: one header, one source, no library, no allocation; the spikes and logits
 are those of the engine.
 
-All bits lie in one order, whatever the layer: bit n of a vector is bit n % 32 of word n / 32, and an
-image has its channels last, n = (y W + x) C + c. What a kernel sees of a row is then one run of
+All bits lie in one order, whatever the layer: bit n of a vector is bit n % 32 of word n / 32, and
+an image has its channels last, n = (y W + x) C + c. What a kernel sees of a row is then one run of
 bits. Tables of weights are [member][block of 32 neurons][word][neuron], so that compilers vectorise
 over the neurons of a block and read it from front to back.
 
@@ -28,16 +28,18 @@ from bisnn.shipping.c_text import (
     TRACES,
     bit_order,
     double_literal,
+    feature_order,
     filled,
     float_literal,
     function_text,
     indented,
     is_whole,
+    layer_text,
+    name_width,
     output_type,
     result_name,
     string_literal,
     table_text,
-    utf8,
     weight_blocks,
     word_count,
 )
@@ -71,8 +73,8 @@ def write(
     x = np.asarray(x)
     if x.shape[1:] != network.input_shape or len(x) == 0 or not np.isin(x, (0, 1)).all():
         raise ValueError(
-            f"x: must be a recording of 0 and 1, (T, {', '.join(map(str, network.input_shape))}); got {x.dtype} of {x.shape}; "
-            "encode it first"
+            f"x: must be a recording of 0 and 1, (T, {', '.join(map(str, network.input_shape))}); "
+            f"got {x.dtype} of {x.shape}; encode it first"
         )
     x = x.astype(np.uint8)
     source = _Source(network, prefix)
@@ -93,7 +95,8 @@ def check_prefix(prefix: str) -> None:
     """See that all names made of it are C identifiers, and no file hides a header of C."""
     if not re.fullmatch(r"[A-Za-z]\w*", prefix, re.ASCII) or re.fullmatch(TAKEN, prefix.lower()):
         raise ValueError(
-            f"prefix: must be a C identifier that starts with a letter and names no header of C; got {prefix!r}; use e.g. 'model'"
+            "prefix: must be a C identifier that starts with a letter and names no header of C; "
+            f"got {prefix!r}; use e.g. 'model'"
         )
 
 
@@ -122,11 +125,8 @@ class _Source:
             head = f"static void layer_{i}({self.name}_state *state{x})"
             own = _own_constants(i, layer)
             self.functions.append(function_text(head, [*own, *emitters[layer.kind](i, layer)]))
-            self.sizes["ram"] += (
-                4
-                * self.network.count
-                * (3 * math.prod(_state_shape(layer)) + word_count(layer.output_shape))
-            )
+            words = 3 * math.prod(_state_shape(layer)) + word_count(layer.output_shape)
+            self.sizes["ram"] += 4 * self.network.count * words
         self.functions += [*self._interface(), *self._encoder()]
         self.tables += self._classes()
 
@@ -162,12 +162,11 @@ class _Source:
                 f"    {TRACES[str(layer.neuron.kind)]} P{i}{size}, Q{i}{size}, R{i}{size};\n"
                 f"    uint32_t s{i}[{name}_MEMBERS][{name}_WORDS_{i}];"
             )
-        names = (
-            f"\nextern const char {self.name}_classes[{name}_CLASSES][{_width(network.classes)}];\n"
-            if network.classes
-            else ""
-        )
-        order = {"order": _feature_order(network)}
+        names = ""
+        if network.classes:
+            width = name_width(network.classes)
+            names = f"\nextern const char {self.name}_classes[{name}_CLASSES][{width}];\n"
+        order = {"order": feature_order(network)}
         whole = is_whole(network)
         exact = "No operation from x to the counts is one on floating-point numbers."
         if not whole:
@@ -180,7 +179,7 @@ class _Source:
             name=self.name,
             NAME=name,
             about="\n".join(
-                f" *   layer {i}: {_described(layer)}" for i, layer in enumerate(network.layers)
+                f" *   layer {i}: {layer_text(layer)}" for i, layer in enumerate(network.layers)
             ),
             constants="\n".join(
                 f"#define {name}_{key} {value}" for key, value in constants.items()
@@ -210,10 +209,11 @@ class _Source:
             "BURN_IN": f"{network.burn_in} /* first time steps that a prediction leaves out */",
         }
         if code:
+            means = "of a point, over which a prediction is the mean"
             constants |= {
                 "STEPS": f"{code['steps']} /* time steps of a point */",
                 "FEATURES": len(code["low"]),
-                "ENCODINGS": f"{code.get('encodings', 1)} /* of a point, over which a prediction is the mean */",
+                "ENCODINGS": f"{code.get('encodings', 1)} /* {means} */",
             }
         if network.classes:
             constants["CLASSES"] = len(network.classes)
@@ -235,10 +235,11 @@ class _Source:
         names = self.network.classes
         if not names:
             return []
-        self.sizes["flash"] += len(names) * _width(names)
+        self.sizes["flash"] += len(names) * name_width(names)
         lines = ",\n".join(map(string_literal, names))
         return [
-            f"const char {self.name}_classes[{self.name.upper()}_CLASSES][{_width(names)}] = {{\n{lines}}};\n"
+            f"const char {self.name}_classes[{self.name.upper()}_CLASSES][{name_width(names)}] = "
+            f"{{\n{lines}}};\n"
         ]
 
     def _encoder(self) -> list[str]:
@@ -299,18 +300,15 @@ class _Source:
             a_m, a_s, a_r, fraction, feedback, theta = _whole_constants(layer)
             names = f"&feedback_{i}, &theta_{i}, 0"
             if len(layer.scale) > 1:
-                names = (
-                    f"{self._add(f'feedback_{i}', feedback)}, {self._add(f'theta_{i}', theta)}, 1"
-                )
+                tables = self._add(f"feedback_{i}", feedback), self._add(f"theta_{i}", theta)
+                names = ", ".join(tables) + ", 1"
             return (
                 f"fixed_fire({P}, {Q}, {R}, {n}, {names}, {a_r[0]}, {spikes});",
                 f"fixed_integrate({P}, {Q}, {inward}, {a_m[0]}, {a_s[0]}, {1 << fraction[0]});",
             )
-        kappa = (
-            f"&kappa_{i}, 0"
-            if len(layer.scale) == 1
-            else self._add(f"kappa_{i}", layer.scale) + ", 1"
-        )
+        kappa = f"&kappa_{i}, 0"
+        if len(layer.scale) > 1:
+            kappa = self._add(f"kappa_{i}", layer.scale) + ", 1"
         c_m, c_s, c_r, threshold = map(float_literal, layer.constants)
         return (
             f"srm_fire({P}, {Q}, {R}, {n}, {kappa}, {c_r}, {threshold}, {spikes});",
@@ -334,27 +332,22 @@ class _Source:
         def columns(w: np.ndarray) -> np.ndarray:  # the layer's own spikes start with a word
             return np.concatenate([*_columns(layer, w), w[..., layer.fan_in - layer.neurons :]], -1)
 
-        mask = (
-            "NULL"
-            if layer.mask is None
-            else self._add(f"mask_{i}", weight_blocks(columns(layer.mask)))
-        )
-        fire, integrate = self._neurons(
-            i, layer, columns(layer.bits()), "window", "fired", mask=mask
-        )
+        mask = "NULL"
+        if layer.mask is not None:
+            mask = self._add(f"mask_{i}", weight_blocks(columns(layer.mask)))
+        w = columns(layer.bits())
+        fire, integrate = self._neurons(i, layer, w, "window", "fired", mask=mask)
         lines = [fire, *fill, f"memcpy(window + {words}, fired, {4 * own});", integrate]
         start = [f"uint32_t fired[{own}], window[{words + own}];"]
         if layer.outputs is None:
-            return [
-                *start,
-                "size_t k;",
-                *self._members([*lines, f"memcpy(state->s{i}[k], fired, {4 * own});"]),
-            ]
+            lines.append(f"memcpy(state->s{i}[k], fired, {4 * own});")
+            return [*start, "size_t k;", *self._members(lines)]
         chosen = self._add(f"outputs_{i}", np.array(layer.outputs, np.uint32))
         lines += [
             f"memset(state->s{i}[k], 0, sizeof state->s{i}[k]);",
             f"for (i = 0; i < {len(layer.outputs)}; i++)",
-            f"    state->s{i}[k][i / 32] |= (fired[{chosen}[i] / 32] >> {chosen}[i] % 32 & 1) << i % 32;",
+            f"    state->s{i}[k][i / 32] |= "
+            f"(fired[{chosen}[i] / 32] >> {chosen}[i] % 32 & 1) << i % 32;",
         ]
         return [*start, "size_t k, i;", *self._members(lines)]
 
@@ -369,7 +362,8 @@ class _Source:
         members = [*gathers, *self._members(lines)] if shared else self._members([*gathers, *lines])
         pixel = [
             f"const size_t at = (y * {columns} + z) * {n};",
-            f"const size_t to = (y / {layer.pool} * {layer.output_shape[2]} + z / {layer.pool}) * {n};",
+            "const size_t to = "
+            f"(y / {layer.pool} * {layer.output_shape[2]} + z / {layer.pool}) * {n};",
             *members,
         ]
         return [
@@ -385,7 +379,8 @@ class _Source:
     def _interface(self) -> list[str]:
         name, network, outputs = self.name, self.network, self.network.outputs
         result = result_name(network)
-        head = f"void {name}_step({name}_state *state, const uint32_t *x, {output_type(network)} *{result})"
+        output = f"{output_type(network)} *{result}"
+        head = f"void {name}_step({name}_state *state, const uint32_t *x, {output})"
         steps = [
             f"layer_{i}(state{', x' if INPUT in layer.inputs else ''});"
             for i, layer in enumerate(network.layers)
@@ -397,19 +392,11 @@ class _Source:
             V = self._add("V", weight_blocks(network.readout.V[:, bit_order(shape)]))
             of = f"state->s{last}[k], {math.prod(shape)}, {V}"
             call = f"readout({result} + k * {outputs}, {outputs}, {of});"
-            steps = [
-                "size_t k;",
-                *steps,
-                f"if ({result} == NULL)",
-                "    return;",
-                *self._members([call]),
-            ]
-        return [
-            function_text(
-                f"void {name}_reset({name}_state *state)", ["memset(state, 0, sizeof *state);"]
-            ),
-            function_text(head, steps),
-        ]
+            unless = [f"if ({result} == NULL)", "    return;"]
+            steps = ["size_t k;", *steps, *unless, *self._members([call])]
+        reset = f"void {name}_reset({name}_state *state)"
+        cleared = function_text(reset, ["memset(state, 0, sizeof *state);"])
+        return [cleared, function_text(head, steps)]
 
 
 def _whole_constants(layer: PackedLayer) -> np.ndarray:
@@ -434,9 +421,7 @@ def _source(number: int) -> str:
 
 
 def _columns(layer: PackedLayer, w: np.ndarray) -> list[np.ndarray]:
-    """The columns (..., inputs) of each of a layer's inputs in the order of the bits, each filled
-    to whole words.
-    """
+    """The columns (..., inputs) of each input in the order of the bits, filled to whole words."""
     found = []
     for part, shape in zip(layer.columns(), layer.parts, strict=True):
         gap = np.zeros((*w.shape[:-1], -math.prod(shape) % 32), bool)
@@ -453,7 +438,8 @@ def _side_by_side(layer: PackedLayer) -> tuple[int, list[str]]:
         at += words
         if number == INPUT and n % 32:
             lines.append(
-                f"window[{at - 1}] &= 0x{(1 << n % 32) - 1:x}; /* the others of the caller's bits are no inputs */"
+                f"window[{at - 1}] &= 0x{(1 << n % 32) - 1:x}; /* the others of the caller's bits "
+                "are no inputs */"
             )
     return at, lines
 
@@ -478,25 +464,3 @@ def _kernels(layer: PackedLayer) -> tuple[np.ndarray, list[str], int]:
         lines.append(f"gather({to}, {_source(number)}, {sizes}, {corner});")
         at += -(-taps // 32)
     return np.concatenate(rows, -1).reshape(*bits.shape[:3], -1), lines, at
-
-
-def _width(names: tuple[str, ...]) -> int:
-    """Bytes of the longest name and its end."""
-    return max(len(utf8(name)) for name in names) + 1
-
-
-def _feature_order(network: PackedNetwork) -> str:
-    """What a comment says of it."""
-    if network.schema is None:
-        return "in the order of its columns."
-    names = [
-        re.sub(r"[^\w .,=()%-]", "_", name, flags=re.ASCII) for name in network.schema.features
-    ]
-    return "in this order:" + "".join(f"\n *   {name}" for name in names)
-
-
-def _described(layer: PackedLayer) -> str:
-    text = f"{layer.kind}, {' x '.join(map(str, layer.input_shape))} -> {' x '.join(map(str, layer.output_shape))}"
-    if layer.kind == "conv":
-        text += f", kernel {layer.kernel}, stride {layer.stride}, padding {layer.padding}, pool {layer.pool}"
-    return text + f", {layer.synapses} synapses"

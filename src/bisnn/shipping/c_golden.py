@@ -1,6 +1,4 @@
-"""The program that tries exported code: golden vectors from the engine, and states next to a
-threshold, where rounding decides.
-"""
+"""The program that tries exported code: golden vectors, and states next to a threshold."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ GOLDEN_BITS = 600  # of each point that the encoder is tried on, or more
 def golden(
     network: PackedNetwork, x: np.ndarray
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray | None]:
-    """Spikes of every layer, uint8 (K, T, *output_shape), and logits, float32 (K, T, outputs), for
-    one recording.
-    """
+    """One recording's spikes, uint8 (K, T, *output_shape), and logits, float32 (K, T, outputs)."""
     from bisnn.packed.engine import Engine
 
     result = Engine(network).run(x[:, None].astype(np.uint8), spikes=True)
@@ -56,9 +52,8 @@ def _edges(layer: PackedLayer, most: int = 8) -> np.ndarray:
     P = (theta / kappa * np.linspace(16, 64, 1000)).astype(np.float32)
     R = kappa * P - theta
     fires = kappa * P - R > theta
-    fused = (kappa.astype(np.float64) * P.astype(np.float64) - R).astype(
-        np.float32
-    ) > theta  # the product is exact
+    # The product is exact
+    fused = (kappa.astype(np.float64) * P.astype(np.float64) - R).astype(np.float32) > theta
     return np.stack([P, R, fires], 1)[fires != fused][:most].astype(np.float32)
 
 
@@ -68,9 +63,7 @@ def _first(layer: PackedLayer) -> int:
 
 
 def golden_header(network: PackedNetwork, name: str, x: np.ndarray) -> str:
-    """Inputs [T][words], spikes of each layer [T][member][words], logits [T][member][outputs],
-    edges [n][P, R, spike].
-    """
+    """Inputs [T][words], spikes [T][member][words], logits [T][member][outputs], edges."""
     spikes, logits = golden(network, x)
     tables = [table_text("golden_x", words_of(x.reshape(len(x), -1)[:, bit_order(x.shape[1:])]))]
     for i, s in enumerate(spikes):  # (K, T, ...)
@@ -94,22 +87,13 @@ def golden_header(network: PackedNetwork, name: str, x: np.ndarray) -> str:
 
 
 def _encoded(code: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Points (N, d), time steps (t,) and the spikes in these, uint8 (N, t, inputs), of draw i for
-    point i.
-    """
+    """Points (N, d), time steps (t,), their spikes, uint8 (N, t, inputs), by draw i of point i."""
     low, high = np.array(code["low"], float), np.array(code["high"], float)
     span, d = high - low, len(low)
-    places = (
-        philox.uniform([1], 12 * d, code["seed"], Purpose.EXPORT).reshape(12, d).astype(np.float64)
-        * 1.5
-        - 0.25
-    )
-    corners = [
-        low,
-        high,
-        np.where(low == 0, -0.0, low),
-        low - 1e9 * span,
-    ]  # and what rounds to -0, and what is far out
+    drawn = philox.uniform([1], 12 * d, code["seed"], Purpose.EXPORT).reshape(12, d)
+    places = drawn.astype(np.float64) * 1.5 - 0.25
+    # And what rounds to -0, and what is far out
+    corners = [low, high, np.where(low == 0, -0.0, low), low - 1e9 * span]
     points = np.concatenate([corners, low + span * places]).clip(
         -np.finfo(float).max, np.finfo(float).max
     )
@@ -135,7 +119,8 @@ def test_program(network: PackedNetwork, name: str, steps: int) -> str:
     for got, wanted, per_member, what in compared:
         size = f"{upper}_MEMBERS * {upper}_{per_member}"
         checks.append(
-            f'            bad = bad || differ({got}, {wanted} + t * {size}, {size}, t, run, "{what}");'
+            f"            bad = bad || differ({got}, {wanted} + t * {size}, {size}, t, run, "
+            f'"{what}");'
         )
     unused = f"~UINT32_C(0) << {upper}_INPUTS % 32" if math.prod(network.input_shape) % 32 else "0"
     edges = [
@@ -165,7 +150,8 @@ def _edge_test(i: int, layer: PackedLayer, name: str) -> str:
         f"    state.R{i}{at} = {edges}[3 * t + 1];",
         f"    {name}_step(&state, golden_x, NULL);",
         f"    if ((state.s{i}[0][0] & 1) != (uint32_t){edges}[3 * t + 2]) {{",
-        f'        printf("different: layer {i} at its threshold, state %lu: a product was not rounded\\n", (unsigned long)t);',
+        f'        printf("different: layer {i} at its threshold, state %lu: a product was not '
+        'rounded\\n", (unsigned long)t);',
         "        bad = 1;",
         "    }",
         "}",

@@ -10,7 +10,7 @@ from string import Template
 
 import numpy as np
 
-from bisnn.packed.network import PackedNetwork
+from bisnn.packed.network import PackedLayer, PackedNetwork
 from bisnn.packed.network import words as words_of
 
 TRACES = {"srm": "float", "fixed": "int32_t"}  # types of the traces of a kind of neuron
@@ -39,13 +39,8 @@ def bit_order(shape: tuple[int, ...]) -> np.ndarray:
 def weight_blocks(w: np.ndarray) -> np.ndarray:
     """Words of bits w (..., n, inputs) in the order [...][block][word][neuron of the block]."""
     words = words_of(w.reshape(-1, *w.shape[-2:]))
-    return np.concatenate(
-        [
-            some.swapaxes(-1, -2).ravel()
-            for one in words
-            for some in np.split(one, range(32, len(one), 32))
-        ]
-    )
+    blocks = (block for one in words for block in np.split(one, range(32, len(one), 32)))
+    return np.concatenate([block.swapaxes(-1, -2).ravel() for block in blocks])
 
 
 def double_literal(value: float | np.floating) -> str:
@@ -76,14 +71,10 @@ def table_text(name: str, values: np.ndarray) -> str:
 
 
 def string_literal(text: str) -> str:
-    """A literal of its UTF-8, with octal numbers for what C might read otherwise: quotes,
-    backslashes, trigraphs.
-    """
-    return (
-        '"'
-        + "".join(chr(b) if re.match(rb"[\w ]", bytes([b])) else f"\\{b:03o}" for b in utf8(text))
-        + '"'
-    )
+    """A literal of its UTF-8; octal numbers for quotes, backslashes and trigraphs."""
+    plain = re.compile(rb"[\w ]")
+    inside = (chr(b) if plain.match(bytes([b])) else f"\\{b:03o}" for b in utf8(text))
+    return '"' + "".join(inside) + '"'
 
 
 def utf8(text: str) -> bytes:
@@ -106,3 +97,28 @@ def filled(template: str, **values: str | int) -> str:
 
 def word_count(shape: tuple[int, ...]) -> int:
     return -(-math.prod(shape) // 32)
+
+
+def name_width(names: tuple[str, ...]) -> int:
+    """Bytes of the longest name and its end."""
+    return max(len(utf8(name)) for name in names) + 1
+
+
+def feature_order(network: PackedNetwork) -> str:
+    """What the header says of the order of features."""
+    if network.schema is None:
+        return "in the order of its columns."
+    names = [
+        re.sub(r"[^\w .,=()%-]", "_", name, flags=re.ASCII) for name in network.schema.features
+    ]
+    return "in this order:" + "".join(f"\n *   {name}" for name in names)
+
+
+def layer_text(layer: PackedLayer) -> str:
+    """What the header says of a layer."""
+    into, out = (" x ".join(map(str, shape)) for shape in (layer.input_shape, layer.output_shape))
+    text = f"{layer.kind}, {into} -> {out}"
+    if layer.kind == "conv":
+        text += f", kernel {layer.kernel}, stride {layer.stride}, padding {layer.padding}"
+        text += f", pool {layer.pool}"
+    return text + f", {layer.synapses} synapses"

@@ -1,6 +1,4 @@
-"""A network with other neurons on the same weights, and what that changes: from the SRM to integers
-and back.
-"""
+"""A network with other neurons on the same weights, SRM or integers, and what that changes."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ def _as(neuron: Neuron, kind: str, fraction: int) -> Neuron:
 
 
 def changes(before: PackedNetwork, after: PackedNetwork, batches: Iterable[np.ndarray]) -> Changes:
-    """What is different in `after`, a network of the same layers, on batches of recordings, spikes
-    (T, B, *input_shape) each.
-    """
+    """What differs in `after`, a network of the same layers, on batches (T, B, *input_shape)."""
     engines = (Engine(before, sparse=False), Engine(after, sparse=False))
     decides = before.task == "classification" and before.readout is not None
     recordings = spikes = changed = decided = 0

@@ -21,13 +21,13 @@ All counts are for one recording of T time steps, mean over the batch. The rules
 - An *ensemble* of K does all this K times, each member with its own spikes and in a memory of its
   own; only the input's spikes are read once for all.
 - The *ANN* has the same layers with 32-bit weights, its readout's too, and real activations: one
-  multiply-accumulate a synapse, one comparison (ReLU) a neuron, a weight read for each operation.
+  multiply-accumulate per synapse, one comparison (ReLU) per neuron, a weight read per operation.
   It makes one pass and not T, and knows no time.
 - Left out everywhere: pooling, what follows the readout's sums (scale, softmax, mean over time),
   instructions, leakage.
 
-A spiking network's readout is +-1: 1 bit a weight and an integer accumulate, also where the other
-weights are real.
+A spiking network's readout is +-1: one bit per weight and an integer accumulate, also where the
+other weights are real.
 """
 
 from __future__ import annotations
@@ -49,14 +49,13 @@ from bisnn.spec import LayerSpec
 
 MULTIPLICATIONS, ADDITIONS = {"srm": 4, "fixed": 3}, 6  # of a neuron update
 STATE = 12  # bytes of P, Q, R
-CAPACITY = {
-    "sram_8k": 8 * 2**10,
-    "sram_32k": 32 * 2**10,
-    "sram_1m": 2**20,
-    "dram": math.inf,
-}  # bytes
+# Bytes
+CAPACITY = {"sram_8k": 8 * 2**10, "sram_32k": 32 * 2**10, "sram_1m": 2**20, "dram": math.inf}
 HYPOTHETICAL, ANN = "full precision, hypothetical", "ANN"
-SOURCE = "M. Horowitz, Computing's energy problem (and what we can do about it), ISSCC 2014: 45 nm, 0.9 V"
+SOURCE = (
+    "M. Horowitz, Computing's energy problem (and what we can do about it), ISSCC 2014: "
+    "45 nm, 0.9 V"
+)
 
 
 @dataclass(frozen=True)
@@ -83,9 +82,7 @@ class Costs:
 
     @classmethod
     def parse(cls, settings: Sequence[str]) -> Costs:
-        """The usual costs with some set anew by texts NAME=PJ; of several with one name the last
-        counts.
-        """
+        """The usual costs with some set anew by texts NAME=PJ, of which the last counts."""
         changed = {}
         for setting in settings:
             name, _, value = (part.strip() for part in setting.partition("="))
@@ -94,7 +91,8 @@ class Costs:
                 changed[name] = float(value)
             except ValueError:
                 raise ValueError(
-                    f"cost: must be NAME=PJ, PJ in picojoules; got {setting!r}; give e.g. {name}=0.1"
+                    f"cost: must be NAME=PJ, PJ in picojoules; got {setting!r}; give e.g. "
+                    f"{name}=0.1"
                 ) from None
         return cls(**changed)
 
@@ -156,9 +154,7 @@ class Ledger:
 
 
 def reach(layer: LayerSpec) -> Tensor:
-    """The number of synapses that each input of a layer reaches, flat; the own neurons of a
-    recurrent layer come after the inputs.
-    """
+    """The synapses that each input of a layer reaches, flat; a recurrent layer's own come last."""
     if layer.kind == "conv":
         sizes = zip(layer.input_shape[1:], layer.current_shape[1:], strict=True)
         places = zip(layer.kernel, layer.stride, layer.padding, strict=True)
@@ -177,13 +173,12 @@ def _windows(n: int, windows: int, kernel: int, stride: int, padding: int) -> Te
 
 @torch.no_grad()
 def work(net: Network, x: Tensor, realised: Sequence[Tensor]) -> list[Work]:
-    """The work of each layer, and of the last readout, on input spikes x, (T, B, *input_shape),
-    with these weights.
-    """
+    """The work of each layer and of the last readout on input spikes x, (T, B, *input_shape)."""
     x = net.checked(x)
     if not realisation.is_spikes(x):
         raise ValueError(
-            "x: must be spikes, 0 or 1, or there is nothing to count; got other values; encode them first"
+            "x: must be spikes, 0 or 1, or there is nothing to count; got other values; encode "
+            "them first"
         )
     output, steps = net(x, weights=realised), len(x)
     counts = []
@@ -199,19 +194,9 @@ def work(net: Network, x: Tensor, realised: Sequence[Tensor]) -> list[Work]:
                 "net: the operations of a neuron update are known of SRM and FixedSRM; got "
                 f"{type(layer.neuron).__name__}; take one of these"
             )
-        counts.append(
-            Work(
-                name,
-                layer.spec.synapses,
-                planes,
-                int(reached.sum()),
-                _fired(s, reached),
-                neurons,
-                len(reached) + outputs,
-                steps,
-                layer.neuron.kind,
-            )
-        )
+        synapses = (layer.spec.synapses, planes, int(reached.sum()), _fired(s, reached))
+        values = len(reached) + outputs
+        counts.append(Work(name, *synapses, neurons, values, steps, layer.neuron.kind))
     readout = net.readouts[-1]
     if isinstance(readout, Readout):
         classes, n = readout.V.shape
@@ -261,7 +246,8 @@ def ledger(
     real = net.alphabet is None
     if real and any(members is not None for members in predictors.values()):
         raise ValueError(
-            f"predictors: a full-precision network has no posterior to draw from; got {dict(predictors)}; give None"
+            "predictors: a full-precision network has no posterior to draw from; got "
+            f"{dict(predictors)}; give None"
         )
     single = work(net, x, latents if real else [realisation.map_weight(p) for p in latents])
     rows = {} if real else {HYPOTHETICAL: _spiking([single], True, costs)}
@@ -277,31 +263,24 @@ def ledger(
 def _drawn(
     net: Network, x: Tensor, latents: list[Tensor], members: int, seed: int
 ) -> list[list[Work]]:
-    """The work of each member of an ensemble; the input is read with the first and there for the
-    others.
-    """
+    """The work of each member of an ensemble; the first one alone reads the input."""
     counts = []
     for k, member in enumerate(
         weights.draw_members(latents, positive_int("predictors", members), seed)
     ):
         realised = [realisation.hard(w.to(x.dtype)) for w in member]
         first, *others = work(net, x, realised)
-        counts.append(
-            [
-                first._replace(values=first.values - math.prod(net.input_shape)) if k else first,
-                *others,
-            ]
-        )
+        if k:
+            first = first._replace(values=first.values - math.prod(net.input_shape))
+        counts.append([first, *others])
     return counts
 
 
 def _update(neuron: str, costs: Costs) -> float:
     """Picojoules of a neuron update."""
-    multiply, add = (
-        (costs.int_multiply, costs.int_add)
-        if neuron == "fixed"
-        else (costs.float_multiply, costs.float_add)
-    )
+    multiply, add = costs.float_multiply, costs.float_add
+    if neuron == "fixed":
+        multiply, add = costs.int_multiply, costs.int_add
     return MULTIPLICATIONS[neuron] * multiply + ADDITIONS * add
 
 
@@ -316,32 +295,16 @@ def _spiking(members: list[list[Work]], real: bool, costs: Costs) -> LedgerRow:
     memory = _memory(size)
     layers = []
     for b, parts in zip(bits, zip(*members, strict=True), strict=True):
-        operations, updates = (  # an operation adds a real weight, or one bit plane of a weight
-            sum(part.operations for part in parts) * (1 if b == 32 else b),
-            sum(part.steps * part.neurons for part in parts),
-        )
-        traffic = (
-            operations * (4 if b == 32 else 1 / 8),
-            2.0 * STATE * updates,
-            sum(part.steps * part.values for part in parts) / 8,
-        )
-        work_picojoules = (
-            operations * (costs.float_add if b == 32 else costs.int_add),
-            updates * _update(parts[0].neuron, costs),
-        )
-        parameters = sum(part.parameters for part in parts)
-        layers.append(
-            _entry(
-                parts[0].layer,
-                b * parameters,
-                operations,
-                updates,
-                traffic,
-                work_picojoules,
-                memory,
-                costs,
-            )
-        )
+        # An operation adds a real weight, or one bit plane of a weight
+        operations = sum(part.operations for part in parts) * (1 if b == 32 else b)
+        updates = sum(part.steps * part.neurons for part in parts)
+        spikes = sum(part.steps * part.values for part in parts) / 8
+        traffic = operations * (4 if b == 32 else 1 / 8), 2.0 * STATE * updates, spikes
+        adding = operations * (costs.float_add if b == 32 else costs.int_add)
+        picojoules = adding, updates * _update(parts[0].neuron, costs)
+        bits_stored = b * sum(part.parameters for part in parts)
+        done = parts[0].layer, bits_stored, operations, updates
+        layers.append(_entry(*done, traffic, picojoules, memory, costs))
     return _row(layers, memory)
 
 
@@ -352,22 +315,10 @@ def _one_pass(counts: list[Work], costs: Costs) -> LedgerRow:
     for count in counts:
         operations, updates = float(count.synapses), count.neurons
         traffic = 4 * operations, 0.0, 4.0 * count.values
-        work_picojoules = (
-            operations * (costs.float_multiply + costs.float_add),
-            updates * costs.float_add,
-        )
-        layers.append(
-            _entry(
-                count.layer,
-                32 * count.parameters,
-                operations,
-                updates,
-                traffic,
-                work_picojoules,
-                memory,
-                costs,
-            )
-        )
+        summing = operations * (costs.float_multiply + costs.float_add)
+        picojoules = summing, updates * costs.float_add
+        done = count.layer, 32 * count.parameters, operations, updates
+        layers.append(_entry(*done, traffic, picojoules, memory, costs))
     return _row(layers, memory)
 
 
@@ -385,9 +336,7 @@ def _entry(
     memory: str,
     costs: Costs,
 ) -> LayerExpenses:
-    """A line of the ledger from its counts, its bytes (weights, state, spikes) and its energies
-    (synapses, neurons).
-    """
+    """A line of the ledger from counts, bytes (weights, state, spikes) and energies."""
     access = sum(traffic) / 8 * getattr(costs, memory)
     synapses, neurons = picojoules
     weight_bytes, state_bytes, spike_bytes = traffic

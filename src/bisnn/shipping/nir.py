@@ -1,5 +1,4 @@
-r"""A network in the Neuromorphic Intermediate Representation (NIR), and what the exported graph
-means, as a numpy simulation.
+r"""A network in the Neuromorphic Intermediate Representation (NIR).
 
 NIR describes neurons in continuous time, in seconds; a time step of ours is `dt` seconds. There are
 two profiles.
@@ -18,26 +17,27 @@ membrane is
 so r = tau_mem - tau_syn and w_in = kappa make it kappa alpha(t) of eq. (ind-membrane). LI, tau
 dv/dt = -v + r S, answers with r/tau exp(-t/tau): r = tau = tau_ref makes it beta(t). Sampled every
 dt, these responses are the recursion of `bisnn.neuron`. Its decays a = exp(-dt/tau) come back from
-the graph's float64 time constants as the very float32 numbers they were, and `simulate` does the
-float32 operations of `kernels.reference` in their order: the same spikes, to the bit.
+the graph's float64 time constants as the very float32 numbers they were, and `nir_simulation` does
+the float32 operations of `kernels.reference` in their order: the same spikes, to the bit.
 
 **cubalif**, `cuba_lif`, for importers that know no other neuron: CubaLIF resets its potential to 0
-at a spike, and there is no refractory feedback, so spikes differ (`disagreement` measures how
-many). Importers step this neuron by forward Euler with the input of the same step,  I = (1 -
-dt/tau_syn) I + w_in dt/tau_syn S,  v = (1 - dt/tau_mem) v + r dt/tau_mem I.  Here tau = dt/(1 - a),
-w_in = tau_syn/dt and r = tau_mem/dt (snnTorch and SpikingJelly take no other), which gives 1 -
-dt/tau = a and
+at a spike, and there is no refractory feedback, so spikes differ (`nir_simulation.disagreement`
+measures how many). Importers step this neuron by forward Euler with the input of the same step,
 
-    v_t = sum_d (a_m^(d+1) - a_s^(d+1)) / (a_m - a_s) S_(t-d) = sum_d alpha_(d+1) S_(t-d) / (a_m -
-    a_s):
+    I = (1 - dt/tau_syn) I + w_in dt/tau_syn S,   v = (1 - dt/tau_mem) v + r dt/tau_mem I.
 
-below threshold it is the paper's potential, one time step earlier a layer, with threshold theta /
+Here tau = dt/(1 - a), w_in = tau_syn/dt and r = tau_mem/dt (snnTorch and SpikingJelly take no
+other), which gives 1 - dt/tau = a and
+
+    v_t = sum_d (a_m^(d+1) - a_s^(d+1)) / (a_m - a_s) S_(t-d)
+        = sum_d alpha_(d+1) S_(t-d) / (a_m - a_s):
+
+below threshold it is the paper's potential, one time step earlier per layer, with threshold theta /
 (kappa (a_m - a_s)).
 """
 
 from __future__ import annotations
 
-import graphlib
 import io
 import math
 from dataclasses import dataclass, field
@@ -47,7 +47,6 @@ from typing import Any
 import numpy as np
 
 from bisnn.files import write_atomic
-from bisnn.neuron import FLUSH
 from bisnn.packed.network import PackedLayer, PackedNetwork
 from bisnn.spec import INPUT, Shape
 
@@ -56,7 +55,7 @@ try:
 except ImportError:  # an extra: the public functions say so
     nir = None
 
-DT = 1e-4  # seconds a time step: the only one that snnTorch takes, and SpikingJelly's default
+DT = 1e-4  # seconds per time step: the only one that snnTorch takes, and SpikingJelly's default
 PROFILES = ("exact", "cubalif")
 
 
@@ -72,9 +71,7 @@ def graph(network: PackedNetwork, member: int | None = None, dt: float = DT) -> 
 
 
 def cuba_lif(network: PackedNetwork, member: int | None = None, dt: float = DT) -> Any:
-    """The network on `nir.CubaLIF` neurons, with other spikes: the lossy profile, see above.
-    Arguments as `graph`.
-    """
+    """The network on `nir.CubaLIF` neurons, the lossy profile; arguments as for `graph`."""
     return _assemble(network, member, dt, "cubalif")
 
 
@@ -92,11 +89,13 @@ def write(
     """
     if profile not in PROFILES:
         raise ValueError(
-            f'profile: must be "exact" or "cubalif"; got {profile!r}; take "exact" unless the importer has no CubaLI'
+            f'profile: must be "exact" or "cubalif"; got {profile!r}; take "exact" unless the '
+            "importer has no CubaLI"
         )
     if Path(path).suffix != ".nir":
         raise ValueError(
-            f"path: must end in .nir, as NIR files do; got {str(path)!r}; use {Path(path).with_suffix('.nir')}"
+            f"path: must end in .nir, as NIR files do; got {str(path)!r}; use "
+            f"{Path(path).with_suffix('.nir')}"
         )
     made, content = _assemble(network, member, dt, profile), io.BytesIO()
     nir.write(content, made)
@@ -185,7 +184,7 @@ def _add_layer(
 
 def _checked(network: PackedNetwork, member: int | None, dt: float) -> int:
     """The member, or a ValueError that says what stands in the way of a graph."""
-    _require_nir()
+    require_nir()
     if not (isinstance(dt, (int, float)) and math.isfinite(dt) and dt > 0):
         raise ValueError(
             f"dt: must be a number of seconds above 0; got {dt!r}; leave it out for {DT}"
@@ -194,35 +193,33 @@ def _checked(network: PackedNetwork, member: int | None, dt: float) -> int:
         if layer.neuron.kind != "srm":
             raise ValueError(
                 "network: must have SRM neurons, because NIR has none of integers; got "
-                f"{type(layer.neuron).__name__} in layer {i}; export it with --neuron srm, or packed "
-                "or as C"
+                f"{type(layer.neuron).__name__} in layer {i}; export it with --neuron srm, or "
+                "packed or as C"
             )
         if layer.pool > 1:
             raise ValueError(
-                f"network: must have no pooling, because NIR has no max-pooling; got pool={layer.pool} in layer {i}; train with "
-                "pool=1 and a stride in its place, or export it packed or as C"
+                "network: must have no pooling, because NIR has no max-pooling; got "
+                f"pool={layer.pool} in layer {i}; train with pool=1 and a stride in its place, or "
+                "export it packed or as C"
             )
         if layer.constants[0] <= layer.constants[1]:
             raise ValueError(
-                f"network: must have a_m > a_s, or alpha vanishes or turns negative; got a_m={layer.constants[0]}, "
-                f"a_s={layer.constants[1]} in layer {i}; train it with tau_syn below tau_mem"
+                "network: must have a_m > a_s, or alpha vanishes or turns negative; got "
+                f"a_m={layer.constants[0]}, a_s={layer.constants[1]} in layer {i}; train it with "
+                "tau_syn below tau_mem"
             )
     if member is None and network.count == 1:
         return 0
-    if (
-        member is None
-        or isinstance(member, bool)
-        or not isinstance(member, int)
-        or not 0 <= member < network.count
-    ):
+    whole = isinstance(member, int) and not isinstance(member, bool)
+    if member is None or not whole or not 0 <= member < network.count:
         raise ValueError(
-            f"member: must be one of the network's {network.count}, from 0, because a NIR graph holds one; got {member!r}; choose "
-            "one, or export the MAP weights"
+            f"member: must be one of the network's {network.count}, from 0, because a NIR graph "
+            f"holds one; got {member!r}; choose one, or export the MAP weights"
         )
     return member
 
 
-def _require_nir() -> None:
+def require_nir() -> None:
     if nir is None:
         raise ValueError(
             "nir: must be installed for this; got none; run `pip install 'bisnn[nir]'`"
@@ -240,7 +237,7 @@ def _conv(layer: PackedLayer, W: np.ndarray, part: slice, shape: Shape) -> Any:
 
 
 def _tau(a: np.float32, dt: float) -> float:
-    """Seconds: the time constant from which `_decay` gives back this float32 decay a.
+    """Seconds: the time constant from which `nir_simulation.decay` gives back this float32 decay a.
 
     No tau has a = 0, which is what float32 makes of all below 2^-150 = exp(-104): dt/128 stands for
     it.
@@ -248,27 +245,16 @@ def _tau(a: np.float32, dt: float) -> float:
     return -dt / math.log(a) if a > 0 else dt / 128
 
 
-def _decay(tau: np.ndarray, dt: float) -> np.ndarray:
-    """a = exp(-dt/tau), computed in float64 and rounded once."""
-    return np.exp(-dt / np.asarray(tau, np.float64)).astype(np.float32)
-
-
 def _srm(
     i: int, layer: PackedLayer, dt: float
 ) -> tuple[dict[str, Any], list[tuple[str, str]], str, str]:
-    """The neurons of a layer in the exact profile: their nodes and edges, where currents go in and
-    where spikes come out.
-    """
+    """A layer's neurons in the exact profile: nodes, edges, where currents enter, spikes leave."""
     shape, (a_m, a_s, a_r, theta) = layer.current_shape, layer.constants
     tau_mem, tau_syn, tau_ref = (np.full(shape, _tau(a, dt)) for a in (a_m, a_s, a_r))
     kappa = np.broadcast_to(layer.scale.reshape(-1, *[1] * (len(shape) - 1)), shape).copy()
-    zero, synapse, spikes, refractory, feedback = (
-        np.zeros(shape),
-        f"synapse_{i}",
-        f"spikes_{i}",
-        f"refractory_{i}",
-        f"feedback_{i}",
-    )
+    names = ("synapse", "spikes", "refractory", "feedback")
+    synapse, spikes, refractory, feedback = (f"{name}_{i}" for name in names)
+    zero = np.zeros(shape)
     about = {"a_m": a_m, "a_s": a_s, "kappa": layer.scale}
     nodes = {
         synapse: nir.CubaLI(
@@ -283,12 +269,8 @@ def _srm(
         refractory: nir.LI(tau_ref, r=tau_ref, v_leak=zero, metadata={"a_r": a_r}),
         feedback: nir.Scale(np.full(shape, np.float32(-1))),
     }
-    return (
-        nodes,
-        [(synapse, spikes), (spikes, refractory), (refractory, feedback), (feedback, spikes)],
-        synapse,
-        spikes,
-    )
+    around = [(spikes, refractory), (refractory, feedback), (feedback, spikes)]
+    return nodes, [(synapse, spikes), *around], synapse, spikes
 
 
 def _lif(
@@ -301,264 +283,7 @@ def _lif(
         np.zeros_like(tau_mem),
         np.full_like(tau_mem, theta / (float(layer.scale.max()) * (a_m - a_s))),
     )
-    node = nir.CubaLIF(
-        tau_syn,
-        tau_mem,
-        tau_mem / dt,
-        zero,
-        threshold,
-        zero,
-        tau_syn / dt,
-        metadata={"theta": layer.constants[3]},
-    )
+    about = {"theta": layer.constants[3]}
+    rates = (tau_mem / dt, zero, threshold, zero, tau_syn / dt)
+    node = nir.CubaLIF(tau_syn, tau_mem, *rates, metadata=about)
     return {f"spikes_{i}": node}, [], f"spikes_{i}", f"spikes_{i}"
-
-
-# What a graph means: a simulation from its nodes and edges alone.
-
-
-def simulate(
-    graph: Any, x: np.ndarray, dt: float | None = None
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Run a graph of either profile, as made here or read back from a file, in float32.
-
-    What CubaLI and LI give out at time t depends on earlier inputs alone: spikes of one time step
-        arrive in the next. CubaLIF
-    takes the input of the same step, and its own spikes, through recurrent weights, in the next.
-
-    Args:
-        graph: of Input, Linear, Conv2d, Flatten, Scale, CubaLI, LI, Threshold, CubaLIF and Output
-            nodes.
-        x: spikes, (T, B, *input_shape).
-        dt: seconds of a time step; by default what the graph's metadata say.
-
-    Returns:
-        the spikes of each Threshold and CubaLIF node by its name, and the output, all (T, B, ...).
-    """
-    _require_nir()
-    dt = float(graph.metadata["dt"] if dt is None else dt)
-    (inlet, source), (outlet, _) = (
-        next(iter(graph.inputs.items())),
-        next(iter(graph.outputs.items())),
-    )
-    if x.ndim < 2 or x.shape[2:] != tuple(source.input_type["input"]):
-        raise ValueError(
-            f"x: must be (T, B, ...) with the graph's input shape {source.input_type['input']} last; got {x.shape}"
-        )
-    order, late = _order(graph)
-    before: dict[str, list[str]] = {
-        name: [a for a, b in graph.edges if b == name] for name in graph.nodes
-    }
-    run = {name: _running(node, x.shape[1], dt) for name, node in graph.nodes.items()}
-    causal = {name: node for name, node in run.items() if isinstance(node, (_CubaLI, _LI))}
-    firing = [
-        name for name, node in graph.nodes.items() if isinstance(node, (nir.Threshold, nir.CubaLIF))
-    ]
-    trace: dict[str, list[np.ndarray]] = {name: [] for name in (*firing, outlet)}
-    values: dict[str, Any] = {}
-
-    def arriving(name: str, earlier: dict[str, Any]) -> Any:
-        return sum(
-            earlier.get(a, np.float32(0)) if (a, name) in late else values[a] for a in before[name]
-        )
-
-    for x_t in x.astype(np.float32):
-        earlier, values = values, {name: node.value() for name, node in causal.items()}
-        values[inlet] = x_t
-        for name in order:
-            if name not in values:
-                values[name] = run[name](arriving(name, earlier))
-        for name, node in causal.items():
-            node.advance(arriving(name, earlier))
-        for name, steps in trace.items():
-            steps.append(values[name])
-    whole = {name: np.stack(steps) for name, steps in trace.items()}
-    return {name: whole[name] for name in firing}, whole[outlet]
-
-
-def _order(graph: Any) -> tuple[list[str], set[tuple[str, str]]]:
-    """The nodes in an order in which a time step can run, and the edges that bring what was there
-    the time step before.
-    """
-    after: dict[str, list[str]] = {
-        name: [b for a, b in graph.edges if a == name] for name in graph.nodes
-    }
-
-    def reached(start: str) -> set[str]:
-        found: set[str] = set()
-        ahead = [start]
-        while ahead:
-            new = set(after[ahead.pop()]) - found
-            found |= new
-            ahead += new
-        return found
-
-    late = {
-        (a, b)
-        for b, node in graph.nodes.items()
-        if isinstance(node, nir.CubaLIF)
-        for a in reached(b)
-        if b in after[a]
-    }
-    needs: dict[str, list[str]] = {name: [] for name in graph.nodes}
-    for a, b in graph.edges:
-        if (a, b) not in late and not isinstance(graph.nodes[b], (nir.CubaLI, nir.LI)):
-            needs[b].append(a)
-    try:
-        return list(graphlib.TopologicalSorter(needs).static_order()), late
-    except graphlib.CycleError as error:
-        raise ValueError(
-            f"graph: must have a node with memory in every cycle; got {error.args[1]}; add one"
-        ) from None
-
-
-def _running(node: Any, B: int, dt: float) -> Any:
-    """A node as a function of what arrives in a time step; one that needs none of it for its value
-    has `value` and `advance`.
-    """
-    if isinstance(node, (nir.CubaLI, nir.LI, nir.CubaLIF)):
-        if np.any(node.v_leak):
-            raise ValueError(
-                f"graph: must have v_leak = 0; got {node.v_leak.max()} in a {type(node).__name__}; leave it out"
-            )
-        return (
-            _CubaLI
-            if isinstance(node, nir.CubaLI)
-            else _LI
-            if isinstance(node, nir.LI)
-            else _CubaLIF
-        )(node, B, dt)
-    if isinstance(node, (nir.Input, nir.Output)):
-        return lambda x: x
-    if isinstance(node, nir.Linear):
-        return lambda x: x @ node.weight.T.astype(np.float32)
-    if isinstance(node, nir.Conv2d):
-        return lambda x: _convolved(x, node)
-    if isinstance(node, nir.Flatten):
-        return lambda x: x.reshape(len(x), *node.output_type["output"])
-    if isinstance(node, nir.Scale):
-        return lambda x: x * node.scale.astype(np.float32)
-    if isinstance(node, nir.Threshold):
-        return lambda x: (x > node.threshold.astype(np.float32)).astype(
-            np.float32
-        )  # equality does not fire
-    raise ValueError(
-        f"graph: has a node this simulation does not know; got {type(node).__name__}; see `graph` for those it does"
-    )
-
-
-def _convolved(x: np.ndarray, node: Any) -> np.ndarray:
-    """(B, C, H, W) -> (B, C_out, H', W')."""
-    (k0, k1), (d0, d1), (p0, p1) = node.weight.shape[2:], node.stride, node.padding
-    framed = np.pad(x, ((0, 0), (0, 0), (p0, p0), (p1, p1)))
-    views = np.lib.stride_tricks.sliding_window_view(framed, (k0, k1), (2, 3))[
-        :, :, ::d0, ::d1
-    ]  # (B, C, H', W', k0, k1)
-    return np.moveaxis(
-        np.tensordot(views, node.weight.astype(np.float32), ((1, 4, 5), (1, 2, 3))), -1, 1
-    )
-
-
-def _flush(x: np.ndarray) -> np.ndarray:
-    return np.where(np.abs(x) > np.float32(FLUSH), x, np.float32(0))
-
-
-class _CubaLI:
-    """kappa (P - Q), with P' = a_m (P + I) and Q' = a_s (Q + I): `potential` and `advance` of
-    kernels.reference.
-    """
-
-    def __init__(self, node: Any, B: int, dt: float):
-        self.a_m, self.a_s = _decay(node.tau_mem, dt), _decay(node.tau_syn, dt)
-        self.kappa = (node.w_in * (node.r / (node.tau_mem - node.tau_syn))).astype(np.float32)
-        self.P = self.Q = np.zeros((B, *node.r.shape), np.float32)
-
-    def value(self) -> np.ndarray:
-        return self.kappa * (self.P - self.Q)
-
-    def advance(self, I: np.ndarray) -> None:
-        self.P, self.Q = _flush(self.a_m * (self.P + I)), _flush(self.a_s * (self.Q + I))
-
-
-class _LI:
-    """R, with R' = a_r (R + s)."""
-
-    def __init__(self, node: Any, B: int, dt: float):
-        self.a, self.gain = _decay(node.tau, dt), (node.r / node.tau).astype(np.float32)
-        self.R = np.zeros((B, *node.r.shape), np.float32)
-
-    def value(self) -> np.ndarray:
-        return self.gain * self.R
-
-    def advance(self, s: np.ndarray) -> None:
-        self.R = _flush(self.a * (self.R + s))
-
-
-class _CubaLIF:
-    """Forward Euler, as in the formulas above; then spikes where v > threshold, and there v =
-    v_reset.
-    """
-
-    def __init__(self, node: Any, B: int, dt: float):
-        decays = (
-            1 - dt / node.tau_syn,
-            1 - dt / node.tau_mem,
-            node.w_in * dt / node.tau_syn,
-            node.r * dt / node.tau_mem,
-        )
-        self.a_s, self.a_m, self.w_in, self.r = (value.astype(np.float32) for value in decays)
-        self.threshold, self.v_reset = (
-            node.v_threshold.astype(np.float32),
-            node.v_reset.astype(np.float32),
-        )
-        self.I = self.v = np.zeros((B, *node.r.shape), np.float32)
-
-    def __call__(self, S: np.ndarray) -> np.ndarray:
-        self.I = self.a_s * self.I + self.w_in * S
-        v = self.a_m * self.v + self.r * self.I
-        self.v = np.where(v > self.threshold, self.v_reset, v)
-        return (v > self.threshold).astype(np.float32)
-
-
-@dataclass(frozen=True)
-class Disagreement:
-    """What the lossy profile costs."""
-
-    # Fraction of neurons and time steps in which the spikes differ, its lead of one time step a
-    # layer taken out
-    spikes: float
-    rate: float  # spikes a neuron and time step, of the network
-    rate_cuba_lif: float  # and of its CubaLIF graph
-    predictions: (
-        float | None
-    )  # fraction of recordings with another class; None where there are no classes
-
-
-def disagreement(network: PackedNetwork, x: np.ndarray, member: int | None = None) -> Disagreement:
-    """How far the CubaLIF graph of the network is from the network itself on spikes x, (T, B,
-    *input_shape).
-    """
-    depth, T = len(network.layers), len(x)
-    if max(depth, network.burn_in) >= T:
-        raise ValueError(
-            f"x: must have more time steps than layers, {depth}, and burn-in, {network.burn_in}; got {T}; give more"
-        )
-    (exact, logits), (lossy, logits_lossy) = (
-        simulate(of(network, member), x) for of in (graph, cuba_lif)
-    )
-    ours = [exact[f"spikes_{i}"][i + 1 :] for i in range(depth)]
-    theirs = [lossy[f"spikes_{i}"][: T - i - 1] for i in range(depth)]
-    size = sum(s.size for s in ours)
-    differ = sum(np.count_nonzero(a != b) for a, b in zip(ours, theirs, strict=True))
-    predictions = None
-    if network.outputs and network.task == "classification":
-        a, b = (_predicted(y[network.burn_in :]) for y in (logits, logits_lossy))
-        predictions = float(np.mean(a != b))
-    rate, rate_cuba_lif = (float(sum(s.sum() for s in spikes)) / size for spikes in (ours, theirs))
-    return Disagreement(float(differ) / size, rate, rate_cuba_lif, predictions)
-
-
-def _predicted(logits: np.ndarray) -> np.ndarray:
-    """(T, B, classes) -> (B,): the class of the mean softmax."""
-    p = np.exp(logits - logits.max(-1, keepdims=True))
-    return (p / p.sum(-1, keepdims=True)).mean(0).argmax(-1)
