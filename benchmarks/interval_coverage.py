@@ -536,7 +536,8 @@ def main() -> None:
 
 def _short(value: Any) -> str:
     if isinstance(value, dict):
-        return f"| {value['truth']:.4f}: {value['coverage']:.3f}, width {value['width']:.4f} ({value['of_ideal']:.2f})"
+        width = f"{value['width']:.4f} ({value['of_ideal']:.2f})"
+        return f"| {value['truth']:.4f}: {value['coverage']:.3f}, width {width}"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 

@@ -93,7 +93,8 @@ class Problem:
     found: str
 
     def __str__(self) -> str:
-        return f"{self.document}:{self.line}: {self.place}: expected {self.expected!r}, found {self.found!r}"
+        where = f"{self.document}:{self.line}: {self.place}"
+        return f"{where}: expected {self.expected!r}, found {self.found!r}"
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,8 @@ def show(value: Any, form: str) -> str:
     if isinstance(value, dict) and "mean" in value and "std" in value:
         return f"{show(value['mean'], form)} +- {show(value['std'], form)}"
     if isinstance(value, dict) and {"value", "low", "high"} <= set(value):
-        return f"{show(value['value'], form)} [{show(value['low'], form)}, {show(value['high'], form)}]"
+        middle, low, high = (show(value[name], form) for name in ("value", "low", "high"))
+        return f"{middle} [{low}, {high}]"
     if isinstance(value, dict) and {"lowest", "highest"} <= set(value):
         return " to ".join(dict.fromkeys(show(value[end], form) for end in ("lowest", "highest")))
     if factor := re.match(r"\*(\S+) ", form):
@@ -275,7 +277,7 @@ def refresh_inline(
 
 
 def refresh(text: str, document: str, folder: Path) -> tuple[str, list[Problem]]:
-    """A document as it should be, and where it was otherwise. What cannot be made stays as it is."""
+    """A document as it should be, and where it was not. What cannot be made stays as it is."""
     lines, result = text.split("\n"), list[str]()
     problems: list[Problem] = []
     spec: Spec | None = None

@@ -41,7 +41,7 @@ class _Heaviside(torch.autograd.Function):
 
 
 class Oracle:
-    """The loss L_D(w) for any weights, all 2^n of them at once, and what follows from it exactly."""
+    """The loss L_D(w) for all 2^n weights at once, and what follows from it exactly."""
 
     def __init__(self, spiking: bool, seed: int = 3):
         g = torch.Generator().manual_seed(seed)

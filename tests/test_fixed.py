@@ -118,7 +118,7 @@ def test_the_step_is_that_of_python_integers(
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_traces_end_at_zero_from_either_side(kernel):
-    """Rounded to the nearest, a trace would stop at 5 units of 2^-12: 0.905 of it is nearer to 5."""
+    """Rounded to the nearest, a trace would stop at 5 units: 0.905 times 5 is nearer to 5."""
     neuron = FixedSRM(threshold=5.0)
     I = torch.zeros(400, 2)
     I[0] = torch.tensor([3.0, -3.0])

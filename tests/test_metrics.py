@@ -127,7 +127,7 @@ def test_differences_of_the_other_metrics():
 
 
 def test_what_is_left_of_the_bias_moves_the_end_that_it_may_have_moved():
-    """The first method is calibrated, and its error too high for certain: the interval of the difference reaches lower for it."""
+    """The first method is calibrated, and its error too high: the interval reaches lower for it."""
     rng = np.random.default_rng(0)
     y = torch.zeros(400, dtype=torch.int64)
     pair = "answers, underconfident"

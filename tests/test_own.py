@@ -131,11 +131,11 @@ def test_own_rule_is_what_it_says(command, tmp_path):
 MISNAMED = {
     "rule.name=nowhere:Rule": "rule.name: the module 'nowhere' cannot be imported",
     "rule.name=own_rule:Nothing": "rule.name: the module 'own_rule' has no 'Nothing'",
-    "rule.name=own_dataset:rings": "must be a class of optimizers, such as a subclass of bisnn.rules",
+    "rule.name=own_dataset:rings": "must be a class of optimizers, such as a subclass of",
     "rule.name=own_rule:": "rule.name: string must match pattern",
     "rule.momentum=1": "rule.momentum: unknown key; SignDescent takes lr, decay",
     "data.name=own_dataset:nothing": "data.name: the module 'own_dataset' has no 'nothing'",
-    "data.name=builtins:dict": "data.name: builtins:dict must return a bisnn.data.Dataset; got a dict",
+    "data.name=builtins:dict": "builtins:dict must return a bisnn.data.Dataset; got a dict",
     "data.noises=3": "data.noises: unknown key; rings takes points, noise, seed",
     "data.name=python": "data: the data of this run were given from Python",
 }

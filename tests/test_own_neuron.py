@@ -1,4 +1,4 @@
-"""A neuron from outside the package: what it takes to train and to predict, and what it cannot do."""
+"""A neuron from outside the package: what it takes to train and predict, and what it cannot do."""
 
 from __future__ import annotations
 

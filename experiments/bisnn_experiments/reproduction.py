@@ -383,7 +383,7 @@ def _fig1(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
 
 
 def _ratio(row: dict[str, Any]) -> float | None:
-    """How many times the members' deviation in the clusters that in the gaps is; None of one set of weights."""
+    """The members' deviation in the gaps over that in the clusters; None for one network."""
     return row["deviation_gaps"] / row["deviation_inside"] if row["deviation_inside"] else None
 
 

@@ -190,7 +190,7 @@ def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out)
 
 
 @kernel(f"void(int64, int64, {_B}, {_B}, {_M})")
-def counts(lo, hi, x, w, out):
+def counts(lo, hi, x, w, out):  # noqa: C901 (four rows at a time: a loop would not vectorise)
     """out[r, i] = 2 popcount(w[:, i] & x[r]) - popcount(x[r]) of x (R, words), w (words, n_out).
 
     Four rows and two words at a time: weights are then read from the cache once for four rows, and
