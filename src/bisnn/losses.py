@@ -167,8 +167,7 @@ def chunked_backward(
         seen: dropout before the readouts, as for `Network.forward`.
         each: called with every chunk's output, before it is let go.
 
-    Returns:
-        the loss, without a graph.
+    Returns the loss, without a graph.
 
     >>> import bisnn
     >>> net = bisnn.Network(bisnn.Linear(20, 64), readout=2)
@@ -189,8 +188,7 @@ def chunked_backward(
     state, total = module.initial_state(B), module.layers[0].kappa.new_zeros(())
     for start in range(0, T, chunk):
         part = slice(start, min(start + chunk, T))
-        skip = min(max(burn_in - start, 0), part.stop - start)
-        # A chunk within the burn-in only moves the state
+        skip = min(max(burn_in - start, 0), part.stop - start)  # all: it only moves the state
         with torch.set_grad_enabled(skip < part.stop - start):
             output = net(x[part], state, seen=seen)
             state = tuple(layer.detach() for layer in output.state)

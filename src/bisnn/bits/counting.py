@@ -189,6 +189,19 @@ def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out)
                         _add_bits(rows[h], start, size, target, at)
 
 
+@njit(inline="always")
+def _counts_of_few(lo, hi, x, w, out):
+    """`counts` of inputs that fit one or two words: nothing to add up."""
+    n_words, n_out = w.shape
+    w_k, w_l = w[0], w[n_words - 1]
+    for r in range(lo, hi):
+        a, e, o = x[r, 0], x[r, 1] if n_words == 2 else _U0, out[r]
+        active = np.int32(popcount(a) + popcount(e))
+        for i in range(n_out):
+            up = np.int32(popcount(w_k[i] & a) + popcount(w_l[i] & e))
+            o[i] = _F(np.int32(_U1 + _U1) * up - active)
+
+
 @kernel(f"void(int64, int64, {_B}, {_B}, {_M})")
 def counts(lo, hi, x, w, out):  # noqa: C901 (four rows at a time: a loop would not vectorise)
     """out[r, i] = 2 popcount(w[:, i] & x[r]) - popcount(x[r]) of x (R, words), w (words, n_out).
@@ -197,14 +210,8 @@ def counts(lo, hi, x, w, out):  # noqa: C901 (four rows at a time: a loop would 
     sums written once for two words.
     """
     n_words, n_out = w.shape
-    if n_words <= 2:  # few inputs: nothing to add up
-        w_k, w_l = w[0], w[n_words - 1]
-        for r in range(lo, hi):
-            a, e, o = x[r, 0], x[r, 1] if n_words == 2 else _U0, out[r]
-            active = np.int32(popcount(a) + popcount(e))
-            for i in range(n_out):
-                up = np.int32(popcount(w_k[i] & a) + popcount(w_l[i] & e))
-                o[i] = _F(np.int32(_U1 + _U1) * up - active)
+    if n_words <= 2:
+        _counts_of_few(lo, hi, x, w, out)
         return
     # One array: the compiler sees that its four parts do not overlap
     sums = np.empty(4 * COLUMNS, np.uint32)
