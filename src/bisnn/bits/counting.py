@@ -203,7 +203,7 @@ def _counts_of_few(lo, hi, x, w, out):
 
 
 @kernel(f"void(int64, int64, {_B}, {_B}, {_M})")
-def counts(lo, hi, x, w, out):  # noqa: C901 (four rows at a time: a loop would not vectorise)
+def counts(lo, hi, x, w, out):
     """out[r, i] = 2 popcount(w[:, i] & x[r]) - popcount(x[r]) of x (R, words), w (words, n_out).
 
     Four rows and two words at a time: weights are then read from the cache once for four rows, and
