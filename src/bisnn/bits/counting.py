@@ -156,7 +156,7 @@ def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out)
     pixel (y, x), 0 outside.
 
     What a row of the kernel sees is one run of bits: of whole words where channels fill them, else
-        of the image's row without gaps.
+    of the image's row without gaps.
     """
     H, W, n_words = images.shape[1], images.shape[2], images.shape[3]
     whole = channels % 32 == 0

@@ -5,11 +5,10 @@ Products are implicit: no matrix of windows is ever written.
 What is exact: hard weights, levels from -127 to 127, and spikes are multiplied as 8-bit integers
 and summed as 32-bit ones: currents are exact at any size.
 What is rounded: where PyTorch is allowed TF32 (`torch.backends`), relaxed weights and the gradients
-    of currents enter products in
-half precision, which has TF32's 10 bits of mantissa; sums are float32. Gradients are scaled by a
-power of two from a bound on their size, or from the largest of them, so that none overflows. Where
-it is not allowed those products are PyTorch's own, and so are the gradients of the inputs of a
-convolution with a stride.
+of currents enter products in half precision, which has TF32's 10 bits of mantissa; sums are
+float32. Gradients are scaled by a power of two from a bound on their size, or from the largest of
+them, so that none overflows. Where it is not allowed those products are PyTorch's own, and so are
+the gradients of the inputs of a convolution with a stride.
 """
 
 from __future__ import annotations
