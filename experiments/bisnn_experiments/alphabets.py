@@ -1,6 +1,7 @@
 """What more levels per weight are worth: binary, ternary, four levels, full precision.
 
-    python -m bisnn_experiments.alphabets [--data NAME] [--device cuda] [--seeds N] [--jobs N]
+    python -m bisnn_experiments.alphabets [--data NAME] [--device cuda] [--seeds N]
+        [--first-seed N] [--jobs N]
 
 Two moons and scikit-learn's digits, or a folder of N-MNIST, MNIST-DVS or MNIST. Each row is the
 shipped config of its data and rule with `network.weights` changed and nothing tuned for it; the
@@ -87,6 +88,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--runs", type=Path, default=Path("out/alphabets"), help="their folders")
     parser.add_argument("--out", type=Path, default=Path("docs/results/alphabets.json"))
@@ -94,7 +96,7 @@ def main() -> None:
     tasks: dict[tuple[str, str, str, int], tuple[Config, Path]] = {}
     for data in options.data or ["two_moons", "digits"]:
         kind, chosen = methods(data)
-        for seed in range(options.seeds):
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
             for rule, by_weights in chosen.items():
                 for weights, config in by_weights.items():
                     where = {"seed": seed, "train.device": options.device, "train.threads": 1}
