@@ -22,6 +22,7 @@ from bisnn.data import events, simulation
 from bisnn.runs import config, data_sections, evaluation, loop, training
 from bisnn.runs import model as models
 from bisnn_experiments import reproduction
+from bisnn_experiments.results import FigureResults, Figures, Mean, Summary, Versions
 from runs import made_up, run_on_recordings, small
 
 COMMANDS = (
@@ -636,17 +637,20 @@ def test_reproduce_passes_its_options_on(bisnn_, tmp_path, monkeypatch):
 
     def reproduce(figures, recipe, **options):
         asked.update(options, figures=figures, recipe=recipe)
-        row = {
-            "method": "ST-BiSNN",
-            "predictor": "sign",
-            "seeds": 2,
-            "ece": {"mean": 0.25, "std": 0.0},
-        }
-        return {
-            "figures": {
-                name: {"recipe": recipe, "seeds": [5, 6], "summary": [row]} for name in figures
-            }
-        }
+        ece = Mean(mean=0.25, std=0.0)
+        figure = FigureResults(
+            recipe=recipe,
+            command="bisnn",
+            machine="one core",
+            versions=Versions(torch="2", python="3"),
+            wall_seconds=None,
+            seeds=[5, 6],
+            summary=[Summary(method="ST-BiSNN", predictor="sign", seeds=2, ece=ece)],
+            rows=[],
+            panels=[],
+            training_points=None,
+        )
+        return Figures(figures=dict.fromkeys(figures, figure))
 
     monkeypatch.setattr(reproduction, "reproduce", reproduce)
     code, out, _ = bisnn_(
