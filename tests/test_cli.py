@@ -64,19 +64,23 @@ def trained(tmp_path_factory):
     return training.train(small(), folder / "run", show=False)
 
 
-LOADS = {  # of the model, of the data
-    "train CONFIG --out OUT -q": (0, 1),
-    "resume RUN -q": (0, 1),
-    "evaluate RUN -q": (1, 1),
-    "predict RUN POINTS": (1, 0),
-    "export RUN --to packed --as members": (1, 0),
-    "export RUN --to c --as map": (1, 0),
-    "report RUN -q": (0, 0),
+LOADS = {  # of the model, of the data, and validations of a config
+    "train CONFIG --out OUT -q": (0, 1, 3),
+    "resume RUN -q": (0, 1, 3),
+    "evaluate RUN -q": (1, 1, 1),
+    "evaluate RUN --energy -q": (1, 1, 1),
+    "predict RUN POINTS": (1, 0, 1),
+    "export RUN --to packed --as members": (1, 0, 1),
+    "export RUN --to c --as map": (1, 0, 1),
+    "export RUN --to packed --neuron fixed": (1, 1, 1),
+    "report RUN -q": (0, 0, 1),
 }
 
 
 def test_a_command_loads_model_and_data_once(bisnn_, trained, tmp_path, monkeypatch):
-    """And reads every config file, and the config of a model, at most once."""
+    """And reads every config file, and the config of a model, at most once. `train` and `resume`
+    validate it again with the number of their threads, and for their report.
+    """
     counts = Counter()
 
     def counted(owner, name, what):
@@ -95,13 +99,15 @@ def test_a_command_loads_model_and_data_once(bisnn_, trained, tmp_path, monkeypa
     counted(models, "load_tree", "model")
     counted(data_sections.TwoMoonsData, "load", "data")
     counted(config, "load", "config")
+    counted(config, "parse", "validation")
     words = {"CONFIG": "small.toml", "RUN": "run", "OUT": "new", "POINTS": "points.csv"}
-    for command, (model_loads, data_loads) in LOADS.items():
+    for command, loads in LOADS.items():
         counts.clear()
         arguments = [tmp_path / words[w] if w in words else w for w in command.split()]
         code, _, error = bisnn_(*arguments)
         assert code == 0, error
-        assert (counts["model"], counts["data"]) == (model_loads, data_loads), command
+        found = tuple(counts[what] for what in ("model", "data", "validation"))
+        assert found == loads, command
         files = {key: n for key, n in counts.items() if isinstance(key, tuple)}
         most = 2 if command.startswith("resume") else 1  # its report draws from the files alone
         assert all(n <= most for n in files.values()), (command, files)
