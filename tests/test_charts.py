@@ -27,7 +27,7 @@ from bisnn.runs.evaluation import evaluate, load_evaluation
 from bisnn.runs.folder import RunFolder, save_tree
 from bisnn.runs.inputs import load_dataset
 from bisnn.runs.results import Evaluation
-from bisnn_experiments import reproduction
+from bisnn_experiments import terminal
 from runs import ONE_D, small
 
 
@@ -424,7 +424,7 @@ def test_large_numbers_are_read_as_such():
         "0.0123",
         "99.5000",
     ]
-    assert [reproduction._short(value) for value in (123.2, 0.12345, 45_000)] == [
+    assert [terminal._short(value) for value in (123.2, 0.12345, 45_000)] == [
         "123.2",
         "0.123",
         "45 k",

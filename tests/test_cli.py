@@ -22,6 +22,7 @@ from bisnn.data import events, simulation
 from bisnn.runs import config, data_sections, evaluation, loop, training
 from bisnn.runs import model as models
 from bisnn_experiments import reproduction
+from bisnn_experiments.results import FigureResults, Figures, Mean, Summary, Versions
 from runs import made_up, run_on_recordings, small
 
 COMMANDS = (
@@ -63,19 +64,23 @@ def trained(tmp_path_factory):
     return training.train(small(), folder / "run", show=False)
 
 
-LOADS = {  # of the model, of the data
-    "train CONFIG --out OUT -q": (0, 1),
-    "resume RUN -q": (0, 1),
-    "evaluate RUN -q": (1, 1),
-    "predict RUN POINTS": (1, 0),
-    "export RUN --to packed --as members": (1, 0),
-    "export RUN --to c --as map": (1, 0),
-    "report RUN -q": (0, 0),
+LOADS = {  # of the model, of the data, and validations of a config
+    "train CONFIG --out OUT -q": (0, 1, 3),
+    "resume RUN -q": (0, 1, 3),
+    "evaluate RUN -q": (1, 1, 1),
+    "evaluate RUN --energy -q": (1, 1, 1),
+    "predict RUN POINTS": (1, 0, 1),
+    "export RUN --to packed --as members": (1, 0, 1),
+    "export RUN --to c --as map": (1, 0, 1),
+    "export RUN --to packed --neuron fixed": (1, 1, 1),
+    "report RUN -q": (0, 0, 1),
 }
 
 
 def test_a_command_loads_model_and_data_once(bisnn_, trained, tmp_path, monkeypatch):
-    """And reads every config file, and the config of a model, at most once."""
+    """And reads every config file, and the config of a model, at most once. `train` and `resume`
+    validate it again with the number of their threads, and for their report.
+    """
     counts = Counter()
 
     def counted(owner, name, what):
@@ -94,13 +99,15 @@ def test_a_command_loads_model_and_data_once(bisnn_, trained, tmp_path, monkeypa
     counted(models, "load_tree", "model")
     counted(data_sections.TwoMoonsData, "load", "data")
     counted(config, "load", "config")
+    counted(config, "parse", "validation")
     words = {"CONFIG": "small.toml", "RUN": "run", "OUT": "new", "POINTS": "points.csv"}
-    for command, (model_loads, data_loads) in LOADS.items():
+    for command, loads in LOADS.items():
         counts.clear()
         arguments = [tmp_path / words[w] if w in words else w for w in command.split()]
         code, _, error = bisnn_(*arguments)
         assert code == 0, error
-        assert (counts["model"], counts["data"]) == (model_loads, data_loads), command
+        found = tuple(counts[what] for what in ("model", "data", "validation"))
+        assert found == loads, command
         files = {key: n for key, n in counts.items() if isinstance(key, tuple)}
         most = 2 if command.startswith("resume") else 1  # its report draws from the files alone
         assert all(n <= most for n in files.values()), (command, files)
@@ -636,17 +643,20 @@ def test_reproduce_passes_its_options_on(bisnn_, tmp_path, monkeypatch):
 
     def reproduce(figures, recipe, **options):
         asked.update(options, figures=figures, recipe=recipe)
-        row = {
-            "method": "ST-BiSNN",
-            "predictor": "sign",
-            "seeds": 2,
-            "ece": {"mean": 0.25, "std": 0.0},
-        }
-        return {
-            "figures": {
-                name: {"recipe": recipe, "seeds": [5, 6], "summary": [row]} for name in figures
-            }
-        }
+        ece = Mean(mean=0.25, std=0.0)
+        figure = FigureResults(
+            recipe=recipe,
+            command="bisnn",
+            machine="one core",
+            versions=Versions(torch="2", python="3"),
+            wall_seconds=None,
+            seeds=[5, 6],
+            summary=[Summary(method="ST-BiSNN", predictor="sign", seeds=2, ece=ece)],
+            rows=[],
+            panels=[],
+            training_points=None,
+        )
+        return Figures(figures=dict.fromkeys(figures, figure))
 
     monkeypatch.setattr(reproduction, "reproduce", reproduce)
     code, out, _ = bisnn_(

@@ -5,7 +5,6 @@ picture.
 from __future__ import annotations
 
 import gzip
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,8 +15,8 @@ from bisnn import metrics
 from bisnn.data import events
 from bisnn.runs import evaluation
 from bisnn.runs.config import parse
-from bisnn.runs.results import Verdict
-from bisnn_experiments import recognition, reproduction
+from bisnn_experiments import recognition, reproduction, terminal
+from bisnn_experiments.results import Figures, Row, Summary, read, summarise
 from runs import RECORDED, made_up, made_up_nmnist
 from test_simulation import idx
 
@@ -100,35 +99,35 @@ def test_the_table(tmp_path, monkeypatch):
     results = reproduction.reproduce(
         ["table1"], seeds=[0, 1], out=tmp_path / "out", data=root, device="cpu", show=False
     )
-    assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
+    assert read(tmp_path / "out" / "results.json", Figures) == results
     assert (tmp_path / "out" / "table1_nmnist.png").read_bytes().startswith(b"\x89PNG")
-    table = results["figures"]["table1_nmnist"]
-    names = [(row["method"], row["predictor"]) for row in table["summary"]]
+    table = results.figures["table1_nmnist"]
+    names = [(row.method, row.predictor) for row in table.summary]
     bayes = [("Bayes-BiSNN", "MAP"), ("Bayes-BiSNN", "ensemble of 10")]
     assert names == [("full precision", "real weights"), ("ST-BiSNN", "sign"), *bayes]
 
     judged = evaluation.load_evaluation(tmp_path / "out" / "runs" / "nmnist_st_tuned_seed1")
-    row = next(row for row in table["rows"] if (row["predictor"], row["seed"]) == ("sign", 1))
-    assert row["accuracy"] == judged.metrics["sign"]["accuracy"].value
+    row = next(row for row in table.rows if (row.predictor, row.seed) == ("sign", 1))
+    assert row.accuracy == judged.metrics["sign"]["accuracy"].value
     bits = judged.memory.weights
-    memory = {row["predictor"]: row["memory_bytes"] for row in table["rows"]}
+    memory = {row.predictor: row.memory_bytes for row in table.rows}
     assert memory == {
         "real weights": 4 * bits,
         "sign": bits // 8,
         "MAP": bits // 8,
         "ensemble of 10": 10 * bits // 8,
     }
-    assert 0 < row["synaptic_operations"] == judged.energy.rows["sign"].synaptic_operations
+    assert 0 < row.synaptic_operations == judged.energy.rows["sign"].synaptic_operations
 
-    difference = next(d for d in table["differences"] if (d["a"], d["b"]) == ("ensemble", "sign"))
-    assert difference["seeds"] == 2
-    means = {row["predictor"]: row["nll"]["mean"] for row in table["summary"]}
-    assert difference["nll"]["value"] == pytest.approx(means["ensemble of 10"] - means["sign"])
-    assert difference["nll"]["low"] <= difference["nll"]["value"] <= difference["nll"]["high"]
-    assert [(d["a"], d["b"]) for d in table["differences"]] == list(recognition.PAIRS)
-    assert "synaptic\nops" in [str(column.header) for column in reproduction.table(table).columns]
+    difference = next(d for d in table.differences if (d.a, d.b) == ("ensemble", "sign"))
+    assert difference.seeds == 2
+    means = {row.predictor: row.nll.mean for row in table.summary}
+    assert difference.nll.value == pytest.approx(means["ensemble of 10"] - means["sign"])
+    assert difference.nll.low <= difference.nll.value <= difference.nll.high
+    assert [(d.a, d.b) for d in table.differences] == list(recognition.PAIRS)
+    assert "synaptic\nops" in [str(column.header) for column in terminal.table(table).columns]
     assert set(recognition.COMPARED) <= set(metrics.JUDGED)
-    assert row["ece"] == pytest.approx(metrics.ece(judged.predictors["sign"].mean, judged.y))
+    assert row.ece == pytest.approx(metrics.ece(judged.predictors["sign"].mean, judged.y))
 
 
 def test_runs_on_other_recordings_are_not_compared(tmp_path, monkeypatch):
@@ -143,10 +142,9 @@ def test_runs_on_other_recordings_are_not_compared(tmp_path, monkeypatch):
 def test_runs_are_measured_also_without_their_checkpoint_and_elsewhere(tmp_path):
     """Seconds are then unknown; a run of a GPU is measured on a CPU, but not trained on."""
     judged = SimpleNamespace(seconds=None, epoch=3)
-    begun = Verdict.row(judged, "sign")
-    assert begun["training_seconds"] is None
-    rows = [{"method": "a", "seed": seed, "accuracy": 0.5, **begun} for seed in range(2)]
-    assert "training_seconds" not in reproduction.summary(rows)[0]
+    rows = [Row.of(judged, "sign", "a", seed, accuracy=0.5) for seed in range(2)]
+    assert [(row.epochs, row.training_seconds) for row in rows] == [(3, None)] * 2
+    assert summarise(rows, Summary)[0].training_seconds is None
     config = parse({**RECORDED, "data": {**RECORDED["data"], "root": str(tmp_path)}}, "run")
     run = reproduction.RunFolder(tmp_path / "run")
     run.path.mkdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,8 +13,9 @@ import pytest
 import torch
 
 from bisnn.runs import config
-from bisnn_experiments import drawing, reproduction
-from bisnn_experiments.reproduction import Entry, farthest, grid, in_clusters, summary
+from bisnn_experiments import drawing, reproduction, terminal
+from bisnn_experiments.reproduction import Entry, farthest, grid, in_clusters
+from bisnn_experiments.results import Figures, read
 from runs import ONE_D, small
 
 ENTRIES = {
@@ -56,51 +56,50 @@ def test_results_and_figures(stand_ins, tmp_path, monkeypatch):
         lambda tasks, jobs, show: [reproduction.measure(*task) for task in tasks],
     )
     results = reproduction.reproduce(seeds=[0, 1], out=tmp_path, jobs=2, show=False)
-    assert results == json.loads((tmp_path / "results.json").read_text())
-    moons = results["figures"]["fig2"]
-    assert [(row["method"], row["predictor"], row["seed"]) for row in moons["rows"]][:4] == [
+    assert results == read(tmp_path / "results.json", Figures)
+    moons = results.figures["fig2"]
+    assert [(row.method, row.predictor, row.seed) for row in moons.rows][:4] == [
         ("ST-BiSNN", "sign", 0),
         ("ST-BiSNN", "sign", 1),
         ("Bayes-BiSNN, rho = 1e-06", "MAP", 0),
         ("Bayes-BiSNN, rho = 1e-06", "ensemble of 3", 0),
     ]
-    mean = moons["summary"][0]["accuracy"]["mean"]
-    assert mean == pytest.approx(sum(row["accuracy"] for row in moons["rows"][:2]) / 2)
-    for row in results["figures"]["fig1"]["rows"]:
-        one = row["predictor"] in ("sign", "MAP")
-        expected = None if one else row["deviation_gaps"] / row["deviation_inside"]
-        assert row["deviation_ratio"] == expected
-    assert len(moons["panels"]) == 5, "a panel a predictor, of the first seed"
-    first = moons["panels"][0]
-    p = torch.tensor(first["p1"])
-    far = farthest(grid(), torch.tensor(moons["training_points"]["x"]))
-    assert moons["rows"][0]["far_confidence"] == pytest.approx(
+    mean = moons.summary[0].accuracy.mean
+    assert mean == pytest.approx(sum(row.accuracy for row in moons.rows[:2]) / 2)
+    for row in results.figures["fig1"].rows:
+        one = row.predictor in ("sign", "MAP")
+        expected = None if one else row.deviation_gaps / row.deviation_inside
+        assert row.deviation_ratio == expected
+    assert len(moons.panels) == 5, "a panel a predictor, of the first seed"
+    first = moons.panels[0]
+    p = torch.tensor(first.p1)
+    far = farthest(grid(), torch.tensor(moons.training_points.x))
+    assert moons.rows[0].far_confidence == pytest.approx(
         float(torch.maximum(p, 1 - p)[far].mean()), abs=2e-5
     )
     again = reproduction.reproduce(["fig2"], seeds=[0, 1], out=tmp_path, jobs=2, show=False)
-    assert again["figures"]["fig2"]["rows"] == moons["rows"], "finished runs are taken as they are"
-    assert again["figures"]["fig2"]["wall_seconds"] is None, "which is no time to report"
-    assert again["figures"]["fig1"] == results["figures"]["fig1"], "the other figure's results stay"
+    assert again.figures["fig2"].rows == moons.rows, "finished runs are taken as they are"
+    assert again.figures["fig2"].wall_seconds is None, "which is no time to report"
+    assert again.figures["fig1"] == results.figures["fig1"], "the other figure's results stay"
     pictures = {name: (tmp_path / f"{name}.png").read_bytes() for name in ("fig1", "fig2")}
     for name in pictures:
         drawing.FIGURES[name](
-            json.loads((tmp_path / "results.json").read_text())["figures"][name],
-            tmp_path / "again.png",
+            read(tmp_path / "results.json", Figures).figures[name], tmp_path / "again.png"
         )
         assert (tmp_path / "again.png").read_bytes() == pictures[name], (
             "drawn from results.json alone"
         )
-    assert "ST-BiSNN" in str(list(reproduction.table(moons).columns[0].cells))
+    assert "ST-BiSNN" in str(list(terminal.table(moons).columns[0].cells))
 
 
 def test_other_settings_are_not_overwritten(stand_ins, tmp_path):
-    first = reproduction.measure(CONFIGS["moons_st"], tmp_path / "run", False, True)
+    first = reproduction.measure("ST", CONFIGS["moons_st"], tmp_path / "run")
     other_jobs = CONFIGS["moons_st"].updated(**{"train.threads": 2})
-    assert reproduction.measure(other_jobs, tmp_path / "run", False, True) == first, (
+    assert reproduction.measure("ST", other_jobs, tmp_path / "run") == first, (
         "the number of threads does not count"
     )
     with pytest.raises(ValueError, match="was trained with another seed; remove it"):
-        reproduction.measure(CONFIGS["moons_st"].updated(seed=3), tmp_path / "run", False, True)
+        reproduction.measure("ST", CONFIGS["moons_st"].updated(seed=3), tmp_path / "run")
 
 
 def test_regions():
@@ -115,21 +114,6 @@ def test_regions():
     others = torch.ones(2500, dtype=torch.bool)
     others[corner] = False
     assert nearest_of_them >= points[others].norm(dim=1).max()
-
-
-def test_summary_is_mean_and_deviation():
-    rows = [
-        {"method": "a", "predictor": "MAP", "seed": s, "ece": v}
-        for s, v in enumerate((1.0, 2.0, 6.0))
-    ]
-    assert summary(rows) == [
-        {
-            "method": "a",
-            "predictor": "MAP",
-            "seeds": 3,
-            "ece": {"mean": 3.0, "std": pytest.approx(7**0.5)},
-        }
-    ]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +137,7 @@ def test_bad_arguments(tmp_path, arguments, message):
 def test_without_training(stand_ins, tmp_path):
     config = CONFIGS["moons_st"]
     with pytest.raises(ValueError, match="there is no such run folder"):
-        reproduction.measure(config, tmp_path / "run", False, False)
+        reproduction.measure("ST", config, tmp_path / "run", train=False)
     training = reproduction.training.Training(
         config, reproduction.training.Processes(0, 1, torch.device("cpu"))
     )
@@ -163,11 +147,11 @@ def test_without_training(stand_ins, tmp_path):
     training.seconds = 1.0
     folder.save_state(training.state())
     with pytest.raises(ValueError, match="has no model yet"):
-        reproduction.measure(config, folder.path, False, False)
+        reproduction.measure("ST", config, folder.path, train=False)
     training.trained_model().save(folder.model_file)
     before = {p: p.read_bytes() for p in folder.path.iterdir()}
-    rows = reproduction.measure(config, folder.path, False, False)["rows"]
-    assert rows[0]["epochs"] == 0, "and the rows say so"
+    rows = reproduction.measure("ST", config, folder.path, train=False).rows
+    assert rows[0].epochs == 0, "and the rows say so"
     assert {p: p.read_bytes() for p in before} == before
 
 
@@ -175,7 +159,7 @@ def test_without_training(stand_ins, tmp_path):
 def test_damaged_results_are_found_before_training(stand_ins, tmp_path, monkeypatch, content):
     monkeypatch.setattr(reproduction, "run_all", lambda *arguments: pytest.fail("trained"))
     (tmp_path / "results.json").write_text(content)
-    with pytest.raises(ValueError, match="is damaged; remove it"):
+    with pytest.raises(ValueError, match="is damaged or of another version"):
         reproduction.reproduce(seeds=[0], out=tmp_path, show=False)
     assert (tmp_path / "results.json").read_text() == content
 
@@ -187,7 +171,7 @@ from runs import small
 if __name__ == "__main__":
     config = small("st", **{"train.epochs": 4000})
     from pathlib import Path
-    runs = [(config, Path(sys.argv[1]) / str(i), False, True) for i in range(3)]
+    runs = [reproduction.Task("ST", config, Path(sys.argv[1]) / str(i)) for i in range(3)]
     reproduction.run_all(runs, 2, False)
 """
 

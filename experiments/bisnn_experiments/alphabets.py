@@ -12,22 +12,17 @@ test set is read once, at the end of a run. Steps of ST-BiSNN are scaled with th
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bisnn.alphabet import alphabet_of
-from bisnn.display import bars
 from bisnn.runs import config as configs
-from bisnn.runs import evaluation, training
 from bisnn.runs.config import Config
-from bisnn.runs.folder import RunFolder
+from bisnn.runs.results import Finding
 from bisnn.runs.rule_sections import STRule
 from bisnn_experiments import recognition, reproduction, results
+from bisnn_experiments.reproduction import Task
+from bisnn_experiments.results import Row, Study, Summary
 
 LEVELS: dict[str, Any] = {"binary": "binary", "ternary": "ternary", "4 levels": [-3, -1, 1, 3]}
 FULL = {"name": "full", "lr": 0.01, "optimizer": "adam"}  # on two moons, which has no such config
@@ -65,18 +60,15 @@ def methods(data: str) -> tuple[str, dict[str, dict[str, Config]]]:
     return kind, {**found, "full": {"full precision": full}}
 
 
-def measured(config: Config, folder: Path) -> list[dict[str, Any]]:
+class Alphabets(Finding):
+    """The file of this study."""
+
+    data: dict[str, Study]
+
+
+def measure(method: str, config: Config, folder: Path, *_: bool) -> list[Row]:
     """Train (or go on, or take what is there) and evaluate; a row for each predictor."""
-    torch.set_num_threads(config.train.threads)
-    if RunFolder(folder).config_file.exists():
-        training.resume(folder, show=False)
-    else:
-        training.train(config, folder, show=False)
-    try:
-        evaluation.load_evaluation(folder)
-    except ValueError:  # none yet, or of another model
-        evaluation.evaluate(folder, show=False)
-    return recognition.rows(folder)
+    return recognition.rows(method, config.seed, reproduction.ensure_judged(config, folder))
 
 
 def main() -> None:
@@ -93,35 +85,34 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("out/alphabets"), help="their folders")
     parser.add_argument("--out", type=Path, default=Path("docs/results/alphabets.json"))
     options = parser.parse_args()
-    tasks: dict[tuple[str, str, str, int], tuple[Config, Path]] = {}
+    earlier = results.read(options.out, Alphabets).data if options.out.exists() else {}
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    plan: dict[str, list[Task]] = {}
     for data in options.data or ["two_moons", "digits"]:
         kind, chosen = methods(data)
-        for seed in range(options.first_seed, options.first_seed + options.seeds):
-            for rule, by_weights in chosen.items():
-                for weights, config in by_weights.items():
-                    where = {"seed": seed, "train.device": options.device, "train.threads": 1}
-                    folder = options.runs / f"{kind}_{rule}_{weights.replace(' ', '_')}_{seed}"
-                    tasks[kind, rule, weights, seed] = config.updated(**where), folder
-    pool = ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn"))
-    rows: dict[str, list[dict[str, Any]]] = {}
-    with pool, bars(show=True) as progress:
-        judged = pool.map(measured, *zip(*tasks.values(), strict=True))
-        shown = progress.track(judged, len(tasks), description="runs")
-        for (kind, rule, weights, seed), result in zip(tasks, shown, strict=True):
-            label = f"{rule}, {weights}"
-            rows.setdefault(kind, []).extend(
-                {"method": label, "seed": seed, **row} for row in result
+        plan[kind] = [
+            Task(
+                f"{rule}, {weights}",
+                config.updated(seed=seed, **{"train.device": options.device, "train.threads": 1}),
+                options.runs / f"{kind}_{rule}_{weights.replace(' ', '_')}_{seed}",
             )
-    earlier = json.loads(options.out.read_text()) if options.out.exists() else {"data": {}}
-    for kind, found in rows.items():
-        earlier["data"][kind] = {
-            "command": results.command(),
-            "device": options.device,
-            "summary": reproduction.summary(found),
-            "rows": found,
-        }
+            for seed in seeds
+            for rule, by_weights in chosen.items()
+            for weights, config in by_weights.items()
+        ]
+    tasks = [task for of_data in plan.values() for task in of_data]
+    measured = iter(reproduction.run_all(tasks, options.jobs, True, measure))
+    found = {}
+    for kind, of_data in plan.items():
+        rows = [row for _ in of_data for row in next(measured)]
+        found[kind] = Study(
+            command=results.command(),
+            device=options.device,
+            summary=results.summarise(rows, Summary),
+            rows=rows,
+        )
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    results.write(options.out, earlier)
+    results.write(options.out, Alphabets(data=earlier | found))
 
 
 if __name__ == "__main__":

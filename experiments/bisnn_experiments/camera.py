@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gzip
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,10 @@ import torch
 from matplotlib.figure import Figure
 from scipy.stats import ks_2samp
 
-from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, binned, record
+from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, Camera, binned, record
 from bisnn.data.events import read_aedat
+from bisnn.data.motion import Motion
+from bisnn.runs.results import Finding
 from bisnn_experiments import results
 
 BIN_US = 5000
@@ -150,22 +151,64 @@ def distances(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> dict[str, f
     }
 
 
-def summary(s: dict[str, np.ndarray]) -> dict[str, Any]:
+class Percentiles(Finding):
+    p10: float
+    p50: float
+    p90: float
+
+
+class CameraStatistics(Finding):
     """The statistics in a few numbers each."""
 
-    def spread(x: np.ndarray) -> list[float]:
-        return [round(float(q), 4) for q in np.percentile(x, [10, 50, 90])]
+    events: Percentiles
+    rate_hz: Percentiles
+    on_share: Percentiles
+    in_crop: Percentiles
+    counts: Percentiles
+    same_us: Percentiles
+    opposite_us: Percentiles
+    autocorrelation: dict[int, float]  # by lag, in bins
+    locking: tuple[float, float]  # of ON and of OFF events
 
-    named = {
-        f"{name}, 10/50/90 %": spread(s[name])
-        for name in ("events", "rate_hz", "on_share", "in_crop", "counts", "same_us", "opposite_us")
+
+class Distance(Finding):
+    simulated_to_real: float
+    real_to_real: float
+
+
+class CameraResults(Finding):
+    """The file of this study."""
+
+    recordings: int
+    camera: Camera
+    motion: Motion
+    distances: dict[str, Distance]
+    rate_correlation: float  # of paired recordings
+    real: CameraStatistics
+    simulated: CameraStatistics
+    recordings_per_second: dict[str, dict[str, float]]  # by device, and what is made
+
+
+def summary(s: dict[str, np.ndarray]) -> CameraStatistics:
+    """The statistics in a few numbers each."""
+    spread = {
+        name: dict(
+            zip(
+                Percentiles.model_fields,
+                np.percentile(s[name], [10, 50, 90]).round(4).tolist(),
+                strict=True,
+            )
+        )
+        for name, field in CameraStatistics.model_fields.items()
+        if field.annotation is Percentiles
     }
-    return named | {
-        "autocorrelation": dict(
-            zip(map(str, LAGS), s["autocorrelation"].round(3).tolist(), strict=True)
-        ),
-        "locking, ON and OFF": s["locking"].round(3).tolist(),
-    }
+    return CameraStatistics.model_validate(
+        spread
+        | {
+            "autocorrelation": dict(zip(LAGS, s["autocorrelation"].round(3).tolist(), strict=True)),
+            "locking": s["locking"].round(3).tolist(),
+        }
+    )
 
 
 def speed(image: torch.Tensor, device: str, pixels: int) -> dict[str, float]:
@@ -280,29 +323,27 @@ def main() -> None:
     halves = distances(statistics(real[::2], lengths[::2]), statistics(real[1::2], lengths[1::2]))
     apart = distances(a, b)
     image = torch.from_numpy(zeros(arguments.data / "mnist")[0]).float() / 255
-    result = {
-        "recordings": len(real),
-        "camera": dataclasses.asdict(MNIST_DVS),
-        "motion": dataclasses.asdict(MNIST_DVS_MOTION),
-        "distances": {
-            name: {
-                "simulated to real": round(apart[name], 4),
-                "real to real": round(halves[name], 4),
-            }
+    speeds = {"one CPU core": speed(image, "cpu", 2**18)}
+    if torch.cuda.is_available():
+        speeds[torch.cuda.get_device_name()] = speed(image, "cuda", 2**24)
+    result = CameraResults(
+        recordings=len(real),
+        camera=MNIST_DVS,
+        motion=MNIST_DVS_MOTION,
+        distances={
+            name: Distance(
+                simulated_to_real=round(apart[name], 4), real_to_real=round(halves[name], 4)
+            )
             for name in apart
         },
-        "correlation of the rates of paired recordings": round(
-            float(np.corrcoef(a["rate_hz"], b["rate_hz"])[0, 1]), 3
-        ),
-        "real": summary(a),
-        "simulated": summary(b),
-        "recordings a second, one CPU core": speed(image, "cpu", 2**18),
-    }
-    if torch.cuda.is_available():
-        result[f"recordings a second, {torch.cuda.get_device_name()}"] = speed(image, "cuda", 2**24)
+        rate_correlation=round(float(np.corrcoef(a["rate_hz"], b["rate_hz"])[0, 1]), 3),
+        real=summary(a),
+        simulated=summary(b),
+        recordings_per_second=speeds,
+    )
     results.write(arguments.docs / "results" / "camera.json", result)
     draw(real, simulated, a, b, arguments.docs / "camera.png")
-    print(json.dumps(result, indent=1))
+    print(result.model_dump_json(indent=1))
 
 
 if __name__ == "__main__":

@@ -11,28 +11,71 @@ copy.
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from bisnn import intervals
+from bisnn.intervals import Interval
 from bisnn.packed import Engine
 from bisnn.runs import config, model
 from bisnn.runs.exporting import describe_model
 from bisnn.runs.inputs import load_dataset, spikes
+from bisnn.runs.results import Finding, Metric
 from bisnn.shipping import conversion
+from bisnn.shipping.conversion import Changes
 from bisnn_experiments import reproduction, results
 from bisnn_experiments.measurement import machine, table
+from bisnn_experiments.reproduction import Task
+from bisnn_experiments.results import Machine
 
 CONFIGS = ("two_moons_st", "two_moons_bayes", "digits_st", "digits_bayes")
 FRACTION = 12
 
 
-def compare_neurons(folder: Path) -> dict[str, Any]:
-    """Predict with either neuron: which test points are right, and what differs."""
+class Compared(NamedTuple):
+    """A network's predictions with either neuron."""
+
+    right: list[np.ndarray]  # which test points are, with SRM and with FixedSRM
+    changes: Changes
+
+
+class Accuracies(Finding):
+    """With either neuron."""
+
+    srm: float
+    fixed: float
+
+
+class NeuronSummary(Finding):
+    """What the neuron changes, over all seeds; shares of points or spikes."""
+
+    data: str
+    method: str
+    accuracy: Accuracies
+    lost: Metric
+    changed_spikes: float
+    changed_decisions: Metric
+    lost_by_seed: list[float]
+    totals: Changes
+
+
+class FixedPoint(Finding):
+    """The file of this study."""
+
+    command: str
+    machine: Machine
+    seeds: int
+    fraction: int
+    summary: list[NeuronSummary]
+
+
+def compare_neurons(folder: Path) -> Compared:
+    """Predict the test points of a run with either neuron."""
     trained = model.load(folder)
     points, labels = load_dataset(trained.config, show=False).test
     batches = [
@@ -46,37 +89,34 @@ def compare_neurons(folder: Path) -> dict[str, Any]:
         == labels.numpy()
         for network in (before, after)
     ]
-    return {"right": right, "changes": asdict(conversion.changes(before, after, batches))}
+    return Compared(right, conversion.changes(before, after, batches))
 
 
-def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """A row: accuracies with either neuron, their difference, what differs, over all seeds."""
-    right = np.array([run["right"] for run in runs], float)  # (seeds, 2, points)
+def summary(name: str, runs: Sequence[Compared]) -> NeuronSummary:
+    """Accuracies with either neuron, their difference, what differs, over all seeds."""
+    right = np.array([run.right for run in runs], float)  # (seeds, 2, points)
     lost = right[:, 0] - right[:, 1]
-    low, high = intervals.of_crossed_mean(lost)
-    totals = {key: sum(run["changes"][key] for run in runs) for key in runs[0]["changes"]}
-    decisions = (totals["changed_decisions"], totals["recordings"])
-    changed = dict(zip(("low", "high"), intervals.of_share(*decisions), strict=True))
-    changed["value"] = decisions[0] / decisions[1]
+    totals = Changes(*map(sum, zip(*(astuple(run.changes) for run in runs), strict=True)))
+    assert totals.changed_decisions is not None
+    decisions = (totals.changed_decisions, totals.recordings)
     data, rule = name.rsplit("_", 1)
-    return {
-        "data": data.replace("_", " "),
-        "method": rule,
-        "accuracy": {"srm": float(right[:, 0].mean()), "fixed": float(right[:, 1].mean())},
-        "lost": {"value": float(lost.mean()), "low": float(low), "high": float(high)},
-        "changed_spikes": totals["changed_spikes"] / totals["spikes"],
-        "changed_decisions": changed,
-        "lost_by_seed": lost.mean(1).tolist(),
-        "totals": totals,
-    }
+    return NeuronSummary(
+        data=data.replace("_", " "),
+        method=rule,
+        accuracy=Accuracies(srm=right[:, 0].mean(), fixed=right[:, 1].mean()),
+        lost=Interval(lost.mean(), *map(float, intervals.of_crossed_mean(lost))),
+        changed_spikes=totals.changed_spikes / totals.spikes,
+        changed_decisions=Interval(decisions[0] / decisions[1], *intervals.of_share(*decisions)),
+        lost_by_seed=lost.mean(1).tolist(),
+        totals=totals,
+    )
 
 
-def cells(row: dict[str, Any]) -> list[float]:
+def cells(row: NeuronSummary) -> list[float]:
     """The numbers of a row in per cent, as the table shows them."""
-    shares = [*row["accuracy"].values(), *row["lost"].values()]
-    return [
-        100 * share for share in (*shares, row["changed_spikes"], row["changed_decisions"]["value"])
-    ]
+    accuracies = (row.accuracy.srm, row.accuracy.fixed)
+    shares = (*accuracies, *row.lost, row.changed_spikes, row.changed_decisions.value)
+    return [100 * share for share in shares]
 
 
 def main() -> None:
@@ -90,16 +130,22 @@ def main() -> None:
         for name in CONFIGS
     }
     tasks = [
-        (config.load(name, [f"seed={seed}", "train.threads=1"]), folder, False, True)
+        Task(name, config.load(name, [f"seed={seed}", "train.threads=1"]), folder)
         for name, folders in plan.items()
         for seed, folder in enumerate(folders)
     ]
     reproduction.run_all(tasks, options.jobs, True)
     rows = [summary(name, [compare_neurons(folder) for folder in plan[name]]) for name in CONFIGS]
     columns = ("accuracy, SRM", "FixedSRM", "points lost", "low", "high", "spikes", "decisions")
-    print(table("in %", columns, [(f"{row['data']}, {row['method']}", cells(row)) for row in rows]))
-    about = {"command": results.command(), "machine": machine(), "seeds": options.seeds}
-    results.write(options.out / "results.json", about | {"fraction": FRACTION, "summary": rows})
+    print(table("in %", columns, [(f"{row.data}, {row.method}", cells(row)) for row in rows]))
+    found = FixedPoint(
+        command=results.command(),
+        machine=Machine(**machine()),
+        seeds=options.seeds,
+        fraction=FRACTION,
+        summary=rows,
+    )
+    results.write(options.out / "results.json", found)
 
 
 if __name__ == "__main__":

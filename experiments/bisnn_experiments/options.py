@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from bisnn_experiments import reproduction, results
+from bisnn_experiments import results, terminal
+from bisnn_experiments.results import Row, Study, Summary
 
 
-def publish(rows: list[dict[str, Any]], seeds: int, out: Path, width: int) -> None:
+def publish(rows: Sequence[Row], out: Path, width: int) -> None:
     """Print the summary of all rows, and write it with the rows to a file."""
-    study = {"command": results.command(), "summary": reproduction.summary(rows), "rows": rows}
-    figure = {"recipe": "options", "seeds": range(seeds), **study}
-    Console(width=width).print(reproduction.table(figure))
+    summary = results.summarise(rows, Summary)
+    title = f"mean and deviation, seeds: {summary[0].seeds}"
+    Console(width=width).print(terminal.summary_table(summary, title))
     out.parent.mkdir(parents=True, exist_ok=True)
-    results.write(out, study)
+    results.write(out, Study(command=results.command(), summary=summary, rows=list(rows)))

@@ -18,6 +18,8 @@ from bisnn.display import bars
 from bisnn.runs import config as configs
 from bisnn.runs import evaluation
 from bisnn.runs.config import Config
+from bisnn.runs.results import Evaluation
+from bisnn_experiments.results import Difference, Row
 
 # Label, and the end of the config's name
 METHODS = {"full precision": "full", "ST-BiSNN": "st", "Bayes-BiSNN": "bayes"}
@@ -94,23 +96,23 @@ def recognised(data: str | Path | None) -> tuple[str, dict[str, Any]]:
     )
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
+def rows(method: str, seed: int, judged: Evaluation) -> list[Row]:
     """A row for each predictor of an evaluated run: its quality, the memory of its weights and the
     synaptic operations of one inference.
     """
-    judged = evaluation.load_evaluation(folder)
     result = []
     for name in judged.metrics:
-        row = judged.row(name) | judged.numbers(name)
         ledger = judged.energy.rows[name]
         layers = [layer for layer in ledger.layers if layer.neuron_updates]  # no readouts
-        row["memory_bytes"] = sum(layer.weight_bits for layer in layers) // 8
-        row["synaptic_operations"] = ledger.synaptic_operations
-        result.append(row)
+        numbers = judged.numbers(name) | {
+            "memory_bytes": sum(layer.weight_bits for layer in layers) // 8,
+            "synaptic_operations": ledger.synaptic_operations,
+        }
+        result.append(Row.of(judged, name, method, seed, **numbers))
     return result
 
 
-def differences(folders: Iterable[Path], show: bool = False) -> list[dict[str, Any]]:
+def differences(folders: Iterable[Path], show: bool = False) -> list[Difference]:
     """Paired comparisons of the predictors of evaluated runs, over the recordings and the seeds
     they have in common.
     """
@@ -135,6 +137,6 @@ def differences(folders: Iterable[Path], show: bool = False) -> list[dict[str, A
 
 def _difference(
     a: str, b: str, probs_a: Sequence[Any], probs_b: Sequence[Any], labels: Any
-) -> dict[str, Any]:
-    values = {name: metrics.paired(name, probs_a, probs_b, labels)._asdict() for name in COMPARED}
-    return {"a": a, "b": b, "seeds": len(probs_a), **values}
+) -> Difference:
+    values = {name: metrics.paired(name, probs_a, probs_b, labels) for name in COMPARED}
+    return Difference(a=a, b=b, seeds=len(probs_a), **values)

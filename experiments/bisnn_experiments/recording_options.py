@@ -27,6 +27,7 @@ from bisnn.runs import config, evaluation, loop, training
 from bisnn.runs.config import Config
 from bisnn.runs.inputs import load_dataset
 from bisnn_experiments.options import publish
+from bisnn_experiments.results import Row
 
 PLAIN = {"augment.rotate": 0.0, "augment.zoom": 0.0, "augment.shift": 0}
 TURNED = {"augment.rotate": 5.0, "augment.zoom": 0.05}
@@ -102,7 +103,7 @@ def held_out(settings: Config, show: bool = False, given: None = None) -> Loaded
     return dataclasses.replace(data, train=train, validation=validation)
 
 
-def judge(method: str, option: str, seed: int) -> list[dict[str, Any]]:
+def judge(method: str, option: str, seed: int) -> list[Row]:
     """Train one run, which is kept in memory alone; returns a row for each of its predictors."""
     torch.set_num_threads(1)
     settings = config.load(f"digits_{method}").updated(
@@ -119,11 +120,11 @@ def judge(method: str, option: str, seed: int) -> list[dict[str, Any]]:
     rows = []
     for name, members in evaluation.predictors(model).items():
         probs = model.predict_points(validation.x, members).mean
-        values = {
+        numbers = {
             metric: metrics.METRICS[metric](probs, validation.y)
             for metric in ("accuracy", "nll", "ece")
         }
-        rows.append({"method": f"{method}: {option}", "predictor": name, "seed": seed, **values})
+        rows.append(Row(method=f"{method}: {option}", predictor=name, seed=seed, **numbers))
     return rows
 
 
@@ -144,12 +145,12 @@ def main() -> None:
         )
     tasks = [(method, name, seed) for method, name in chosen for seed in range(args.seeds)]
     pool = ProcessPoolExecutor(args.jobs, mp_context=multiprocessing.get_context("spawn"))
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     with pool, bars(show=True) as progress:
         judged = pool.map(judge, *zip(*tasks, strict=True))
         for result in progress.track(judged, len(tasks), description="runs"):
             rows += result
-    publish(rows, args.seeds, args.out, width=120)
+    publish(rows, args.out, width=120)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,14 @@ shorter. Each run is a run folder of its own, so the same command goes on where 
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,39 +24,49 @@ from torch import Tensor
 from bisnn.checks import choice
 from bisnn.data.toy import CLUSTERS, X_RANGE
 from bisnn.errors import Interrupted
-from bisnn.files import read_bytes
-from bisnn.metrics import CALIBRATION
 from bisnn.prediction import Classification
 from bisnn.runs import config as configs
 from bisnn.runs import evaluation, model, training
 from bisnn.runs.config import Config
 from bisnn.runs.folder import RunFolder
 from bisnn.runs.inputs import load_dataset
-from bisnn.shipping import energy
+from bisnn.runs.results import Evaluation
 from bisnn_experiments import drawing, recognition, workers
 from bisnn_experiments.measurement import processor
-from bisnn_experiments.results import write
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from bisnn_experiments.results import (
+    FigureResults,
+    Figures,
+    Origin,
+    Panel,
+    Points,
+    Row,
+    Summary,
+    Versions,
+    read,
+    summarise,
+    write,
+)
 
 GRID = 50  # points per side of the confidence map over the unit square
-HEADERS = {
-    "training_seconds": "seconds",
-    "memory_bytes": "weight\nbytes",
-    "synaptic_operations": "synaptic\nops",
-    "nll": "NLL",
-    "ece": "ECE",
-}
-# What the table leaves out
-HIDDEN = (
-    *("method", "predictor", "seeds", "epochs"),
-    *("balanced_accuracy", "brier", "confidence", CALIBRATION),
-)
 FAR = 0.1  # share of the square, farthest from all training points, that "far from the data" means
 
 
-Task = tuple[Config, Path, bool, bool]  # the arguments of `measure`
+class Task(NamedTuple):
+    """The arguments of `measure`: a run of a method with one seed."""
+
+    method: str
+    config: Config
+    folder: Path
+    picture: bool = False
+    train: bool = True
+
+
+class Measured(NamedTuple):
+    """What a run measured, and, if asked for, what is drawn of it."""
+
+    rows: list[Row]
+    panels: list[Panel]
+    points: Points | None
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,7 @@ def reproduce(
     show: bool = True,
     data: str | Path | None = None,
     device: str | None = None,
-) -> dict[str, Any]:
+) -> Figures:
     """Train, measure and draw; returns what `results.json` in `out` then holds.
 
     Args:
@@ -136,29 +144,32 @@ def reproduce(
     jobs = jobs or (cores if device == "cpu" else 1)
     began = time.monotonic()
     methods = _methods(figures, recipe, data, device)
-    plan = _plan(methods, seeds, out, max(1, cores // jobs), train)
-    _build_caches(methods, show)
-    resumed = any(run.folder.exists() for run in plan)
-    results = _earlier(out / "results.json")
-    measured = run_all([run.task for run in plan], jobs, show)
-    about = {
-        "recipe": recipe,
-        "command": _command(),
-        "machine": f"{_gpu(device)}{cores} cores of {processor()}, {jobs} runs at a time",
-        "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        # Of the whole command
-        "wall_seconds": None if resumed else round(time.monotonic() - began, 1),
-        "seeds": seeds,
+    plan = {
+        name: _plan(of_figure, seeds, out / "runs", max(1, cores // jobs), train)
+        for name, of_figure in methods.items()
     }
-    for name in methods:
-        runs = [(run, m) for run, m in zip(plan, measured, strict=True) if run.figure == name]
-        results["figures"][name] = about | _figure(runs)
-        if name.startswith("table1"):
-            differences = recognition.differences([run.folder for run, _ in runs], show)
-            results["figures"][name]["differences"] = differences
-    write(out / "results.json", results)
-    for name in methods:
-        drawing.FIGURES[name.partition("_")[0]](results["figures"][name], out / f"{name}.png")
+    _build_caches(methods, show)
+    tasks = [task for of_figure in plan.values() for task in of_figure]
+    resumed = any(task.folder.exists() for task in tasks)
+    file = out / "results.json"
+    earlier = read(file, Figures).figures if file.exists() else {}
+    measured = iter(run_all(tasks, jobs, show))
+    origin = Origin(
+        recipe=recipe,
+        command=_command(),
+        machine=f"{_gpu(device)}{cores} cores of {processor()}, {jobs} runs at a time",
+        versions=Versions(torch=torch.__version__, python=platform.python_version()),
+        wall_seconds=None if resumed else round(time.monotonic() - began, 1),
+        seeds=seeds,
+    )
+    made = {
+        name: _figure(origin, of_figure, [next(measured) for _ in of_figure], show)
+        for name, of_figure in plan.items()
+    }
+    results = Figures(figures=earlier | made)
+    write(file, results)
+    for name, figure in made.items():
+        drawing.FIGURES[name.partition("_")[0]](figure, out / f"{name}.png")
     return results
 
 
@@ -191,19 +202,6 @@ class Method(NamedTuple):
     config: Config
 
 
-class Planned(NamedTuple):
-    """A run of a method with one seed."""
-
-    figure: str
-    label: str
-    seed: int
-    task: Task
-
-    @property
-    def folder(self) -> Path:
-        return self.task[1]
-
-
 def _methods(
     figures: Sequence[str], recipe: str, data: str | Path | None, device: str
 ) -> dict[str, list[Method]]:
@@ -229,17 +227,19 @@ def _methods(
 
 
 def _plan(
-    methods: dict[str, list[Method]], seeds: Sequence[int], out: Path, threads: int, train: bool
-) -> list[Planned]:
-    plan = []
-    for figure in methods:
-        for label, run, config in methods[figure]:
-            for seed in seeds:
-                settings = config.updated(seed=seed, **{"train.threads": threads})
-                folder = out / "runs" / f"{run}_seed{seed}"
-                task = (settings, folder, seed == seeds[0], train)
-                plan.append(Planned(figure, label, seed, task))
-    return plan
+    methods: Sequence[Method], seeds: Sequence[int], runs: Path, threads: int, train: bool
+) -> list[Task]:
+    return [
+        Task(
+            label,
+            config.updated(seed=seed, **{"train.threads": threads}),
+            runs / f"{run}_seed{seed}",
+            seed == seeds[0],
+            train,
+        )
+        for label, run, config in methods
+        for seed in seeds
+    ]
 
 
 def _build_caches(methods: dict[str, list[Method]], show: bool) -> None:
@@ -249,33 +249,27 @@ def _build_caches(methods: dict[str, list[Method]], show: bool) -> None:
         load_dataset(config, show)
 
 
-def _figure(runs: list[tuple[Planned, dict[str, Any]]]) -> dict[str, Any]:
+def _figure(
+    origin: Origin, tasks: Sequence[Task], measured: Sequence[Measured], show: bool
+) -> FigureResults:
     """What the runs of a figure measured: all rows with their summary, and what is drawn."""
-    rows = [{"method": run.label, "seed": run.seed, **row} for run, m in runs for row in m["rows"]]
-    return {
-        "summary": summary(rows),
-        "rows": rows,
-        "panels": [{"method": run.label, **panel} for run, m in runs for panel in m["panels"]],
-        "training_points": next((m["points"] for _, m in runs if m["points"]), None),
-    }
+    rows = [row for run in measured for row in run.rows]
+    found = FigureResults(
+        **dict(origin),
+        summary=summarise(rows, Summary),
+        rows=rows,
+        panels=[panel for run in measured for panel in run.panels],
+        training_points=next((run.points for run in measured if run.points), None),
+    )
+    if not tasks[0].config.recorded:
+        return found
+    differences = recognition.differences([task.folder for task in tasks], show)
+    return found.model_copy(update={"differences": differences})
 
 
 def _command() -> str:
     program = "bisnn" if sys.argv[0].endswith("__main__.py") else Path(sys.argv[0]).name
     return " ".join([program, *sys.argv[1:]])
-
-
-def _earlier(file: Path) -> dict[str, Any]:
-    """The results so far: figures that are not made again stay."""
-    if not file.exists():
-        return {"figures": {}}
-    try:
-        results = json.loads(read_bytes(file))
-    except (ValueError, RecursionError):
-        results = None
-    if not isinstance(results, dict) or not isinstance(results.get("figures"), dict):
-        raise ValueError(f"{file}: is damaged; remove it or give another --out")
-    return results
 
 
 def _cores() -> int:
@@ -292,24 +286,45 @@ def _gpu(device: str) -> str:
 # Runs, several at a time
 
 
-def run_all(tasks: list[Task], jobs: int, show: bool) -> list[dict[str, Any]]:
-    """`measure` for each task, in worker processes; the bar follows the runs' metrics files."""
+def measure(
+    method: str, config: Config, folder: Path, picture: bool = False, train: bool = True
+) -> Measured:
+    """Train (or go on, or take what is there), evaluate, and measure what the figure shows."""
+    judged = ensure_judged(config, folder, train)
+    if config.recorded:
+        return Measured(recognition.rows(method, config.seed, judged), [], None)
+    if config.task == "regression":
+        return _fig1(method, config, judged, picture)
+    return _fig2(method, config, judged, model.load(folder), picture)
+
+
+def run_all(
+    tasks: Sequence[Task],
+    jobs: int,
+    show: bool,
+    function: Callable[..., Any] = measure,
+) -> list[Any]:
+    """`function` of each task, in worker processes; the bar follows the runs' metrics files."""
     return workers.run_all(
-        measure, tasks, jobs, show, length=lambda task: task[0].train.epochs, progress=_progress
+        function,
+        tasks,
+        jobs,
+        show,
+        length=lambda task: task.config.train.epochs,
+        progress=_progress,
     )
 
 
 def _progress(task: Task) -> float:
-    config, folder = task[:2]
     try:
-        epochs = (folder / "metrics.jsonl").read_bytes().count(b"\n")
+        epochs = (task.folder / "metrics.jsonl").read_bytes().count(b"\n")
     except OSError:
         return 0.0
-    return 0.9 * min(1.0, epochs / config.train.epochs)
+    return 0.9 * min(1.0, epochs / task.config.train.epochs)
 
 
-def measure(config: Config, folder: Path, picture: bool, train: bool) -> dict[str, Any]:
-    """Train (or go on, or take what is there), evaluate, and measure what the figure shows."""
+def ensure_judged(config: Config, folder: Path, train: bool = True) -> Evaluation:
+    """The evaluation of a run, which is trained and judged as far as it is not yet."""
     global _stopping
     if _stopping is not None:
         raise _stopping  # the pool hands a worker its next task even after a signal
@@ -320,12 +335,10 @@ def measure(config: Config, folder: Path, picture: bool, train: bool) -> dict[st
         _stopping = stop
         raise
     try:
-        evaluation.load_evaluation(folder)
+        return evaluation.load_evaluation(folder)
     except ValueError:  # none yet, or of another model
         evaluation.evaluate(folder, show=False)
-    if config.recorded:
-        return {"rows": recognition.rows(folder), "panels": [], "points": None}
-    return (_fig1 if config.task == "regression" else _fig2)(config, folder, picture)
+        return evaluation.load_evaluation(folder)
 
 
 _stopping: Interrupted | None = None  # in a worker process that got a signal
@@ -353,38 +366,36 @@ def _ensure_trained(config: Config, folder: Path, train: bool) -> None:
         training.resume(folder, show=False)
 
 
-def _fig1(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
+def _fig1(method: str, config: Config, judged: Evaluation, picture: bool) -> Measured:
     """The error against the noiseless function and the deviation over the members, inside the
     clusters and in the gaps between them.
     """
-    judged = evaluation.load_evaluation(folder)
     x, y = judged.x, judged.y
     inside = in_clusters(x[:, 0])
     rows, panels = [], []
     for name, result in judged.predictors.items():
         error = (result.mean - y).square()[:, 0]
         std = result.std[:, 0]
-        row = judged.row(name)
+        numbers: dict[str, float | None] = {}
         for where, part in (("inside", inside), ("gaps", ~inside)):
-            row[f"rmse_{where}"] = float(error[part].mean().sqrt())
-            row[f"deviation_{where}"] = float(std[part].mean())
-        row["deviation_ratio"] = _ratio(row)
-        rows.append(row)
-        if picture:
-            panels.append({"predictor": name, "mean": _list(result.mean), "std": _list(result.std)})
-    points = load_dataset(config).train
-    assert isinstance(points.x, Tensor)
-    about = (
-        {"x": _list(points.x), "y": _list(points.y), "test_x": _list(x), "test_y": _list(y)}
-        if picture
-        else None
-    )
-    return {"rows": rows, "panels": panels, "points": about}
+            numbers[f"rmse_{where}"] = float(error[part].mean().sqrt())
+            numbers[f"deviation_{where}"] = float(std[part].mean())
+        numbers["deviation_ratio"] = _ratio(std[~inside], std[inside])
+        rows.append(Row.of(judged, name, method, config.seed, **numbers))
+        drawn = {"mean": _list(result.mean), "std": _list(result.std)}
+        panels.append(Panel(method=method, predictor=name, **drawn))
+    if not picture:
+        return Measured(rows, [], None)
+    train = load_dataset(config).train
+    assert isinstance(train.x, Tensor)
+    test = {"test_x": _list(x), "test_y": _list(y)}
+    return Measured(rows, panels, Points(x=_list(train.x), y=_list(train.y), **test))
 
 
-def _ratio(row: dict[str, Any]) -> float | None:
+def _ratio(gaps: Tensor, inside: Tensor) -> float | None:
     """The members' deviation in the gaps over that in the clusters; None for one network."""
-    return row["deviation_gaps"] / row["deviation_inside"] if row["deviation_inside"] else None
+    a, b = float(gaps.mean()), float(inside.mean())
+    return a / b if b else None
 
 
 def in_clusters(x: Tensor) -> Tensor:
@@ -394,12 +405,12 @@ def in_clusters(x: Tensor) -> Tensor:
     return torch.stack([(raw >= a - 1e-5) & (raw <= b + 1e-5) for a, b in CLUSTERS]).any(0)
 
 
-def _fig2(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
+def _fig2(
+    method: str, config: Config, judged: Evaluation, trained: model.Model, picture: bool
+) -> Measured:
     """Test metrics, and the mean confidence on the part of the unit square that lies farthest from
     all training points.
     """
-    judged = evaluation.load_evaluation(folder)
-    trained = model.load(folder)
     train = load_dataset(config).train
     assert isinstance(train.x, Tensor)
     points = grid()
@@ -409,14 +420,15 @@ def _fig2(config: Config, folder: Path, picture: bool) -> dict[str, Any]:
         result = trained.predict_points(points if picture else points[far], members)
         assert isinstance(result, Classification)
         confidence = result.mean.max(-1).values
-        row = judged.row(name) | judged.numbers(name)
-        row["confidence"] = float(judged.predictors[name].mean.max(-1).values.mean())
-        row["far_confidence"] = float((confidence[far] if picture else confidence).mean())
-        rows.append(row)
-        if picture:
-            panels.append({"predictor": name, "p1": _list(result.mean[:, 1])})
-    about = {"x": _list(train.x), "y": train.y.tolist()} if picture else None
-    return {"rows": rows, "panels": panels, "points": about}
+        numbers = judged.numbers(name) | {
+            "confidence": float(judged.predictors[name].mean.max(-1).values.mean()),
+            "far_confidence": float((confidence[far] if picture else confidence).mean()),
+        }
+        rows.append(Row.of(judged, name, method, config.seed, **numbers))
+        panels.append(Panel(method=method, predictor=name, p1=_list(result.mean[:, 1])))
+    if not picture:
+        return Measured(rows, [], None)
+    return Measured(rows, panels, Points(x=_list(train.x), y=train.y.tolist()))
 
 
 def grid() -> Tensor:
@@ -434,59 +446,3 @@ def _list(x: Tensor) -> list[Any]:
     if x.ndim > 1 and x.shape[-1] > 1:
         return [[round(v, 5) for v in row] for row in x.tolist()]
     return [round(v, 5) for v in x.flatten().tolist()]
-
-
-# Summaries
-
-
-def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Mean and standard deviation of every number over the seeds, in a row for each method and
-    predictor.
-    """
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["method"], row["predictor"]), []).append(row)
-    result = []
-    for (method, predictor), group in groups.items():
-        numbers = [name for name in group[0] if name not in ("method", "predictor", "seed")]
-        values = {
-            name: [row[name] for row in group]
-            for name in numbers
-            if all(row[name] is not None for row in group)
-        }
-        spread = lambda v: statistics.stdev(v) if len(v) > 1 else 0.0  # noqa: E731
-        means = {
-            name: {"mean": statistics.fmean(v), "std": spread(v)} for name, v in values.items()
-        }
-        result.append({"method": method, "predictor": predictor, "seeds": len(group), **means})
-    return result
-
-
-def table(figure: dict[str, Any]) -> Table:
-    """The summary as a table for the terminal."""
-    from rich.table import Table
-
-    first = figure["summary"][0]
-    numbers = [name for name in first if name not in HIDDEN]
-    grid = Table("method", *(HEADERS.get(name, name.replace("_", " ")) for name in numbers))
-    over = "mean and deviation over seeds" if len(figure["seeds"]) > 1 else "seed"
-    grid.title = f"recipe {figure['recipe']}, {over} {', '.join(map(str, figure['seeds']))}"
-    for row in figure["summary"]:
-        grid.add_row(
-            f"{row['method']}\n{row['predictor']}",
-            *(_cell(row.get(name), row["seeds"]) for name in numbers),
-        )
-    return grid
-
-
-def _cell(value: dict[str, float] | None, seeds: int) -> str:
-    if value is None:
-        return "-"
-    return _short(value["mean"]) + (f"\n± {_short(value['std'])}" if seeds > 1 else "")
-
-
-def _short(value: float) -> str:
-    """Small numbers with three decimals, large ones with one, larger ones with an SI prefix."""
-    if value >= 1000:
-        return energy.si(value, "")
-    return f"{value:.3f}" if value < 10 else f"{value:.1f}"

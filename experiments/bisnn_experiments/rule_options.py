@@ -18,6 +18,8 @@ from bisnn.runs import config
 from bisnn.runs.config import Config
 from bisnn.runs.folder import RunFolder
 from bisnn_experiments import options, reproduction
+from bisnn_experiments.reproduction import Task
+from bisnn_experiments.results import Row
 
 BASE = {
     "version": 1,
@@ -53,10 +55,11 @@ def settings_of(name: str, seed: int, select: bool) -> Config:
     return settings.updated(**{"data.validation": 0.25, "train.validate_every": last})
 
 
-def held_out_row(folder: Path) -> dict[str, Any]:
+def held_out_row(task: Task) -> Row:
     """The last validation of a run as a row."""
-    last = RunFolder(folder).read_metrics()[-1]["validation"]
-    return {"predictor": "usual", "nll": last["loss"], "accuracy": last["accuracy"]}
+    last = RunFolder(task.folder).read_metrics()[-1]["validation"]
+    numbers = {"nll": last["loss"], "accuracy": last["accuracy"]}
+    return Row(method=task.method, predictor="usual", seed=task.config.seed, **numbers)
 
 
 def main() -> None:
@@ -71,22 +74,22 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
     runs = args.out / ("select" if args.select else "test")
-    plan = {
-        (name, seed): runs / f"{name.replace(', ', '_').replace(' ', '-')}_seed{seed}"
+    tasks = [
+        Task(
+            name,
+            settings_of(name, seed, args.select),
+            runs / f"{name.replace(', ', '_').replace(' ', '-')}_seed{seed}",
+        )
         for name in OPTIONS
         for seed in range(args.seeds)
-    }
-    tasks = [
-        (settings_of(name, seed, args.select), folder, False, True)
-        for (name, seed), folder in plan.items()
     ]
     measured = reproduction.run_all(tasks, args.jobs, True)
-    rows: list[dict[str, Any]] = []
-    for ((name, seed), folder), result in zip(plan.items(), measured, strict=True):
-        judged = [held_out_row(folder)] if args.select else result["rows"]
-        rows += [{"method": name, "seed": seed, **row} for row in judged]
+    if args.select:
+        rows = [held_out_row(task) for task in tasks]
+    else:
+        rows = [row for run in measured for row in run.rows]
     out = args.out / ("select.json" if args.select else "results.json")
-    options.publish(rows, args.seeds, out, width=200)
+    options.publish(rows, out, width=200)
 
 
 if __name__ == "__main__":

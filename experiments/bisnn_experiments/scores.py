@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -15,8 +14,32 @@ from bisnn.data.loading import Clips
 from bisnn.prediction import Classification
 from bisnn.runs.model import Model
 from bisnn_experiments.measurement import table
+from bisnn_experiments.results import Case, Mean
 
-OWN, MISTAKES = "test", "own mistakes"
+OWN = "test"
+N = TypeVar("N")
+
+
+class Scores(Case, Generic[N]):
+    """How uncertain a predictor is, by set of recordings."""
+
+    accuracy: N
+    entropy: dict[str, N]  # its mean over a set
+    auroc: dict[str, dict[str, N]]  # of each score, by the set that is set beside the test's
+    mistakes: dict[str, N]  # the AUROC of each score, of test recordings predicted wrong
+
+
+class ScoreRow(Scores[float | None]):
+    """A predictor of one run; None where a set is empty."""
+
+    run: str
+    seed: int
+
+
+class ScoreSummary(Scores[Mean | None]):
+    """A predictor over all seeds."""
+
+    seeds: int
 
 
 def score(
@@ -58,50 +81,22 @@ def auroc(low: np.ndarray, high: np.ndarray) -> float | None:
     )
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every number's mean and deviation over the seeds, an entry for each method and predictor."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["method"], row["predictor"]), []).append(row)
-    numbers = ("accuracy", "entropy", "auroc", MISTAKES)
-    return [
-        {
-            "method": method,
-            "predictor": predictor,
-            **{name: over_seeds([row[name] for row in group]) for name in numbers},
-        }
-        for (method, predictor), group in groups.items()
-    ]
-
-
-def over_seeds(values: Sequence[Any]) -> Any:
-    """Mean and deviation of numbers, or of each entry of dicts. None is left out; the deviation of
-    a single number is None.
-    """
-    if isinstance(values[0], dict):
-        return {key: over_seeds([value[key] for value in values]) for key in values[0]}
-    known = [value for value in values if value is not None]
-    spread = statistics.stdev(known) if len(known) > 1 else None
-    return {"mean": statistics.fmean(known) if known else None, "std": spread, "seeds": len(known)}
-
-
-def tables(entries: Sequence[dict[str, Any]]) -> str:
+def tables(entries: Sequence[ScoreSummary]) -> str:
     """The summary as text: AUROC of each score, then accuracy and mean entropies."""
-    sets = list(entries[0]["auroc"])
+    sets = list(entries[0].auroc)
     chances, means = [], []
     for entry in entries:
-        name = f"{entry['method']}, {entry['predictor']}"
-        for kind, mistakes in entry[MISTAKES].items():
-            cells = [*(entry["auroc"][other][kind] for other in sets), mistakes]
+        name = f"{entry.method}, {entry.predictor}"
+        for kind, mistakes in entry.mistakes.items():
+            cells = [*(entry.auroc[other][kind] for other in sets), mistakes]
             chances.append((f"{name}: {kind}", [_cell(cell) for cell in cells]))
-        cells = [entry["accuracy"], *(entry["entropy"][one] for one in (OWN, *sets))]
+        cells = [entry.accuracy, *(entry.entropy[one] for one in (OWN, *sets))]
         means.append((name, [_cell(cell) for cell in cells]))
-    aurocs = table("AUROC", [*sets, MISTAKES], chances)
+    aurocs = table("AUROC", [*sets, "own mistakes"], chances)
     return f"{aurocs}\n\n{table('mean entropy / nat', ['accuracy', OWN, *sets], means)}"
 
 
-def _cell(of_seeds: dict[str, Any]) -> str | None:
-    if of_seeds["mean"] is None:
+def _cell(value: Mean | None) -> str | None:
+    if value is None:
         return None
-    spread = "" if of_seeds["std"] is None else f" ± {of_seeds['std']:.3f}"
-    return f"{of_seeds['mean']:.3f}{spread}"
+    return f"{value.mean:.3f}" + ("" if value.std is None else f" ± {value.std:.3f}")

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import JsonValue
 from torch import Tensor
 
 from bisnn import kernels
@@ -49,9 +50,11 @@ from bisnn.runs import model as models
 from bisnn.runs.evaluation import predictors
 from bisnn.runs.inputs import load_dataset
 from bisnn.runs.model import Model
+from bisnn.runs.results import Finding
 from bisnn_experiments import results
 from bisnn_experiments.measurement import machine, note
-from bisnn_experiments.scores import MISTAKES, OWN, auroc, score, summary, tables
+from bisnn_experiments.results import Machine
+from bisnn_experiments.scores import OWN, ScoreRow, ScoreSummary, auroc, score, tables
 
 Data = (
     data_sections.NMNISTData | data_sections.MNISTDVSData | data_sections.SimulatedData
@@ -278,7 +281,7 @@ def _all(recordings: Recordings) -> Clips:
 
 def judge(
     run: Run, test: Split, others: dict[str, list[Clips]], advance: Callable[[int], Any]
-) -> list[dict[str, Any]]:
+) -> list[ScoreRow]:
     """A row for each predictor of a run."""
     rows = []
     assert isinstance(test.x, Clips)
@@ -286,29 +289,46 @@ def judge(
         more = lambda n, members=members: advance(n * (members or 1))  # noqa: E731
         own, taken_for = score(run.model, [test.x], members, more)
         right = taken_for == test.y.numpy()
-        row: dict[str, Any] = {
-            "run": str(run.path),
-            "method": run.model.config.rule.name,
-            "seed": run.model.config.seed,
-            "predictor": name,
-            "accuracy": float(right.mean()),
-            "entropy": {OWN: float(own["entropy"].mean())},
-            "auroc": {},
-        }
-        for other, sets in others.items():
-            theirs, _ = score(run.model, sets, members, more)
-            row["entropy"][other] = float(theirs["entropy"].mean())
-            row["auroc"][other] = {name: auroc(own[name], theirs[name]) for name in own}
-        row[MISTAKES] = {name: auroc(x[right], x[~right]) for name, x in own.items()}
-        rows.append(row)
+        theirs = {other: score(run.model, sets, members, more)[0] for other, sets in others.items()}
+        entropies = {OWN: own["entropy"]} | {other: theirs[other]["entropy"] for other in theirs}
+        rows.append(
+            ScoreRow(
+                method=run.model.config.rule.name,
+                predictor=name,
+                accuracy=float(right.mean()),
+                entropy={which: float(entropy.mean()) for which, entropy in entropies.items()},
+                auroc={
+                    other: {kind: auroc(own[kind], scores[kind]) for kind in own}
+                    for other, scores in theirs.items()
+                },
+                mistakes={kind: auroc(x[right], x[~right]) for kind, x in own.items()},
+                run=str(run.path),
+                seed=run.model.config.seed,
+            )
+        )
     return rows
 
 
 # The command
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """All that the JSON holds. Errors in the arguments are raised before anything takes long."""
+class Uncertainty(Finding):
+    """The file of this study."""
+
+    command: str
+    date: str
+    machine: Machine
+    device: str
+    data: dict[str, JsonValue]  # the section of the runs' configs, without their root
+    seeds: list[int]
+    recordings: dict[str, int]  # by set
+    summary: list[ScoreSummary]
+    rows: list[ScoreRow]
+    wall_seconds: float
+
+
+def measure(args: argparse.Namespace) -> Uncertainty:
+    """All that the file holds. Errors in the arguments are raised before anything takes long."""
     began = time.monotonic()
     _check(args)
     runs = load_runs(args.runs)
@@ -332,18 +352,20 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     others = {OTHER: other_digits(digits, data)} if digits else {}
     tests = own_recordings(runs, args.device)
     others |= {name: simulate(name, what, data, args.device) for name, what in seen.items()}
-    return {
-        "command": results.command(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
-        "data": data.model_dump(exclude={"root"}),
-        "seeds": sorted({run.model.config.seed for run in runs}),
-        "recordings": {OWN: len(tests[0].x)}
-        | {name: sum(map(len, sets)) for name, sets in others.items()},
-        **_measure_runs(runs, tests, others, args.device),
-        "wall_seconds": round(time.monotonic() - began, 1),
-    }
+    rows = _measure_runs(runs, tests, others, args.device)
+    sizes = {OWN: len(tests[0].x)} | {name: sum(map(len, sets)) for name, sets in others.items()}
+    return Uncertainty(
+        command=results.command(),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=Machine(**machine()),
+        device=torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
+        data=data.model_dump(exclude={"root"}, mode="json"),
+        seeds=sorted({run.model.config.seed for run in runs}),
+        recordings=sizes,
+        summary=results.summarise(rows, ScoreSummary),
+        rows=rows,
+        wall_seconds=round(time.monotonic() - began, 1),
+    )
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -360,7 +382,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _measure_runs(
     runs: Sequence[Run], tests: Sequence[Split], others: dict[str, list[Clips]], device: str
-) -> dict[str, Any]:
+) -> list[ScoreRow]:
     away = sum(len(clips) for sets in others.values() for clips in sets)
     total = sum(
         (members or 1) * (len(test.x) + away)
@@ -374,7 +396,7 @@ def _measure_runs(
             progress.update(bar, description=run.path.name)
             run.model.net.to(device)
             rows += judge(run, test, others, lambda n: progress.advance(bar, n))
-    return {"summary": summary(rows), "rows": rows}
+    return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -421,8 +443,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(
             "uncertainty: stopped; the same command goes on with the pictures where it was"
         ) from None
-    print(tables(result["summary"]))
-    counts = ", ".join(f"{n} {name}" for name, n in result["recordings"].items())
+    print(tables(result.summary))
+    counts = ", ".join(f"{n} {name}" for name, n in result.recordings.items())
     print(f"\nrecordings: {counts}; written: {args.out}")
 
 

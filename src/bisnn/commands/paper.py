@@ -66,7 +66,7 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Train, measure and draw the paper's figures or table. Called again, it goes on from there."""
-    from bisnn_experiments import recognition, reproduction
+    from bisnn_experiments import recognition, reproduction, terminal
 
     out = out or Path("out") / recipe.value
     figures = ["fig1", "fig2"] if figure is Figure.all else [figure.value]
@@ -86,6 +86,6 @@ def reproduce(
         for name in figures
     ]
     for name in names:
-        console().print(reproduction.table(results["figures"][name]))
+        console().print(terminal.table(results.figures[name]))
     drawn = ", ".join(str(out / f"{name}.png") for name in names)
     console().print(f"results: {out / 'results.json'}, figures: {drawn}")

@@ -59,14 +59,6 @@ class Verdict(Finding):
         ece = {"ece": self.calibration[predictor].ece} if self.calibration else {}
         return {**values, **ece}
 
-    def row(self, predictor: str) -> dict[str, Any]:
-        """How a row of results begins; seconds are None where no checkpoint knows them."""
-        return {
-            "predictor": predictor,
-            "epochs": self.epoch,
-            "training_seconds": None if self.seconds is None else round(self.seconds, 1),
-        }
-
 
 EMPTY: Any = Field(default_factory=lambda: torch.zeros(0))
 
