@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +14,9 @@ import torch
 from scipy import stats
 
 from bisnn import intervals, metrics
+from bisnn_experiments import interval_coverage as coverage
+from bisnn_experiments import interval_populations as populations
 from conftest import seeded
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-import interval_coverage as coverage
 
 N, C = 500, 4
 PROBS = torch.softmax(2 * torch.randn(N, C, generator=seeded(0), dtype=torch.float64), -1)
@@ -131,7 +128,7 @@ def test_what_is_left_of_the_bias_moves_the_end_that_it_may_have_moved():
     rng = np.random.default_rng(0)
     y = torch.zeros(400, dtype=torch.int64)
     pair = "answers, underconfident"
-    b, a = coverage.both(rng, pair, len(y), (np.zeros(4), np.zeros(4)))
+    b, a = populations.both(rng, pair, len(y), (np.zeros(4), np.zeros(4)))
     found, mirrored = (
         metrics.paired("calibration_error", a, b, y),
         metrics.paired("calibration_error", b, a, y),
@@ -371,7 +368,7 @@ def test_intervals_of_a_run_cover(n, model, simulations):
         assert covers(found["nll"]["coverage"], simulations, most=0.97)
 
 
-@pytest.mark.parametrize("kind", coverage.ERRORS)
+@pytest.mark.parametrize("kind", populations.ERRORS)
 @pytest.mark.parametrize("n", coverage.SIZES)
 def test_intervals_of_errors_cover(n, kind):
     for name, row in coverage.errors_coverage(n, kind, 1000).items():

@@ -1,4 +1,4 @@
-"""benchmarks/tables.py: documents agree with their files, and disagreements are found."""
+"""bisnn_experiments.tables: documents agree with their files, and disagreements are found."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from pathlib import Path
 import pytest
 
 from bisnn.runs.config import load, shipped
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-import interval_coverage
-import tables
+from bisnn_experiments import interval_coverage, tables
 
 ROOT = Path(__file__).parents[1]
 
@@ -234,20 +231,29 @@ def test_a_table_of_numbers_without_a_comment(folder):
 
 def test_the_command_exits_with_1(tmp_path):
     """In a copy, with a digit changed."""
-    for name in (*tables.DOCUMENTS, "benchmarks/tables.py"):
-        target = tmp_path / name
-        target.parent.mkdir(exist_ok=True)
-        target.write_text((ROOT / name).read_text())
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "docs").mkdir()
+    for name in tables.DOCUMENTS:
+        (tmp_path / name).write_text((ROOT / name).read_text())
     for name in ("docs/results", "benchmarks/results"):
         (tmp_path / name).symlink_to(ROOT / name)
-    command = [sys.executable, str(tmp_path / "benchmarks" / "tables.py")]
-    assert subprocess.run(command, check=False).returncode == 0
+    command = [sys.executable, "-m", "bisnn_experiments.tables"]
+
+    def run(*options: str, folder: Path = tmp_path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *options], cwd=folder, capture_output=True, text=True, check=False
+        )
+
+    assert run().returncode == 0
     page = tmp_path / "docs" / "SHIPPING.md"
     right = page.read_text()
     page.write_text(right.replace("| 71,168 |", "| 71,169 |", 1))
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = run()
     assert result.returncode == 1
     assert "docs/SHIPPING.md:" in result.stdout
     assert "'71,168', found '71,169'" in result.stdout
-    assert subprocess.run([*command, "--write"], check=False).returncode == 0
+    assert run("--write").returncode == 0
     assert page.read_text() == right
+    elsewhere = run(folder=tmp_path / "docs")
+    assert elsewhere.returncode == 2
+    assert "there is no README.md here; run this in the root" in elsewhere.stderr

@@ -2,8 +2,8 @@
 seeds.
 
 Which one is used where, and how often each covers the truth, is in docs/RESULTS.md ("Intervals"),
-written by `benchmarks/interval_coverage.py`. NumPy alone; arrays of scores have the recordings as
-their last axis, and any axes before it.
+written by `bisnn_experiments.interval_coverage`. NumPy alone; arrays of scores have the recordings
+as their last axis, and any axes before it.
 """
 
 from __future__ import annotations
