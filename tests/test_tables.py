@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -157,6 +158,22 @@ def test_the_summary_of_coverages_is_that_of_its_cells():
     for part in (interval_coverage.summary, interval_coverage.widths, interval_coverage.misses):
         assert part(found) == found[part.__name__]
     assert found["misses"] == []
+
+
+def test_differences_without_runs_are_those_of_the_seeds():
+    """Mean and deviation of MNIST through the camera, whose runs are gone, from the file's rows."""
+    path = ROOT / "docs" / "results" / "table1_camera.json"
+    found = json.loads(path.read_text())["figures"]["table1_mnist"]
+    for pair in found["differences"]:
+        a, b = (
+            [row for row in found["rows"] if row["predictor"].split(" of ")[0] == pair[side]]
+            for side in ("a", "b")
+        )
+        assert [row["seed"] for row in a] == [row["seed"] for row in b] == found["seeds"]
+        for name in ("accuracy", "nll", "ece"):
+            gains = [p[name] - q[name] for p, q in zip(a, b, strict=True)]
+            expected = {"mean": statistics.fmean(gains), "std": statistics.stdev(gains)}
+            assert pair[name] == pytest.approx(expected)
 
 
 def test_a_page_that_agrees(folder):
