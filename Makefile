@@ -34,10 +34,10 @@ lint: setup
 
 # Tables in README.md and docs/ against the files of docs/results and benchmarks/results.
 results-check: setup
-	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python -m bisnn_experiments.tables
 
 results-write: setup
-	$(BIN)/python benchmarks/tables.py --write
+	$(BIN)/python -m bisnn_experiments.tables --write
 
 bench: setup
 	$(BIN)/python benchmarks/cpu.py

@@ -1,10 +1,11 @@
-"""benchmarks/tables.py: documents agree with their files, and disagreements are found."""
+"""bisnn_experiments.tables: documents agree with their files, and disagreements are found."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,7 @@ from pathlib import Path
 import pytest
 
 from bisnn.runs.config import load, shipped
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-import interval_coverage
-import tables
+from bisnn_experiments import interval_coverage, tables
 
 ROOT = Path(__file__).parents[1]
 
@@ -155,9 +153,27 @@ def test_what_stands_behind_each_table_is_what_the_configs_say():
 
 
 def test_the_summary_of_coverages_is_that_of_its_cells():
+    """And no cell covers less than what docs/RESULTS.md claims of every one."""
     found = json.loads((ROOT / "docs" / "results" / "coverage.json").read_text())
     for part in (interval_coverage.summary, interval_coverage.widths, interval_coverage.misses):
         assert part(found) == found[part.__name__]
+    assert found["misses"] == []
+
+
+def test_differences_without_runs_are_those_of_the_seeds():
+    """Mean and deviation of MNIST through the camera, whose runs are gone, from the file's rows."""
+    path = ROOT / "docs" / "results" / "table1_camera.json"
+    found = json.loads(path.read_text())["figures"]["table1_mnist"]
+    for pair in found["differences"]:
+        a, b = (
+            [row for row in found["rows"] if row["predictor"].split(" of ")[0] == pair[side]]
+            for side in ("a", "b")
+        )
+        assert [row["seed"] for row in a] == [row["seed"] for row in b] == found["seeds"]
+        for name in ("accuracy", "nll", "ece"):
+            gains = [p[name] - q[name] for p, q in zip(a, b, strict=True)]
+            expected = {"mean": statistics.fmean(gains), "std": statistics.stdev(gains)}
+            assert pair[name] == pytest.approx(expected)
 
 
 def test_a_page_that_agrees(folder):
@@ -234,20 +250,29 @@ def test_a_table_of_numbers_without_a_comment(folder):
 
 def test_the_command_exits_with_1(tmp_path):
     """In a copy, with a digit changed."""
-    for name in (*tables.DOCUMENTS, "benchmarks/tables.py"):
-        target = tmp_path / name
-        target.parent.mkdir(exist_ok=True)
-        target.write_text((ROOT / name).read_text())
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "docs").mkdir()
+    for name in tables.DOCUMENTS:
+        (tmp_path / name).write_text((ROOT / name).read_text())
     for name in ("docs/results", "benchmarks/results"):
         (tmp_path / name).symlink_to(ROOT / name)
-    command = [sys.executable, str(tmp_path / "benchmarks" / "tables.py")]
-    assert subprocess.run(command, check=False).returncode == 0
+    command = [sys.executable, "-m", "bisnn_experiments.tables"]
+
+    def run(*options: str, folder: Path = tmp_path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *options], cwd=folder, capture_output=True, text=True, check=False
+        )
+
+    assert run().returncode == 0
     page = tmp_path / "docs" / "SHIPPING.md"
     right = page.read_text()
     page.write_text(right.replace("| 71,168 |", "| 71,169 |", 1))
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = run()
     assert result.returncode == 1
     assert "docs/SHIPPING.md:" in result.stdout
     assert "'71,168', found '71,169'" in result.stdout
-    assert subprocess.run([*command, "--write"], check=False).returncode == 0
+    assert run("--write").returncode == 0
     assert page.read_text() == right
+    elsewhere = run(folder=tmp_path / "docs")
+    assert elsewhere.returncode == 2
+    assert "there is no README.md here; run this in the root" in elsewhere.stderr

@@ -2,8 +2,8 @@
 seeds.
 
 Which one is used where, and how often each covers the truth, is in docs/RESULTS.md ("Intervals"),
-written by `benchmarks/interval_coverage.py`. NumPy alone; arrays of scores have the recordings as
-their last axis, and any axes before it.
+written by `bisnn_experiments.interval_coverage`. NumPy alone; arrays of scores have the recordings
+as their last axis, and any axes before it.
 """
 
 from __future__ import annotations
@@ -81,9 +81,7 @@ def of_mean(scores: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.nd
     """Interval of the mean of independent scores: Hall's, where the most extreme score counts
     twice.
 
-    A hundred recordings hardly show how heavy a tail is: without the second one, the RMSE of errors
-        with 5 degrees of
-    freedom (Student's t) is covered by 92 %.
+    A hundred recordings hardly show how heavy a tail is.
     """
     scores = np.asarray(scores, dtype=np.float64)
     mean = scores.mean(-1)
@@ -91,6 +89,23 @@ def of_mean(scores: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.nd
         return mean, mean
     below, above = _around(_extreme_twice(scores), level)
     return mean - below, mean + above
+
+
+def of_mean_square(squares: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
+    """Interval of the mean of squared errors: from the lower end of Hall's interval to the upper
+    end of the one that counts the largest square three times.
+
+    A few large errors make up much of such a mean, and a small sample is more often short of them
+    than rich in them.
+    """
+    squares = np.asarray(squares, dtype=np.float64)
+    mean = squares.mean(-1)
+    if squares.shape[-1] == 1:
+        return mean, mean
+    largest = squares.max(-1, keepdims=True)
+    extended = np.concatenate([squares, largest, largest], -1)
+    below, above = _around(squares, level)[0], _around(extended, level)[1]
+    return mean - below, np.maximum(mean, extended.mean(-1) + above)  # equal ones may round below
 
 
 def of_crossed_mean(

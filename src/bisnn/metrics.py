@@ -145,7 +145,8 @@ def interval(
         n = len(scores) if name == "accuracy" else 1 / (_weights(truth) ** 2).sum()
         return Interval(value, *intervals.of_share(min(value * n, n), n, level))
     if name == "rmse":
-        return Interval(*(math.sqrt(max(0.0, end)) for end in mean_interval(scores, level)))
+        ends = intervals.of_mean_square(scores, level)
+        return Interval(*(math.sqrt(max(0.0, end)) for end in (scores.mean(), *ends)))
     found = mean_interval(scores, level)
     if name in ("nll", "brier"):
         high = _with_unseen_mistakes(name, predicted, truth, level)

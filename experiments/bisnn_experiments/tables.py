@@ -1,7 +1,10 @@
 """The tables of measured numbers in the documents, held to the files that the measurements wrote.
 
-`make results-check` compares every cell and says where one differs; `make results-write` writes the
-tables anew. A comment in front of a table says what stands in it:
+    python -m bisnn_experiments.tables [--write]
+
+Run it in the root of the repository. It compares every cell and says where one differs
+(`make results-check`), or writes the tables anew (`make results-write`). A comment in front of a
+table says what stands in it:
 
     <!-- table results/figures_tuned.json figures/fig2/summary
     | {method} | {predictor} | {accuracy:.4f} | {memory_bytes/mean:bytes} |
@@ -14,12 +17,11 @@ where not all are shown; another line with bars may follow. `{.}` is the row's n
 what stands behind its path: `rate_hz -> events per second`.
 
 Path: names, divided by `/`; `[method=st&predictor=sign]` picks the one entry of a list with these
-    values, `[0]` its first.
-Where the entry is itself a number, `{:.1f}` shows it.
+values, `[0]` its first. Where the entry is itself a number, `{:.1f}` shows it.
+
 Format: one of Python's, or a name in `NAMED`; `*1000 .1f` multiplies first. What has a mean and a
-    deviation is shown
-as `mean +- std`, what has an interval as `value [low, high]`, what has a range as `lowest to
-highest`, each number in the format.
+deviation is shown as `mean +- std`, what has an interval as `value [low, high]`, what has a range
+as `lowest to highest`, each number in the format.
 
 A number within prose is marked as `<!--v FILE {PATH:FORMAT}-->0.123<!--/v-->`.
 """
@@ -37,7 +39,6 @@ from typing import Any
 
 from bisnn.shipping.energy import si
 
-ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = (
     "README.md",
     *(
@@ -352,8 +353,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--write", action="store_true", help="write the tables anew")
     write, left = parser.parse_args().write, []
+    if missing := [name for name in DOCUMENTS if not Path(name).is_file()]:
+        parser.error(f"there is no {missing[0]} here; run this in the root of the repository")
     for name in DOCUMENTS:
-        path = ROOT / name
+        path = Path(name)
         old = path.read_text()
         new, problems = refresh(old, name, path.parent)
         if write and new != old:
