@@ -148,15 +148,17 @@ class Study(Finding):
 
 
 class Difference(Finding):
-    """Predictor a minus predictor b over the same recordings and seeds, with 95 % intervals."""
+    """Predictor a minus predictor b over the same recordings and seeds, with 95 % intervals; where
+    the runs are gone that these would need, with the deviation over the seeds.
+    """
 
     a: str
     b: str
     seeds: int
-    accuracy: Metric
-    nll: Metric
+    accuracy: Metric | Mean
+    nll: Metric | Mean
     calibration_error: Metric | None = None
-    ece: Metric | None = None  # in its place in files from before there was one
+    ece: Metric | Mean | None = None  # in its place in files from before there was one
 
 
 class Panel(Finding):
