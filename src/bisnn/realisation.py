@@ -99,7 +99,8 @@ def is_spikes(x: Tensor) -> bool:
 
 def _readable(x: Tensor) -> bool:
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return not (torch.compiler.is_compiling() or wrapped(x) or x.is_meta)
+    unreadable = torch.compiler.is_compiling() or wrapped(x) or x.is_meta
+    return not unreadable and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 @contextmanager

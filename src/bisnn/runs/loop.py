@@ -115,7 +115,13 @@ class Training:
         self.model = DistributedDataParallel(self.net) if dist.is_initialized() else self.net
         alone = not dist.is_initialized()  # and so `share` is 1
         recorded = processes.device.type == "cuda" and alone and not config.train.chunk
-        self._graphs = Graphs(list(self.net.parameters())) if recorded else None
+        # The whole of a step where the rule allows it, else the pass
+        self._whole = isinstance(self.rule, Rule) and self.rule.capturable
+        self._graphs = (
+            Graphs(list(self.net.parameters()), self.rule if self._whole else None)  # type: ignore[arg-type]
+            if recorded
+            else None
+        )
         self._began = 0  # epochs before this process
         self.step = 0  # updates so far
         self.rows = 0  # of metrics.jsonl
@@ -216,26 +222,38 @@ class Training:
         )
         for group in self.rule.param_groups:
             group["lr"] = config.rule.lr * (factor if config.train.schedule == "cosine" else 1.0)
-        sums = torch.zeros_like(self.sums, device=self.processes.device)
-        backward = functools.partial(self._backward, share)
         # Mini-batches of all sizes have passed: none will need memory beside that of the graphs
         record = epoch > self._began
-        for _ in range(config.train.samples):
+        step = functools.partial(self._realise_and_update, share, len(mine), record)
+        if self._graphs and self._whole:
+            sums = self._graphs.run(step, x, y, *seen, record=record)
+        else:
+            sums = step(x, y, *seen)
+        self.step += 1
+        return self.processes.total(sums)
+
+    def _realise_and_update(
+        self, share: float, points: int, record: bool, *inputs: Tensor
+    ) -> Tensor:
+        """Update the weights from the gradients of some realisations; return what this process adds
+        to the epoch's sums.
+        """
+        backward = functools.partial(self._backward, share)
+        sums = torch.zeros_like(self.sums, device=self.processes.device)
+        for _ in range(self.config.train.samples):
             realisation: AbstractContextManager = (
                 self.rule.sampled() if isinstance(self.rule, Rule) else nullcontext()
             )
             with realisation:
-                means = (
-                    self._graphs.run(backward, x, y, *seen, record=record)
-                    if self._graphs
-                    else backward(x, y, *seen)
-                )
-            sums += (len(mine) if share else 0) * means
+                if self._graphs and not self._whole:
+                    means = self._graphs.run(backward, *inputs, record=record)
+                else:
+                    means = backward(*inputs)
+            sums += (points if share else 0) * means
         self.rule.step()
         if not isinstance(self.rule, Rule):
             self.rule.zero_grad()
-        self.step += 1
-        return self.processes.total(sums)
+        return sums
 
     def _seen(self, epoch: int, samples: Tensor) -> Sequence[Tensor]:
         """Factors (B, n) of the spikes that each readout sees, 0 or 1/(1 - dropout), if any."""
