@@ -105,9 +105,9 @@ def compiled(
         samples: realisations of the weights per step, whose gradients are averaged.
 
     >>> import bisnn
-    >>> net = bisnn.Network(bisnn.Linear(20, 32), readout=2)
-    >>> step = compiled(net, bisnn.STBiSNN(net.parameters(), lr=0.1), bisnn.local_loss)
-    >>> x, y = torch.ones(10, 4, 20, dtype=torch.bool), torch.tensor([0, 1, 1, 1])
+    >>> net = bisnn.Network(bisnn.Linear(20, 32), readout=2, neuron=bisnn.SRM(threshold=0.05))
+    >>> step = compiled(net, bisnn.STBiSNN(net.parameters(), lr=0.5), bisnn.local_loss)
+    >>> x, y = torch.ones(10, 4, 20, dtype=torch.bool), torch.ones(4, dtype=torch.int64)
     >>> losses = [float(step(x, y)) for _ in range(20)]
     >>> losses[-1] < losses[0]
     True
