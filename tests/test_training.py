@@ -313,8 +313,8 @@ SELDOM = {"data.validation": 0.25, "train.checkpoint_seconds": 1e6}
 
 
 @pytest.mark.parametrize(
-    "signal_at", [None, 4, 5]
-)  # epochs have three steps: none, in the midst of the second, its last
+    "signal_at", [None, 3, 4, 5]
+)  # epochs have three steps; a signal is read with the sums, at the end of an epoch at once
 @pytest.mark.usefixtures("signals_as_usual")
 def test_sums_that_are_read_late_are_the_same(tmp_path, monkeypatch, signal_at):
     """As on a GPU: each step begins before the sums of the one before it are read."""
@@ -332,7 +332,7 @@ def test_sums_that_are_read_late_are_the_same(tmp_path, monkeypatch, signal_at):
         training.train(small(**SELDOM), folder, show=False)
     if signal_at is not None:
         # Points of the epoch under way
-        assert RunFolder(folder).load_state()[0]["sums"][0] == {4: 24, 5: 0}[signal_at]
+        assert RunFolder(folder).load_state()[0]["sums"][0] == {3: 24, 4: 0, 5: 0}[signal_at]
         signal_at = None
         training.resume(folder, show=False)
     assert files(folder) == expected
@@ -788,6 +788,7 @@ def test_two_processes_equal_one(tmp_path, rule, steps):
     for row, other in zip(rows, alone, strict=True):
         assert row["loss"] == pytest.approx(other["loss"], rel=1e-6)
         assert row["flips"] == other["flips"]
+        assert row.get("validation", {}) == pytest.approx(other.get("validation", {}), rel=1e-6)
     names = {p.name for p in (tmp_path / "run").iterdir()}
     assert names == {p.name for p in expected.iterdir()} | {".torchrun"}, (
         "only the first process writes"
