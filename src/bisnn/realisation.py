@@ -128,9 +128,10 @@ def hold(
 def _write(
     parameters: Sequence[nn.Parameter], values: Sequence[Tensor], realised: bool, hard: bool
 ) -> None:
+    for p in parameters:  # first: a copy may fail where a CUDA graph could not be recorded
+        p._bisnn_realised, p._bisnn_hard = realised, hard  # type: ignore[attr-defined]
     for p, value in zip(parameters, values, strict=True):
         p.copy_(value)
-        p._bisnn_realised, p._bisnn_hard = realised, hard  # type: ignore[attr-defined]
 
 
 def binary_parameters(of: nn.Module | Iterable[nn.Parameter]) -> list[nn.Parameter]:

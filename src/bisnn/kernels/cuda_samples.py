@@ -25,7 +25,7 @@ def _noise(i, key, stream, number):
     w0, w1, w2, w3 = tl.philox(
         key,
         (i // 4).to(tl.uint32),
-        zero + stream.to(tl.uint32),
+        (zero + stream).to(tl.uint32),
         zero + tl.load(number).to(tl.uint32),
         zero,
     )
