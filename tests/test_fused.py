@@ -19,6 +19,7 @@ import reference
 from bisnn import SRM, Conv2d, Network, kernels, map_weights
 from bisnn.bits import counting
 from bisnn.bits import threads as bit_threads
+from bisnn.bits.neurons import Loop
 from bisnn.kernels import cpu
 from bisnn.kernels.layer import srm_layer, srm_layer_backward
 from bisnn.weights import sign
@@ -462,6 +463,8 @@ def watched() -> Iterator[dict[str, list]]:
     calls: dict[str, list] = defaultdict(list)
 
     def spy(name, function):
+        if isinstance(function, Loop):  # of a class of neurons
+            return lambda *neuron: spy(name, function(*neuron))
         return lambda *arguments: (calls[name].append(arguments), function(*arguments))[1]
 
     with ExitStack() as stack:

@@ -163,7 +163,7 @@ def _check_members(net: Network, members: Members) -> None:
 
 def _logits(net: Network, x: Tensor, members: Members) -> Tensor:
     """Of each member, (K, T, B, C)."""
-    compiled = all(layer.neuron.kind is not None for layer in net.layers)
+    compiled = all(type(layer.neuron).compiled is not None for layer in net.layers)
     if compiled and kernels.name_for(x.device, x.dtype) == "cpu" and realisation.is_spikes(x):
         return _packed_logits(net, x, members)
     run = lambda member: net(x, weights=[realisation.hard(w.to(x)) for w in member])  # noqa: E731

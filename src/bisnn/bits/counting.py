@@ -47,15 +47,17 @@ COLUMNS = 512
 
 
 def kernel(
-    signature: str, contract: bool = False, reorder: bool = False
+    signature: str, contract: bool = False, reorder: bool = False, keep: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """One signature each, compiled at import (from numba's cache on disk, after the first time).
+    """One signature each, compiled at import, or from numba's cache on disk where it is to `keep`.
 
     No fastmath, or bits would differ from kernel to kernel; only gradients may `contract`, fuse
     products and sums, and only sums of small integers, which are exact in any order, may `reorder`.
     """
     allowed = {name for name, chosen in (("contract", contract), ("reassoc", reorder)) if chosen}
-    options = {"nogil": True, "error_model": "numpy", "fastmath": allowed or False}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": allowed or False}
+    if not keep:
+        return njit(signature, **options)
     return lambda function: _compiled(function, signature, options)
 
 

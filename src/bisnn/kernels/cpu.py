@@ -20,10 +20,10 @@ from bisnn.bits.counting import kernel
 from bisnn.kernels import reference
 from bisnn.kernels.cpu_scan import BLOCK
 from bisnn.kernels.cpu_scan import adjoint as _adjoint
-from bisnn.kernels.cpu_scan import fixed_scan as _fixed_scan
 from bisnn.kernels.cpu_scan import scan as _scan
 from bisnn.kernels.cpu_scan import weight_gradient as _weight_gradient
 from bisnn.kernels.reference import Errors, LayerConstants
+from bisnn.neuron import SRM, FixedSRM, Neuron
 
 FEW = 4  # outputs of a readout
 _f = np.float32
@@ -98,8 +98,7 @@ def scan(
     reuse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `reference.scan`, bit for bit; with `reuse`, u lies where I was."""
-    settings = (_flat(_spread(kappa, I)), _flat(constants))
-    return _over_time(_scan, I, (P, Q, R), settings, pool, reuse)
+    return _over_time(SRM, I, (P, Q, R), constants, kappa[None], None, pool, reuse)
 
 
 def fixed_scan(
@@ -113,36 +112,40 @@ def fixed_scan(
     reuse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `reference.fixed_scan`, bit for bit; with `reuse`, u lies where I was."""
-    scale = torch.ldexp(kappa, -integers[3])  # by a power of two, so that no product is rounded
-    shared = integers[:4].reshape(4, -1)[:, 0].contiguous().numpy()
-    each = (_flat(_spread(x, I)) for x in (scale, *integers[4:]))
-    kappas, feedback, threshold = each
-    return _over_time(_fixed_scan, I, (P, Q, R), (kappas, shared, feedback, threshold), pool, reuse)
-
-
-def _spread(x: Tensor, I: Tensor) -> Tensor:
-    """A value of each neuron, or one of all, for neurons of currents I."""
-    return x.expand(I.shape[1:]).contiguous()
+    unit = torch.ldexp(kappa, -integers[3])  # by a power of two, so that no product is rounded
+    shared, each = integers[:4].reshape(4, -1)[:, 0].contiguous(), integers[4:]
+    return _over_time(FixedSRM, I, (P, Q, R), shared, each, unit, pool, reuse)
 
 
 def _over_time(
-    kernel: Callable[..., Any],
+    neuron: type[Neuron],
     I: Tensor,
     state: Sequence[Tensor],
-    settings: tuple[np.ndarray, ...],
+    shared: Tensor,
+    each: Tensor,
+    unit: Tensor | None,
     pool: int,
     reuse: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Run the scan of a neuron; its settings lie between the state and the spikes."""
-    T = I.shape[0]
+    """Run the scan of a neuron; rows of `each`, and `unit`, are () or (N,)."""
+    T, B, own = *I.shape[:2], each.ndim > 1
     u = I.contiguous() if reuse else I.clone(memory_format=torch.contiguous_format)
-    P, Q, R = (x.expand(I.shape[1:]).clone(memory_format=torch.contiguous_format) for x in state)
+    traces = np.empty((len(state), *I.shape[1:]), neuron.dtype)
+    P, Q, R = (torch.from_numpy(row).copy_(x) for row, x in zip(traces, state, strict=True))
+    unit = I.new_empty(0) if unit is None else _spread([unit], I)
     s = _empty(reference.pooled_shape(I, pool))
-    images, units = _units(P, pool, len(P))
+    images, units = _units(P, pool, B)
     blocks = images * -(-units[1] // pool)
-    before = (_flat(P), _flat(Q), _flat(R))
-    run(kernel, I.numel(), blocks, _flat(u, T), *before, *settings, _flat(s, T), *units)
+    each = _spread(each, I) if own else each
+    constants = (x.numpy().reshape(len(x), -1) for x in (shared, each))
+    neurons = (traces.reshape(len(traces), -1), *constants, _flat(unit))
+    run(_scan(neuron, own), I.numel(), blocks, _flat(u, T), *neurons, _flat(s, T), *units)
     return s, u, P, Q, R
+
+
+def _spread(rows: Sequence[Tensor] | Tensor, I: Tensor) -> Tensor:
+    """Values of each neuron, or of all, for neurons of currents I: (rows, B, ...)."""
+    return torch.stack([row.expand(I.shape[1:]) for row in rows])
 
 
 @kernel(f"void(int64, int64, {_M}, {_M}, {_M})", reorder=True)
