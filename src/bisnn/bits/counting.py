@@ -184,9 +184,9 @@ def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out)
                     start, size = first * channels, (last - first) * channels
                     at = ((h - top) * k1 + first - left) * channels
                     if whole:
-                        target[at >> 5 : (at + size) >> 5] = rows[
-                            h, start >> 5 : (start + size) >> 5
-                        ]
+                        part, seen = target[at >> 5 :], rows[h, start >> 5 :]
+                        for i in range(size >> 5):  # a slice at once would check for overlap
+                            part[i] = seen[i]
                     else:
                         _add_bits(rows[h], start, size, target, at)
 
