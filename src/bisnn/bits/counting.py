@@ -131,6 +131,16 @@ def pack(lo, hi, x, words):
     return good
 
 
+@kernel(f"void(int64, int64, {_B}, {_M})")
+def unpack(lo, hi, words, x):
+    """x[r] = the bits of row r of words as 0.0 and 1.0: what `pack` has packed."""
+    for r in range(lo, hi):
+        for k in range(words.shape[1]):
+            word, part = words[r, k], x[r, 32 * k : 32 * k + 32]
+            for i in range(part.shape[0]):
+                part[i] = _F(np.int32((word >> np.uint32(i)) & _U1))
+
+
 @njit(inline="always")
 def _add_bits(source, start, n, target, at):
     """n bits of `source` from bit `start` go to `target` from bit `at`, where there are zeros."""
