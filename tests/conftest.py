@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,3 +69,23 @@ def taking(most: int) -> Iterator[None]:
 
 def constants_of(neuron: SRM, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.from_numpy(neuron.constants(np.float64)).to(dtype)
+
+
+@pytest.fixture
+def bisnn_(capsys, monkeypatch):
+    """Runs `bisnn ARGUMENTS` in this process and gives its exit code, stdout and stderr."""
+    from bisnn import cli
+
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["bisnn", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run

@@ -117,3 +117,9 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
         return update(self)
 
     monkeypatch.setattr(training.Training, "update", stopping)
+
+
+def run_of_both_rules(folder: Path) -> Path:
+    """Train a run by Bayes-BiSNN and, beside it in `st`, one by ST-BiSNN; return the first."""
+    training.train(small("st"), folder / "st", show=False)
+    return training.train(small(), folder / "run", show=False)
