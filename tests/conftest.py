@@ -6,6 +6,7 @@ import sys
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -89,3 +90,17 @@ def bisnn_(capsys, monkeypatch):
         return code, captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """A cache of recordings for one test alone."""
+    monkeypatch.setenv("BISNN_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def nmnist(tmp_path) -> Path:
+    """A folder of made-up recordings, laid out as N-MNIST."""
+    from runs import made_up_nmnist
+
+    return made_up_nmnist(tmp_path / "N")
