@@ -104,3 +104,27 @@ def nmnist(tmp_path) -> Path:
     from runs import made_up_nmnist
 
     return made_up_nmnist(tmp_path / "N")
+
+
+@pytest.fixture(scope="session")
+def small_runs(tmp_path_factory) -> dict[str, Path]:
+    """Small evaluated runs on points, by what they were trained on."""
+    from reports import evaluated_small_runs
+
+    return evaluated_small_runs(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="session")
+def report_runs(tmp_path_factory) -> dict[str, Path]:
+    """Evaluated runs with everything that a report shows, by what is special about them."""
+    from reports import evaluated_runs
+
+    return evaluated_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session")
+def pages(report_runs, tmp_path_factory) -> dict[str, str]:
+    """The reports of `report_runs`, each alone and some together."""
+    from reports import written_pages
+
+    return written_pages(report_runs, tmp_path_factory.mktemp("pages"))
