@@ -196,7 +196,7 @@ def _columns(places: dict[str, int]) -> dict[str, Any]:
     """Whether columns are gathered, and how many are taken at a time."""
     block = next((k for k in (128, 64, 32) if places["RUN"] % k == 0), None)
     if block is None:
-        return {"GATHER": True, "BLOCK_K": min(128, max(32, triton.next_power_of_2(places["K"])))}
+        return {"GATHER": True, "BLOCK_K": min(64, max(32, triton.next_power_of_2(places["K"])))}
     return {"GATHER": False, "BLOCK_K": block}
 
 
@@ -222,9 +222,11 @@ def _convolved(x: Tensor, weight: Tensor, stride: list[int], result: torch.dtype
     shape, places = _places_of(x, weight, stride)
     out = torch.empty(shape, dtype=result, device=x.device)
     M, n = math.prod(shape[:-1]), min(128, max(16, triton.next_power_of_2(len(weight))))
-    blocks = {"BLOCK_M": 128, "BLOCK_N": n, **_columns(places), "num_warps": 4, "num_stages": 3}
+    columns = _columns(places)
+    m = 64 if columns["GATHER"] else 128
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, **columns, "num_warps": 4, "num_stages": 3}
     blocks["SUM"] = tl.int32 if x.dtype == torch.int8 else tl.float32
-    grid = (triton.cdiv(M, 128), triton.cdiv(len(weight), n))
+    grid = (triton.cdiv(M, m), triton.cdiv(len(weight), n))
     with torch.cuda.device(x.device):
         _convolution[grid](x, _taps(weight).to(x.dtype), out, M, len(weight), **places, **blocks)
     return out
