@@ -14,6 +14,7 @@ the gradients of the inputs of a convolution with a stride.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bisnn.kernels import reference
-from bisnn.kernels.cuda_scan import adjoint, fixed_scan, scan  # noqa: F401 (part of a kernel)
+from bisnn.kernels.cuda_scan import adjoint, bounded, fixed_scan, scan  # noqa: F401 (part of a kernel)
 from bisnn.kernels.reference import Errors, LayerConstants
 from bisnn.spec import windows_along
 
@@ -287,19 +288,21 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `reference.gradients`."""
     weight, padding = layer.weight, layer.padding
+    adjoint_of = partial(adjoint, g_y=errors.y, V=layer.V)
     if not (spikes and _rounds(weight)):
         if spikes and weight.ndim == 4:  # it came with its padding
             x = x[:, :, padding[0] : x.shape[2] - padding[0], padding[1] : x.shape[3] - padding[1]]
         return reference.gradients(
-            errors, u, x, x_shape, spikes, layer, needs_x, needs_weight, adjoint=adjoint
+            errors._replace(y=None), u, x, x_shape, spikes, layer, needs_x, needs_weight, adjoint_of
         )
-    g_s = reference.spike_error(errors.s, errors.y, layer.V, u, layer.pool)
-    bounded = (
-        not (layer.refractory or any(g is not None for g in (errors.u, *errors.state)))
-        and layer.kappa.numel() == 1
+    scale = (
+        torch.empty(1, device=u.device)
+        if bounded(layer.kappa, layer.surrogate, layer.slope, layer.refractory)
+        else None
     )
-    scale = torch.empty(1, device=u.device) if bounded else None
-    g_I, *before = adjoint(g_s, errors.u, errors.state, u, *layer.neuron, layer.pool, scale)
+    g_I, *before = adjoint_of(
+        errors.s, errors.u, errors.state, u, *layer.neuron, layer.pool, scale=scale
+    )
     if scale is None:
         g_I, scale = _halved(g_I)
     g_x = _input_gradient(g_I, scale, x_shape, layer) if needs_x else u.new_empty(0)
