@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -117,6 +116,43 @@ def _convolution_gradient(
         total = tl.dot(tl.trans(a), e, total)
     at = (part.to(tl.int64) * K + k[:, None]) * n_out + i[None, :]
     tl.store(out + at, total, (k < K)[:, None] & (i < n_out)[None, :])
+
+
+@triton.jit
+def _transposed_convolution(
+    g, weight, scale, out, M,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, H_OUT: tl.constexpr, W_OUT: tl.constexpr,
+    N_OUT: tl.constexpr, TAPS: tl.constexpr, K1: tl.constexpr,
+    P0: tl.constexpr, P1: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """out (M, C), of images (H, W) without padding, = g (N, H_OUT, W_OUT, N_OUT), which is times
+    `scale`, times the weights (N_OUT, TAPS, C), at a stride of 1.
+
+    Here a row m is an input pixel, and N_OUT currents under a tap of the kernel are the columns.
+    """
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    c = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    pixel = tl.minimum(m, M - 1)
+    image, y, x = (pixel // (H * W)).to(tl.int64), pixel // W % H + P0, pixel % W + P1
+    row = g + (((image * H_OUT + y) * W_OUT + x) * N_OUT)[:, None]
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    BLOCKS: tl.constexpr = (N_OUT + BLOCK_K - 1) // BLOCK_K
+    for step in range(0, TAPS * BLOCKS):
+        tap = step // BLOCKS
+        up, left = tap // K1, tap % K1
+        # Unsigned, so that what is above or left of the image is large
+        there = ((y - up).to(tl.uint32) < H_OUT) & ((x - left).to(tl.uint32) < W_OUT)
+        i = step % BLOCKS * BLOCK_K + tl.arange(0, BLOCK_K)
+        a = tl.load(
+            row + (i[None, :] - (up * W_OUT + left) * N_OUT),
+            there[:, None] & (i < N_OUT)[None, :],
+            0.0,
+        )
+        w = tl.load(weight + (i[:, None] * TAPS + tap) * C + c, (i < N_OUT)[:, None] & (c < C), 0.0)
+        total = tl.dot(a, w, total)
+    at = m[:, None].to(tl.int64) * C + c
+    tl.store(out + at, total / tl.load(scale), (m < M)[:, None] & (c < C))
 
 
 @triton.jit
@@ -268,12 +304,21 @@ def _halved(g: Tensor) -> tuple[Tensor, Tensor]:
 def _input_gradient(g: Tensor, scale: Tensor, shape: list[int], layer: LayerConstants) -> Tensor:
     """The gradient of inputs of this shape, from g in half precision, times `scale`."""
     weight, padding = layer.weight, layer.padding
-    margin = [k - 1 - p for k, p in zip(weight.shape[2:], padding, strict=True)]
-    if any(d > 1 for d in layer.stride) or any(m < 0 for m in margin):
+    if any(d > 1 for d in layer.stride):
         return reference.input_gradient(g.float(), shape, weight, layer.stride, padding) / scale
-    if weight.ndim == 4:  # a convolution again: of the padded errors with the weights turned round
-        g, weight = F.pad(g, (0, 0, margin[1], margin[1], margin[0], margin[0])), weight.flip(2, 3)
-    return _convolved(g, weight.transpose(0, 1), [1, 1], torch.float32) / scale
+    out = torch.empty(shape, device=g.device)
+    C, n_out = shape[-1], len(weight)
+    M, (H, W) = out.numel() // C, shape[2:4] if padding else (1, 1)
+    H_out, W_out = g.shape[2:4] if padding else (1, 1)
+    k0, k1 = weight.shape[2:] if padding else (1, 1)
+    n = min(128, max(16, triton.next_power_of_2(C)))
+    k = min(64, max(16, triton.next_power_of_2(n_out)))
+    blocks = {"BLOCK_M": 128, "BLOCK_N": n, "BLOCK_K": k, "num_warps": 4, "num_stages": 3}
+    sizes = (M, H, W, C, H_out, W_out, n_out, k0 * k1, k1, *(padding or (0, 0)))
+    grid = (triton.cdiv(M, 128), triton.cdiv(C, n))
+    with torch.cuda.device(g.device):
+        _transposed_convolution[grid](g, _taps(weight).half(), scale, out, *sizes, **blocks)
+    return out
 
 
 def gradients(
