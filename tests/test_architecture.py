@@ -14,7 +14,7 @@ BASE = {"lazy", "checks", "files", "errors", "display"}  # what every part may u
 DESCRIPTION = {"alphabet", "neuron", "spec"}  # of a network: values, without PyTorch
 PAPER = {
     *("weights", "realisation", "layer", "layers", "network", "losses", "optimizer", "rules"),
-    *("prediction", "metrics", "intervals", "encode", "packing"),
+    *("ensemble", "prediction", "metrics", "intervals", "encode", "packing"),
 }
 
 # From the bottom to the top: what each part may import beside itself, BASE and DESCRIPTION.
