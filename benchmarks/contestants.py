@@ -63,10 +63,12 @@ def ours(
     chunk: int | None = None,
     density: float | None = None,
     autocast: torch.dtype | None = None,
+    compiled: bool = False,
     **options: Any,
 ) -> Build:
     """One training iteration. `density` replaces the workload's; with `chunk` the input is in
-    bytes, 0 or 1.
+    bytes, 0 or 1; with `compiled` it is boolean, and the step that of `bisnn.compiled`. A network
+    without classes has no update: the sum of its spikes is differentiated.
     """
     import bisnn
 
@@ -80,9 +82,15 @@ def ours(
             sys.modules["bisnn.kernels.cpu"].release()
         if density is not None:
             workload = Workload(**{**vars(workload), "density": density})
-        x, y = workload.batch(torch.float32 if chunk is None else torch.uint8)
+        dtype = torch.bool if compiled or not workload.classes else torch.float32
+        x, y = workload.batch(dtype if chunk is None else torch.uint8)
         net = network(workload, "bptt" if bptt else "local")
         learner = getattr(bisnn, rule)(net.parameters(), lr=0.01, **options)
+        if not workload.classes:
+            return Built(_forward_and_backward(net, learner, x, compiled))
+        if compiled:
+            step = bisnn.compiled(net, learner, loss)
+            return Built(lambda: step(x, y), list(net.parameters()))
 
         def iteration() -> None:
             with _autocast(workload, autocast), learner.sampled():
@@ -99,6 +107,22 @@ def ours(
         return Built(iteration, list(net.parameters()), facts=facts)
 
     return build
+
+
+def _forward_and_backward(net: Any, learner: Any, x: Tensor, compiled: bool) -> Callable[[], None]:
+    import bisnn
+
+    step = bisnn.compiled(net, learner, lambda output: output.spikes[-1].sum())
+
+    def iteration() -> None:
+        learner.zero_grad()
+        if compiled:
+            step.accumulate(x)
+            return
+        with learner.sampled():
+            net(x).spikes[-1].sum().backward()
+
+    return iteration
 
 
 def network(workload: Workload, gradient: str = "local") -> Any:
@@ -219,10 +243,9 @@ def standard(
             if size.pool > 1:
                 modules.append(Flattened(nn.MaxPool2d(size.pool)))
         n = math.prod(workload.layers[-1].outputs)
-        modules += [
-            nn.Flatten(2),
-            _with_initial_weights(nn.Linear(n, workload.classes, bias=False), n, 0.1),
-        ]
+        if workload.classes:
+            readout = nn.Linear(n, workload.classes, bias=False)
+            modules += [nn.Flatten(2), _with_initial_weights(readout, n, 0.1)]
         sequence = nn.Sequential(*modules).to(workload.device)
         if channels_last and workload.kind == "conv":
             sequence.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -232,13 +255,15 @@ def standard(
 
         def iteration() -> None:
             reset(net)
-            with _autocast(workload, autocast):
-                loss = F.cross_entropy(net(x).mean(time_axis), y)
-            loss.backward()
-            optimizer.step()
             optimizer.zero_grad()
+            with _autocast(workload, autocast):
+                out = net(x)
+                loss = F.cross_entropy(out.mean(time_axis), y) if workload.classes else out.sum()
+            loss.backward()
+            if workload.classes:
+                optimizer.step()
 
-        return Built(iteration, parameters, settles, facts)
+        return Built(iteration, parameters if workload.classes else [], settles, facts)
 
     return build
 

@@ -38,7 +38,9 @@ class Sizes(NamedTuple):
 class Workload:
     """A network and the size of its input."""
 
-    kind: str  # "mlp" or "conv"; "dense", one layer without a readout, for inference alone
+    # "mlp" or "conv"; without a readout "dense", one layer of 1024 inputs, and "wide", one layer of
+    # as many inputs as neurons
+    kind: str
     T: int
     B: int
     hidden: tuple[int, ...]  # neurons of the hidden layers, or channels
@@ -48,18 +50,19 @@ class Workload:
 
     @property
     def classes(self) -> int:
-        return {"mlp": 2, "conv": 10, "dense": 0}[self.kind]
+        return {"mlp": 2, "conv": 10, "dense": 0, "wide": 0}[self.kind]
 
     @property
     def thresholds(self) -> tuple[float, ...]:
         """The thresholds of our layers; a single layer's fits its input, so that 5 to 10 % of its
         neurons fire.
         """
-        return (0.3 * math.sqrt(self.density),) if self.kind == "dense" else THRESHOLDS[self.kind]
+        return THRESHOLDS.get(self.kind, (0.3 * math.sqrt(self.density),))
 
     @property
     def layers(self) -> list[Sizes]:
-        shape: tuple[int, ...] = {"mlp": (20,), "conv": (2, 26, 26), "dense": (1024,)}[self.kind]
+        inputs = {"mlp": (20,), "conv": (2, 26, 26), "dense": (1024,), "wide": self.hidden}
+        shape: tuple[int, ...] = inputs[self.kind]
         layers = []
         for i, n in enumerate(self.hidden):
             if self.kind == "conv":

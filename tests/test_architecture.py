@@ -13,7 +13,17 @@ SOURCE = Path(bisnn.__file__).parent
 BASE = {"lazy", "checks", "files", "errors", "display"}  # what every part may use
 DESCRIPTION = {"alphabet", "neuron", "spec"}  # of a network: values, without PyTorch
 PAPER = {
-    *("weights", "realisation", "layer", "layers", "network", "losses", "optimizer", "rules"),
+    *(
+        "weights",
+        "realisation",
+        "layer",
+        "layers",
+        "network",
+        "losses",
+        "optimizer",
+        "rules",
+        "steps",
+    ),
     *("ensemble", "prediction", "metrics", "intervals", "encode", "packing"),
 }
 

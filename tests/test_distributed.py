@@ -13,6 +13,7 @@ import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 from bisnn import BayesBiSNN, STBiSNN, local_loss
+from bisnn.runs.folder import RunFolder
 from conftest import spikes
 from networks import build
 from runs import files, small
@@ -71,79 +72,166 @@ def test_two_processes_equal_one(name, tmp_path):
             torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
-# `bisnn train` whose worker RANK is killed once, by SIGKILL, after some checkpoints.
-KILLED_ONCE = """
+# `bisnn` with workers that are killed, by SIGKILL, or stopped: a plan, "rank what number,...", says
+# for each attempt of torchrun who it is, and before which call of what.
+STRUCK = """
 import os, signal, sys
+import torch.distributed as dist
 from bisnn import cli
-from bisnn.runs import training
+from bisnn.runs import evaluation, processes, training
 
-update, (victim, step) = training.Training.update, map(int, sys.argv[1:3])
-del sys.argv[1:3]
+PLACES = {
+    "step": (training.Training, "update"),
+    "leaving": (dist, "barrier"),
+    "evaluation": (evaluation, "evaluate_model"),
+}
+number, blow, plan = signal.SIGKILL, "killed", sys.argv.pop(1).split(",")
+if plan[0] == "stop":
+    number, blow, plan = signal.SIGSTOP, "stopped", plan[1:]
+    processes.MINUTES = 0.05
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+victim, what, calls = plan[attempt].split() if attempt < len(plan) else ("nobody", "step", "0")
+owner, name = PLACES.get(what, (os, "replace"))
+function, left = getattr(owner, name), [int(calls)]
 
-def killed(self):
-    here = (self.step, int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"])
-    if here == (step, victim, "0"):
-        # torchrun may name the other worker's end, which comes of it
-        print("killed now", file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return update(self)
+def struck(*arguments, **named):
+    # A file is named by what it becomes
+    if what in PLACES or os.path.basename(arguments[1]) == what:
+        left[0] -= 1
+        if left[0] == 0:
+            print(f"{blow} now", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), number)
+    return function(*arguments, **named)
 
-training.Training.update = killed
+if os.environ["RANK"] == victim:
+    setattr(owner, name, struck)
 cli.main()
 """
-NOBODY = -1
 
 
-def train_under_torchrun(tmp_path, out, victim, step=6, restarts=1):
-    (tmp_path / "killed_once.py").write_text(KILLED_ONCE)
-    (tmp_path / "small.toml").write_text(small().to_toml())
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        f"--max-restarts={restarts}",
-    ]
-    command += [
-        tmp_path / "killed_once.py",
-        str(victim),
-        str(step),
-        "train",
-        tmp_path / "small.toml",
-        "--out",
-        out,
-    ]
+NOBODY = "nobody step 0"
+
+
+def under_torchrun(folder, plan, *arguments, restarts=1):
+    """A command of `bisnn` by two processes, some of which are struck."""
+    (folder / "struck.py").write_text(STRUCK)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, *launcher, f"--max-restarts={restarts}", folder / "struck.py", plan]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [*command, "--no-report"], env=environment, capture_output=True, text=True, timeout=240
+        [*command, *arguments, "--quiet"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
+
+
+def train_under_torchrun(folder, out, plan=NOBODY, restarts=1, report=False):
+    (folder / "small.toml").write_text(small(**{"data.validation": 0.25}).to_toml())
+    arguments = ["train", folder / "small.toml", "--out", out]
+    if not report:
+        arguments.append("--no-report")
+    return under_torchrun(folder, plan, *arguments, restarts=restarts)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The files of a run by two processes that nothing happened to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = train_under_torchrun(folder, folder / "run", restarts=0)
+    assert done.returncode == 0, done.stderr
+    return files(folder / "run")
+
+
+@needs_gloo
+def test_a_worker_that_is_killed_costs_nothing_but_time(tmp_path, undisturbed):
+    done = train_under_torchrun(tmp_path, tmp_path / "run", "1 step 7")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("killed now") == 1
+    lost = "bisnn: another process of this run ended; torchrun starts all of them again"
+    assert done.stderr.count(f"{lost} (restart 1 of 1)") == 1
+    assert files(tmp_path / "run") == undisturbed
 
 
 @pytest.mark.slow
 @needs_gloo
-@pytest.mark.parametrize(("victim", "step"), [(1, 6), (0, 6), (1, 0)])
-def test_a_worker_group_that_torchrun_restarts_goes_on_to_the_same_bits(tmp_path, victim, step):
-    """Whichever worker dies, in the second epoch, or before the first checkpoint."""
-    whole = train_under_torchrun(tmp_path, tmp_path / "whole", NOBODY)
-    assert whole.returncode == 0, whole.stderr
-    done = train_under_torchrun(tmp_path, tmp_path / "run", victim, step)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "0 step 7",
+        "1 step 1",  # before the first checkpoint
+        "0 config.toml 1",  # before there is a run
+        "0 state.safetensors 1",  # while the first checkpoint is written
+        "0 .state.next.safetensors 3",  # while a later one is,
+        "0 state.previous.safetensors 3",  # when it is there beside the last,
+        "0 state.safetensors 4",  # and when the last has made room for it
+        "0 model.safetensors 1",  # when all is trained and the model is not written
+        "0 leaving 1",
+        "1 leaving 1",
+        "0 step 3,0 step 3",  # twice in a row,
+        "1 step 3,1 step 1,0 state.safetensors 1",  # and three times, the second at the same step
+    ],
+)
+def test_killed_at_any_moment_the_run_ends_with_the_same_bits(tmp_path, undisturbed, plan):
+    blows = plan.count(",") + 1
+    done = train_under_torchrun(tmp_path, tmp_path / "run", plan, restarts=blows)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("killed now") == blows
+    assert files(tmp_path / "run") == undisturbed
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    known = {*undisturbed, "state.safetensors", "state.previous.safetensors"}
+    assert left - {".lock", "tensorboard"} == {*known, ".torchrun"}
+
+
+@pytest.mark.slow
+@needs_gloo
+def test_killed_in_its_evaluation_a_run_is_evaluated_again(tmp_path, undisturbed):
+    done = train_under_torchrun(tmp_path, tmp_path / "run", "0 evaluation 1", report=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("killed now") == 1
-    assert "another process of this run ended" in done.stderr
-    assert files(tmp_path / "run") == files(tmp_path / "whole")
+    assert files(tmp_path / "run") == undisturbed
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.slow
+@needs_gloo
+def test_more_deaths_than_restarts_leave_a_run_to_resume(tmp_path, undisturbed):
+    """Not a step is lost: processes write checkpoints as often as one alone, here at each step."""
+    done = train_under_torchrun(tmp_path, tmp_path / "run", "1 step 7,0 step 3")
+    assert done.returncode != 0
+    assert done.stderr.count("killed now") == 2
+    assert done.stderr.count("another process of this run ended; torchrun starts all") == 1
+    assert done.stderr.count("another process of this run ended; no restart is left of 1; ") == 1
+    state, notes = RunFolder(tmp_path / "run").load_state()
+    assert (state["step"], notes) == (8, [])
+    done = under_torchrun(tmp_path, NOBODY, "resume", tmp_path / "run", "--no-report")
+    assert done.returncode == 0, done.stderr
+    assert files(tmp_path / "run") == undisturbed
+
+
+@pytest.mark.slow
+@needs_gloo
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_that_falls_silent_is_replaced(tmp_path, undisturbed, victim):
+    """One that lives and does not answer: the other one gives up after a while, and says so."""
+    done = train_under_torchrun(tmp_path, tmp_path / "run", f"stop,{victim} step 7")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("stopped now") == 1
+    assert "another process of this run has not answered for 0.05 minutes; " in done.stderr
+    assert files(tmp_path / "run") == undisturbed
 
 
 @pytest.mark.slow
 @needs_gloo
 def test_a_restart_touches_no_run_of_another_launch(tmp_path):
     """A folder in use is refused, and refused again when torchrun tries again."""
-    first = train_under_torchrun(tmp_path, tmp_path / "run", NOBODY)
+    first = train_under_torchrun(tmp_path, tmp_path / "run")
     assert first.returncode == 0, first.stderr
     before = {
         path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()
     }
-    second = train_under_torchrun(tmp_path, tmp_path / "run", NOBODY)
+    second = train_under_torchrun(tmp_path, tmp_path / "run")
     assert second.returncode != 0
     assert second.stderr.count("is not empty; continue it with: bisnn resume") == 2
     assert {
@@ -181,6 +269,6 @@ def test_a_process_that_nobody_joins_says_so(tmp_path, rank):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert "another process of this run does not answer (limit: 0.02 minutes)" in last
+    assert "another process of this run has not answered for 0.02 minutes; see what" in last
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()

@@ -19,6 +19,7 @@ import reference
 from bisnn import SRM, Conv2d, Network, kernels, map_weights
 from bisnn.bits import counting
 from bisnn.bits import threads as bit_threads
+from bisnn.bits.neurons import Loop
 from bisnn.kernels import cpu
 from bisnn.kernels.layer import srm_layer, srm_layer_backward
 from bisnn.weights import sign
@@ -233,10 +234,13 @@ def gradients(leaves, outputs, errors):
 
 
 @contextmanager
-def groups_of(recordings: int, layer: Layer) -> Iterator[None]:
-    """The CPU's weight gradient works on so many recordings at a time."""
+def groups_of(recordings: int, layer: Layer, transformed: bool = False) -> Iterator[None]:
+    """The CPU's gradients work on so many recordings at a time, in frequencies or tap by tap."""
     neurons = layer.product(torch.zeros(1, 1, *layer.x[2:]), torch.zeros(layer.weight)).numel()
-    with patch.object(cpu, "CACHED", recordings * layer.x[0] * neurons):
+    with (
+        patch.object(cpu, "CACHED", recordings * layer.x[0] * neurons),
+        patch.object(cpu, "_is_cheaper_in_frequencies", lambda *_: transformed),
+    ):
         yield
 
 
@@ -253,21 +257,24 @@ Y, S, U = 0, 1, 2  # which output of the operation
     st.booleans(),
     st.sets(st.integers(0, 5), min_size=1),
     st.integers(1, 3),
+    st.booleans(),
     st.integers(1, 3),
     SEEDS,
 )
-@example(POOLED, True, "sigmoid", True, {S, U}, 1, 1, 1)
-@example(POOLED, False, "box", False, {S}, 1, 2, 2)
-@example(POOLED, False, "sigmoid", False, {Y}, 1, 2, 2)
-@example(POOLED, True, "sigmoid", True, {Y, S}, 1, 2, 6)
-@example(FIVE, True, "sigmoid", False, {Y}, 2, 1, 3)
-@example(FIVE, False, "box", False, {Y, S}, 2, 3, 3)
-@example(FIVE, True, "sigmoid", True, {Y, S, U, 3}, 3, 2, 3)
+@example(POOLED, True, "sigmoid", True, {S, U}, 1, False, 1, 1)
+@example(POOLED, False, "box", False, {S}, 1, True, 2, 2)
+@example(POOLED, False, "sigmoid", False, {Y}, 1, False, 2, 2)
+@example(POOLED, True, "sigmoid", True, {Y, S}, 1, True, 2, 6)
+@example(FIVE, True, "sigmoid", False, {Y}, 2, False, 1, 3)
+@example(FIVE, False, "box", False, {Y, S}, 2, True, 3, 3)
+@example(FIVE, True, "sigmoid", True, {Y, S, U, 3}, 3, True, 2, 3)
+@example(FIVE._replace(x=(30, 5, 6, 5, 3)), True, "sigmoid", True, {S}, 5, True, 1, 3)  # two blocks
 @example(
-    DENSE._replace(x=(3, 5, 40), weight=(700, 40)), True, "sigmoid", False, {Y, S}, 2, 2, 0
+    DENSE._replace(x=(3, 5, 40), weight=(700, 40)), True, "sigmoid", False, {Y, S}, 2, False, 2, 0
 )  # recordings in several blocks
 def test_gradients_are_those_of_the_steps(
-    kernel, inputs, learned, layer, hard, surrogate, refractory, used, group, n_threads, seed
+    kernel, inputs, learned, layer, hard, surrogate, refractory, used, group, transformed,
+    n_threads, seed,
 ):  # fmt: skip
     """Of x, weight, P, Q, R, from errors at outputs: autograd through the equations in float64."""
     neuron = SRM(5.0, 3.0, 2.0, 0.1, surrogate, 2.0)
@@ -294,7 +301,7 @@ def test_gradients_are_those_of_the_steps(
     with (
         kernels.forced(kernel),
         threads(n_threads),
-        groups_of(group, layer),
+        groups_of(group, layer, transformed),
         torch.backends.cudnn.flags(allow_tf32=False),
     ):
         outputs = layer.run(
@@ -451,7 +458,7 @@ KERNELS_OF = {
         "add_rows_transposed",
         "add_rows_by_fours",
     ),
-    cpu: ("_scan", "_adjoint", "_weight_gradient"),
+    cpu: ("_scan", "_adjoint", "_by_rows", "_in_frequencies"),
     kernels.reference: ("product", "weight_gradient", "input_gradient"),
 }
 
@@ -462,6 +469,8 @@ def watched() -> Iterator[dict[str, list]]:
     calls: dict[str, list] = defaultdict(list)
 
     def spy(name, function):
+        if isinstance(function, Loop):  # of a class of neurons
+            return lambda *neuron: spy(name, function(*neuron))
         return lambda *arguments: (calls[name].append(arguments), function(*arguments))[1]
 
     with ExitStack() as stack:
@@ -500,24 +509,54 @@ def forward_and_backward(layer, inputs, hard, learns_x=False):
 def test_which_way_is_taken(layer, inputs, hard, forward, backward, learns_x, monkeypatch):
     """Hard weights and spikes are counted, few spikes added up, all else is a dense product.
     Backward, spikes are added up one by one or by fours, in one kernel with the adjoint unless the
-    input learns too.
+    input of a convolution learns too.
     """
     monkeypatch.setattr(cpu, "RARE", 0.15)
     monkeypatch.setattr(cpu, "DENSE", 0.4)
+    monkeypatch.setattr(cpu, "_is_cheaper_in_frequencies", lambda *_: False)
     *_, there, back = forward_and_backward(layer, inputs, hard, learns_x)
     assert there.keys() - {"windows"} == forward | {"_scan"}
     assert ("windows" in there) == bool(layer.stride and {"plane_counts", "add_rows"} & forward)
-    if backward == "weight_gradient" or learns_x:
-        assert back.keys() - {"windows"} == {"_adjoint", backward} | (
-            {"input_gradient"} if learns_x else set()
-        )
-        assert ("windows" in back) == bool(layer.stride and backward != "weight_gradient")
+    if backward == "weight_gradient":
+        assert back.keys() == {"_adjoint", backward} | ({"input_gradient"} if learns_x else set())
+    elif layer.stride and learns_x:
+        assert back.keys() == {"_adjoint", "input_gradient", "windows", backward}
     else:
-        assert back.keys() == {"_weight_gradient"}
+        assert back.keys() == {"_by_rows"}
         assert all(
-            arguments[-1] == (backward == "add_rows_transposed")
-            for arguments in back["_weight_gradient"]
+            is_rare(arguments) == (backward == "add_rows_transposed")
+            for arguments in back["_by_rows"]
         )
+
+
+def is_rare(arguments) -> bool:
+    """Whether rows are added one by one; weights and the inputs' gradient follow."""
+    return arguments[-3]
+
+
+TAP_BY_TAP = {"_adjoint", "input_gradient", "windows", "add_rows_transposed"}
+
+
+@pytest.mark.parametrize(
+    ("side", "channels", "kernel", "stride", "density", "alone", "both"),
+    [
+        (12, 64, 7, 1, 0.2, {"_in_frequencies"}, {"_in_frequencies"}),
+        (10, 128, 7, 1, 0.09, {"_in_frequencies"}, {"_in_frequencies"}),
+        (12, 64, 7, 1, 0.01, {"_by_rows"}, {"_in_frequencies"}),
+        (16, 64, 3, 1, 0.1, {"_by_rows"}, {"_in_frequencies"}),
+        (34, 2, 5, 2, 0.1, {"_by_rows"}, TAP_BY_TAP),  # few channels, few outputs
+    ],
+)
+def test_which_convolutions_multiply_transforms(
+    side, channels, kernel, stride, density, alone, both
+):
+    """Those of large kernels, and those whose inputs learn too unless few taps meet a pixel."""
+    layer = Layer(
+        (2, 1, side, side, channels), (64, channels, kernel, kernel), (stride,) * 2, (2, 2)
+    )
+    for learns_x, expected in ((False, alone), (True, both)):
+        *_, back = forward_and_backward(layer, density, True, learns_x)
+        assert back.keys() == expected
 
 
 @pytest.mark.parametrize(
@@ -532,7 +571,7 @@ def test_densities_at_which_the_way_changes(density, rare, dense):
     with watched() as calls:
         layer.run(x, weight.requires_grad_(), state, False, True)[S].sum().backward()
     assert ("product" in calls) == dense
-    assert calls["_weight_gradient"][0][-1] == rare
+    assert is_rare(calls["_by_rows"][0]) == rare
 
 
 def parts(n: int, k: int) -> list[tuple[int, int]]:

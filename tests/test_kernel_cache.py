@@ -18,6 +18,7 @@ from numba.core.caching import CompileResultCacheImpl
 import bisnn
 from bisnn import packing
 from bisnn.bits import counting
+from bisnn.bits.neurons import SHARED, TRACES, advance, column, loop, store
 from bisnn.packed import Engine, file
 from networks import build
 
@@ -83,6 +84,66 @@ def test_a_full_disk_is_no_reason_to_stop(twice, monkeypatch, capsys):
     monkeypatch.setattr(numba.core.caching.IndexDataCacheFile, "_save_data", full)
     assert counting.kernel("int64(int64)")(twice)(21) == 42
     assert "NUMBA_CACHE_DIR" in capsys.readouterr().err
+
+
+NEURON_SOURCE = """
+from dataclasses import dataclass
+import numpy as np
+from numba import njit
+from bisnn.neuron import Neuron
+
+class Adding(Neuron):
+    shared = ("theta",)
+
+    @staticmethod
+    def compiled():
+        potential = njit(lambda state, each, shared: (state[0], shared[0]))
+        return potential, njit(lambda I, fires, state, each, shared: (state[0] + STEP * I,))
+
+STEP = np.float32(1)
+"""
+
+
+@loop("void(float32, trace[:, ::1], trace[:, ::1])")
+def moved(I, traces, constants):
+    """One step of a neuron that is given as an argument of the loop."""
+    k, state = column(constants, 0, SHARED), column(traces, 0, TRACES)
+    store(traces, 0, TRACES, advance(I, False, state, k, k))
+
+
+def test_loops_are_kept_by_the_file_of_the_neuron(tmp_path, monkeypatch):
+    """One that has changed is compiled anew: numba itself looks at the loop's file alone."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "own.py").write_text(NEURON_SOURCE)
+
+    def step() -> tuple[float, int]:
+        """A trace of 1 after a current of 1, and whether the kernel came from disk."""
+        about = importlib.util.spec_from_file_location("own", tmp_path / "own.py")
+        module = importlib.util.module_from_spec(about)
+        monkeypatch.setitem(sys.modules, "own", module)
+        about.loader.exec_module(module)
+        traces, kernel = np.ones((1, 1), np.float32), moved(module.Adding)
+        kernel(np.float32(1), traces, np.zeros((1, 1), np.float32))
+        return float(traces[0, 0]), sum(kernel.stats.cache_hits.values())
+
+    assert step() == (2, 0)
+    assert step() == (2, 1)
+    (tmp_path / "own.py").write_text(NEURON_SOURCE.replace("float32(1)", "float32(5)"))
+    importlib.invalidate_caches()
+    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+    assert step() == (6, 0)
+
+
+def test_loops_of_neurons_without_a_place_in_a_file_stay_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+
+    class Local(bisnn.SRM):
+        pass
+
+    traces, constants = np.ones((3, 1), np.float32), np.zeros((4, 1), np.float32)
+    moved(Local)(np.float32(1), traces, constants)
+    assert not traces.any()
+    assert not kept(tmp_path)
 
 
 def test_a_kernel_that_does_not_compile_says_so(twice):

@@ -116,9 +116,11 @@ def test_several_threads_share_the_work(monkeypatch):
 
     I = integers(20, 4, 5000)
     serial, calls, kernel = scan(I), [], cpu._scan
-    monkeypatch.setattr(
-        cpu, "_scan", lambda lo, hi, *rest: (calls.append((lo, hi)), kernel(lo, hi, *rest))
-    )
+
+    def counted(*of):
+        return lambda lo, hi, *rest: (calls.append((lo, hi)), kernel(*of)(lo, hi, *rest))
+
+    monkeypatch.setattr(cpu, "_scan", counted)
     with threads(2):
         parallel = scan(I)
     assert sorted(calls) == [(0, 10), (10, 20)], "units of 1024 neurons, of which there are 20,000"

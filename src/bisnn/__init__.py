@@ -18,6 +18,7 @@ _HOME = {
     "network": ("Network", "Output", "pad"),
     "losses": ("local_loss", "global_loss", "spike_loss", "activity_loss", "chunked_backward"),
     "rules": ("STBiSNN", "BayesBiSNN", "Bop"),
+    "steps": ("compiled",),
     "alphabet": ("Binary", "Ternary", "Levels"),
     "weights": ("kl_divergence", "free_energy"),
     "realisation": ("map_weights", "sample_weights"),
@@ -49,5 +50,6 @@ if TYPE_CHECKING:
     from bisnn.runs.exporting import export
     from bisnn.runs.model import Model, load
     from bisnn.runs.training import resume, train
+    from bisnn.steps import compiled
     from bisnn.system import info
     from bisnn.weights import free_energy, kl_divergence

@@ -27,9 +27,7 @@ MOST_MEMBERS = 65_535  # of a group: they are an axis of a launch
 def is_chain(net: Network) -> bool:
     """Whether each layer reads the one before it alone, has no cycles and a neuron with kernels."""
     return all(
-        spec.inputs == (i - 1,)
-        and spec.kind != "recurrent"
-        and spec.neuron.kind in ("srm", "fixed")
+        spec.inputs == (i - 1,) and spec.kind != "recurrent" and spec.neuron.fused
         for i, spec in enumerate(net.spec)
     )
 

@@ -205,7 +205,7 @@ class Layer(nn.Module):
 
     def state_shapes(self, batch_size: int) -> list[tuple[int, ...]]:
         """Shapes of a state's traces and inputs."""
-        inputs = 0 if self.neuron.kind is None else 2
+        inputs = 2 if self.neuron.fused else 0
         traces = [(batch_size, *self.current_shape)] * len(self.neuron.traces)
         return traces + [(batch_size, *self._trace_shape())] * inputs
 

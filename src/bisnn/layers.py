@@ -60,7 +60,7 @@ class Linear(Layer):
         spikes: bool,
         readout: Readout | None,
     ) -> LayerOutput:
-        if self.neuron.kind is None:
+        if not self.neuron.fused:
             return self._run_loop(x, weight, state, bptt, readout)
         before, neuron = self._before(x, weight, state, bptt), self._neuron_settings(bptt)
         reading = (None, None) if readout is None else (readout.V, readout.scale)
@@ -153,7 +153,7 @@ class Conv2d(Layer):
         spikes: bool,
         readout: Readout | None,
     ) -> LayerOutput:
-        if self.neuron.kind is None:
+        if not self.neuron.fused:
             return self._run_loop(x, weight, state, bptt, readout, self.pool)
         # Channels come last in memory: then a pixel's neighbours are whole vectors, for the kernels
         # and for the scan.
@@ -298,7 +298,7 @@ class Recurrent(Layer):
         self, I: Tensor, before: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Spikes, potentials and state from the currents, in local mode."""
-        if self.neuron.kind is None:
+        if not self.neuron.fused:
             return self._loop(I, before, bptt=False)
         neuron = self._neuron_settings(bptt=False)
         s, u, *after = srm_scan(I, *before, self.kappa, self.constants, *neuron)

@@ -1,4 +1,4 @@
-r"""Spiking neurons as values: constants, traces, one time step, and the name of their kernels.
+r"""Spiking neurons as values: constants, traces, and one time step in PyTorch, for numba and in C.
 
 **SRM**, eqs. (ind-threshold) and (ind-membrane) of the paper, a discrete-time Spike Response Model:
 
@@ -32,9 +32,9 @@ input reaches 0 from either side; to the nearest, it would stop once (1 - a) x i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -54,9 +54,20 @@ DECAY_BITS = 16  # of a fixed-point decay
 MOST_FRACTION = 24  # bits: beyond it 2^f I leaves 32 bits for any layer worth the name
 
 
+class CStep(NamedTuple):
+    """One time step of neuron j in C99, as statements. They know each trace as `P[j]`, all
+    constants by name, and of floats `rounded(product, zero)`, which no compiler fuses with a sum,
+    and `flush(trace)`.
+    """
+
+    fire: str  # sets `s`, 1 or 0; may also move on traces that depend on the spike alone
+    integrate: str  # moves on the others, by the current `I`, an int32_t, and `s`
+    helpers: str = ""  # functions that these call
+
+
 class Neuron:
-    """What a layer asks of its neurons. A subclass with these and no more trains and predicts by a
-    loop over time in PyTorch; `kind` names the compiled kernels of the neurons that have some.
+    """What a layer asks of its neurons. A subclass with `constants`, `potential` and `advance`
+    trains and predicts by a loop over time in PyTorch.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -69,12 +80,21 @@ class Neuron:
     ...         return kappa * state[0]
     ...     def advance(self, I, s, state, constants):
     ...         return (constants[0] * (state[0] + I) * (1 - s),)
+
+    To ship it takes `shared` and `compiled` (the packed engine), `c` (C99) and `operations` (the
+    ledger) on top; tests/test_own_neuron.py has one with all of them.
     """
 
-    kind: ClassVar[str | None] = None
+    kind: ClassVar[str]  # its name in packed files: module:Class, but for those of this module
+    fused: ClassVar[bool] = False  # whether `kernels` has its scan and adjoint
     traces: ClassVar[tuple[str, ...]] = ("P",)  # names of the state's parts, each (B, ...), first 0
     surrogate: str = "sigmoid"  # what stands in for the derivative of the step, see `SURROGATES`
     slope: float = 1.0
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "kind" not in vars(cls):
+            cls.kind = f"{cls.__module__}:{cls.__qualname__}"
 
     def constants(self, dtype: DTypeLike = np.float32) -> np.ndarray:
         """What `potential` and `advance` are given as a tensor; last the threshold theta."""
@@ -93,6 +113,34 @@ class Neuron:
     def integers(self, kappa: np.ndarray, most: int) -> np.ndarray | None:
         """The constants of a neuron that computes in integers, or None; see `FixedSRM`."""
         return None
+
+    # What ships: the same step, to the bit, on scalars of one type
+
+    dtype: ClassVar[type] = np.float32  # of traces and constants: np.float32 or np.int32
+    shared: ClassVar[tuple[str, ...]] = ()  # names of the constants of all neurons of a layer
+    each: ClassVar[tuple[str, ...]] = ("kappa",)  # and of those that may differ between neurons
+    # A static method that returns the step for numba: two functions, compiled with inline="always",
+    #   potential(state, each, shared) -> (u, theta)
+    #   advance(I, fires, state, each, shared) -> state
+    # of tuples of scalars, a float32 I that is a whole number, and a bool.
+    compiled: ClassVar[Callable[[], tuple[Callable[..., Any], Callable[..., Any]]] | None] = None
+    c: ClassVar[CStep | None] = None
+    operations: ClassVar[tuple[int, int] | None] = None  # multiplications and additions of a step
+
+    def step_constants(
+        self, kappa: np.ndarray, constants: np.ndarray, most: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The constants of a layer as `shared` and `each` name them, (m,) and (n, 1 or neurons).
+
+        kappa and `constants` are the layer's, as rounded; `most` is the largest |I|.
+        """
+        return constants, kappa.reshape(1, -1)
+
+    def edges(self, kappa: np.float32, constants: np.ndarray) -> np.ndarray:
+        """States at which a product that is not rounded would decide otherwise, to try C code on:
+        rows of traces and whether they fire. None are known.
+        """
+        return np.empty((0, len(self.traces) + 1), np.float32)
 
     def to_json(self) -> dict[str, Any]:
         """Kind and settings, for a header."""
@@ -117,7 +165,10 @@ class SRM(Neuron):
     """
 
     kind = "srm"
+    fused = True
     traces = ("P", "Q", "R")
+    shared = ("a_m", "a_s", "a_r", "theta")
+    operations = (4, 6)
 
     tau_mem: float = 10.0
     tau_syn: float = 6.0
@@ -160,6 +211,52 @@ class SRM(Neuron):
         a_m, a_s, a_r, _ = constants.unbind()
         return _flush(a_m * (P + I)), _flush(a_s * (Q + I)), _flush(a_r * (R + s))
 
+    @staticmethod
+    def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
+        from numba import njit
+
+        zero, one, least = np.float32(0), np.float32(1), np.float32(FLUSH)
+
+        @njit(inline="always")
+        def potential(state, each, shared):
+            P, Q, R = state
+            return each[0] * (P - Q) - R, shared[3]
+
+        @njit(inline="always")
+        def advance(I, fires, state, each, shared):
+            P, Q, R = state
+            a_m, a_s, a_r, _ = shared
+            P, Q, R = a_m * (P + I), a_s * (Q + I), a_r * (R + (one if fires else zero))
+            return (
+                zero if abs(P) <= least else P,
+                zero if abs(Q) <= least else Q,
+                zero if abs(R) <= least else R,
+            )
+
+        return potential, advance
+
+    c = CStep(
+        fire="""
+            s = rounded(kappa * (P[j] - Q[j]), zero) - R[j] > theta;
+            R[j] = flush(a_r * (R[j] + (float)(int32_t)s));""",
+        integrate="""
+            P[j] = flush(a_m * (P[j] + (float)I));
+            Q[j] = flush(a_s * (Q[j] + (float)I));""",
+    )
+
+    def edges(self, kappa: np.float32, constants: np.ndarray) -> np.ndarray:
+        """With Q = 0 the potential is kappa P - R: R puts the rounded product at the threshold, and
+        what rounding took off decides. There are none where kappa is a power of two: no product is
+        rounded then.
+        """
+        theta = constants[3]
+        P = (theta / kappa * np.linspace(16, 64, 1000)).astype(np.float32)
+        R = kappa * P - theta
+        fires = kappa * P - R > theta
+        # The product is exact
+        fused = (kappa.astype(np.float64) * P.astype(np.float64) - R).astype(np.float32) > theta
+        return np.stack([P, np.zeros_like(P), R, fires], 1)[fires != fused].astype(np.float32)
+
 
 def _flush(x: Tensor) -> Tensor:
     """x, or 0 where |x| <= FLUSH; for autograd the identity: a trace at rest passes gradients."""
@@ -187,6 +284,10 @@ class FixedSRM(SRM):
     """
 
     kind = "fixed"
+    dtype = np.int32
+    shared = ("a_m", "a_s", "a_r", "fraction")
+    each = ("feedback", "theta")
+    operations = (3, 6)
 
     fraction: int = 12
 
@@ -251,6 +352,62 @@ class FixedSRM(SRM):
             )
         shared = [np.full_like(one, value) for value in (*self.decays(), self.fraction)]
         return np.stack([*shared, one, threshold]).astype(np.int32)
+
+    def step_constants(
+        self, kappa: np.ndarray, constants: np.ndarray, most: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(a_m, a_s, a_r, f), and of each neuron K and theta_f."""
+        found = self.integers(kappa, most).reshape(6, -1)
+        return found[:4, 0], found[4:]
+
+    @staticmethod
+    def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
+        from numba import njit
+
+        zero, bits, below = np.int32(0), np.int64(DECAY_BITS), np.int64(2**DECAY_BITS - 1)
+
+        @njit(inline="always")
+        def decayed(x, a):
+            # A negative product is raised, for the shift rounds down
+            y = np.int64(x) * np.int64(a)
+            return np.int32((y + ((y >> np.int64(63)) & below)) >> bits)
+
+        @njit(inline="always")
+        def potential(state, each, shared):
+            P, Q, R = state
+            return np.int32(P - Q - R), each[1]
+
+        @njit(inline="always")
+        def advance(I, fires, state, each, shared):
+            P, Q, R = state
+            a_m, a_s, a_r, fraction = shared
+            I = np.int64(I) << np.int64(fraction)
+            s = each[0] if fires else zero
+            return decayed(P + I, a_m), decayed(Q + I, a_s), decayed(R + s, a_r)
+
+        return potential, advance
+
+    c = CStep(
+        helpers="""
+/* a x / 2^16, rounded towards zero, by products of 32 bits. */
+INLINE int32_t decayed(int32_t x, int32_t a)
+{
+    const uint32_t size = x < 0 ? 0 - (uint32_t)x : (uint32_t)x, factor = (uint32_t)a;
+    const int32_t y = (int32_t)((size >> 16) * factor + ((size & UINT32_C(0xffff)) * factor >> 16));
+    return x < 0 ? -y : y;
+}
+""",
+        fire="""
+            s = P[j] - Q[j] - R[j] > theta;
+            R[j] = decayed(R[j] + (s ? feedback : 0), a_r);""",
+        integrate="""
+            P[j] = decayed(P[j] + I * (INT32_C(1) << fraction), a_m);
+            Q[j] = decayed(Q[j] + I * (INT32_C(1) << fraction), a_s);""",
+    )
+
+    def edges(self, kappa: np.float32, constants: np.ndarray) -> np.ndarray:
+        """None: integers are not rounded."""
+        return Neuron.edges(self, kappa, constants)
 
 
 # The recursion of FixedSRM on int32 tensors.

@@ -48,7 +48,7 @@ def momentum(g: Tensor, m: Tensor, beta: float) -> tuple[Tensor, Tensor]:
 
 
 def adam(
-    g: Tensor, m: Tensor, v: Tensor, step: int, beta1: float, beta2: float
+    g: Tensor, m: Tensor, v: Tensor, step: int | Tensor, beta1: float, beta2: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Adam's bias-corrected scaled gradient of update `step`, from 1, and its two running means."""
     m = beta1 * m + (1 - beta1) * g
@@ -67,12 +67,20 @@ class Rule(Optimizer):
     takes: tuple[type[Signs], ...] = (Signs,)  # the latents that the rule trains
     # Whether the latents are a posterior over weights, to draw members from
     has_posterior: bool = False
+    # Whether a CUDA graph may replay its draws and updates: all that changes from step to step is
+    # in `_changing`, and the state's tensors are written in place
+    capturable: bool = False
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]):
         self._inside = False
         self._blocks = 0  # sampled() blocks since the last step
         self._draws = 0  # sampled() blocks ever begun: which random numbers a rule takes next
         self._earlier: list[Tensor | None] = []  # gradients from the blocks before the present one
+        # Of each group the numbers of the present step; on a GPU, where a recorded step finds them
+        self._present: list[dict[str, Any]] = []
+        self._sent: Tensor | None = None
+        self._sent_draws = 0  # the draws when they were sent
+        self.generation = 0  # changes with the places of the state: what was recorded is void then
         self._guarded: set[Tensor] = set()  # parameters with a guard against a late backward pass
         params = list(params)
         if not params:
@@ -100,6 +108,7 @@ class Rule(Optimizer):
             self._check_latents(checked)
             _warn_of_vectors(group["params"])
         super().add_param_group(group)
+        self.generation += 1
         binary = self.param_groups[-1]["binary"]
         for p in group["params"]:
             realisation.mark_binary(p, binary)
@@ -119,6 +128,12 @@ class Rule(Optimizer):
                     f"latents of {latents.alphabet!r}; give binary weights"
                     + ("" if self.takes == (Signs,) else f", or build the network with {fix}")
                 )
+
+    def _changing(self, group: dict[str, Any]) -> dict[str, float]:
+        """The numbers of a group that change from step to step. Where `_realise` and `_update` are
+        given the group, it has them as numbers, or on a GPU as tensors of one number.
+        """
+        return {"lr": group["lr"]}
 
     def _realise(
         self, w_r: Tensor, latents: Signs, group: dict[str, Any], number: int
@@ -170,11 +185,53 @@ class Rule(Optimizer):
         """Every parameter with its group; its place here is the number of its random stream."""
         return [(p, group) for group in self.param_groups for p in group["params"]]
 
+    def refresh(self) -> None:
+        """Work out the numbers of the coming step, and send them to the GPU if parameters are
+        there. While a graph is recorded those that were sent stay: each replay has its own.
+        """
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return
+        numbers = [{**self._changing(group), "draw": self._draws} for group in self.param_groups]
+        devices = {p.device for p, _ in self._params()}
+        self._present, self._sent_draws = numbers, self._draws
+        if len(devices) == 1 and (device := devices.pop()).type == "cuda":
+            values = [value for group in numbers for value in group.values()]
+            if self._sent is None or self._sent.shape != (len(values),):
+                self._sent = torch.empty(len(values), dtype=torch.float64, device=device)
+            self._sent.copy_(torch.tensor(values, dtype=torch.float64).pin_memory(), True)
+            places = iter(self._sent.unbind())
+            self._present = [{name: next(places) for name in group} for group in numbers]
+
+    def _now(self) -> list[dict[str, Any]]:
+        """The parameter groups with the numbers of the present step."""
+        later = self._draws - self._sent_draws  # of several draws of a recorded step
+        return [
+            {**group, **numbers, "draw": numbers["draw"] + later if later else numbers["draw"]}
+            for group, numbers in zip(self.param_groups, self._present, strict=True)
+        ]
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are gradients that the next step will use."""
+        return self._blocks > 0
+
+    def counters(self) -> tuple[int, int, int]:
+        """Draws and steps so far, and the blocks that are pending."""
+        return self._draws, self.param_groups[0]["steps"], self._blocks
+
+    def advance(self, draws: int, steps: int, blocks: int) -> None:
+        """Count what a recorded graph has done, or take back what was only recorded."""
+        self._draws, self._blocks = self._draws + draws, self._blocks + blocks
+        for group in self.param_groups:
+            group["steps"] += steps
+
     def _draw(self) -> dict[Any, tuple[Tensor, Pullback | None]]:
         """A realisation of every binary parameter, and the way back for its gradient."""
+        self.refresh()
+        groups = [group for group in self._now() for _ in group["params"]]
         realised = {
             p: self._realise(p.detach(), latents_of(p), group, i)
-            for i, (p, group) in enumerate(self._params())
+            for i, ((p, _), group) in enumerate(zip(self._params(), groups, strict=True))
             if group["binary"]
         }
         self._draws += 1
@@ -232,7 +289,8 @@ class Rule(Optimizer):
                 "step(): no sampled() block before it; run forward and backward inside `with "
                 "rule.sampled():`, then rule.step()"
             )
-        for group in self.param_groups:
+        self.refresh()
+        for group in self._now():
             update = self._update if group["binary"] else self._update_real
             for p in group["params"]:
                 g = p.grad
@@ -241,7 +299,7 @@ class Rule(Optimizer):
                     g = torch.zeros_like(p)
                 if g is not None:
                     p.copy_(update(p, g / self._blocks, group, self.state[p]))
-            group["steps"] += 1
+        self.advance(0, 1, 0)
         self.zero_grad()
         return loss
 
@@ -282,6 +340,7 @@ class Rule(Optimizer):
                 f"without {', '.join(sorted(missing))}; load it into the rule it was saved from"
             )
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        self.generation += 1
         params = [p for group in self.param_groups for p in group["params"]]
         self._draws, self._blocks = state_dict["draws"], state_dict["pending"]["blocks"]
         for i, p in enumerate(params):
@@ -297,6 +356,10 @@ class Rule(Optimizer):
             "_draws": self._draws,
             "_earlier": [],
             "_guarded": set(),
+            "_present": [],
+            "_sent": None,
+            "_sent_draws": 0,
+            "generation": 0,
         }
 
 
@@ -334,6 +397,27 @@ def _late_backward_guard(rule: weakref.ref[Rule]) -> Callable[[Tensor], None]:
     return guard
 
 
+def remembered(state: dict[str, Any], name: str, like: Tensor) -> Tensor:
+    """A tensor of a parameter's state, zero at first. To be written in place: a recorded step finds
+    it where it was.
+    """
+    if name not in state:
+        state[name] = torch.zeros_like(like)
+    return state[name]
+
+
+def _count(state: dict[str, Any], like: Tensor) -> int | Tensor:
+    """The number of this update of a parameter, from 1; on a GPU there, for a recorded step."""
+    step = state.get("step", 0)
+    if like.is_cuda and not (isinstance(step, Tensor) and step.is_cuda):
+        step = torch.as_tensor(step, dtype=torch.float64, device=like.device)
+    elif not like.is_cuda:
+        step = int(step)
+    step += 1  # a tensor in place
+    state["step"] = step
+    return step
+
+
 class Preconditioned(Rule):
     """A rule whose gradient may go through one preconditioner, "momentum" or "adam"; off by
     default.
@@ -353,11 +437,13 @@ class Preconditioned(Rule):
     def _precondition(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         beta1, beta2 = group["betas"]
         if group["precondition"] == "momentum":
-            g, state["m"] = momentum(g, state.get("m", torch.zeros_like(g)), beta1)
+            g, m = momentum(g, remembered(state, "m", g), beta1)
+            state["m"].copy_(m)
         elif group["precondition"] == "adam":
-            m, v = state.get("m", torch.zeros_like(g)), state.get("v", torch.zeros_like(g))
-            state["step"] = state.get("step", 0) + 1
-            g, state["m"], state["v"] = adam(g, m, v, state["step"], beta1, beta2)
+            m, v = remembered(state, "m", g), remembered(state, "v", g)
+            g, m, v = adam(g, m, v, _count(state, g), beta1, beta2)
+            state["m"].copy_(m)
+            state["v"].copy_(v)
         return g
 
     def _update_real(

@@ -55,11 +55,11 @@ def _check(net: Network) -> None:
             f"net: must be float32, as all kernels that ship are; got {net.dtype}; {way}"
         )
     for i, layer in enumerate(net.layers):
-        if layer.neuron.kind is None:
+        if type(layer.neuron).compiled is None:
             raise ValueError(
-                f"net: every neuron must have a packed form; got {type(layer.neuron).__name__} in "
-                f"layer {i}, which has its PyTorch step alone; use SRM or FixedSRM, or give it a "
-                "kind with a step in bits/neurons.py, packed/loops.py and shipping/c.py"
+                "net: every neuron must have its step for numba, `compiled`; got "
+                f"{type(layer.neuron).__name__} in layer {i}, which has its PyTorch step alone; "
+                "add it as bisnn.neuron.Neuron says, or use SRM or FixedSRM"
             )
     if any(realisation.is_realised(p) for p in net.parameters()):
         raise RuntimeError(

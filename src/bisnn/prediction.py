@@ -182,7 +182,7 @@ def _drawn(net: Network, samples: int | Members | None, seed: int) -> list[Tenso
 def _logits(net: Network, x: Tensor, drawn: Sequence[Tensor], spikes: bool) -> Tensor:
     """Of each member, (K, T, B, C)."""
     kernel = kernels.name_for(x.device, x.dtype) if spikes else None
-    if kernel == "cpu" and all(layer.neuron.kind is not None for layer in net.layers):
+    if kernel == "cpu" and all(type(layer.neuron).compiled is not None for layer in net.layers):
         return _packed_logits(net, x, drawn)
     if kernel == "cuda" and ensemble.is_chain(net):
         return ensemble.logits(net, x, drawn)

@@ -99,7 +99,8 @@ def is_spikes(x: Tensor) -> bool:
 
 def _readable(x: Tensor) -> bool:
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return not (torch.compiler.is_compiling() or wrapped(x) or x.is_meta)
+    unreadable = torch.compiler.is_compiling() or wrapped(x) or x.is_meta
+    return not unreadable and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 @contextmanager
@@ -127,9 +128,10 @@ def hold(
 def _write(
     parameters: Sequence[nn.Parameter], values: Sequence[Tensor], realised: bool, hard: bool
 ) -> None:
+    for p in parameters:  # first: a copy may fail where a CUDA graph could not be recorded
+        p._bisnn_realised, p._bisnn_hard = realised, hard  # type: ignore[attr-defined]
     for p, value in zip(parameters, values, strict=True):
         p.copy_(value)
-        p._bisnn_realised, p._bisnn_hard = realised, hard  # type: ignore[attr-defined]
 
 
 def binary_parameters(of: nn.Module | Iterable[nn.Parameter]) -> list[nn.Parameter]:

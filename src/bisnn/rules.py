@@ -16,15 +16,15 @@ from torch import Tensor
 from bisnn import weights
 from bisnn.bits.philox import Purpose
 from bisnn.checks import finite, flag, number, positive_int, seed_number
-from bisnn.kernels import draws
-from bisnn.optimizer import Preconditioned, Rule, descend
+from bisnn.kernels.draws import Noise
+from bisnn.optimizer import Preconditioned, Rule, descend, remembered
 from bisnn.weights import Categorical, Nearest, Pullback, Signs
 
 # The updates, as in the paper
 
 
 def natural_gradient(
-    w_r: Tensor, g_mu: Tensor, temperature: float, prior: float | Tensor
+    w_r: Tensor, g_mu: Tensor, temperature: float | Tensor, prior: float | Tensor
 ) -> Tensor:
     """Natural gradient of the free energy, grad_mu L + rho (w^r - w^r_0), with grad_mu L from eq.
     (bayes-RP-grad-estimator), or for other alphabets from `weights.level_gradient`.
@@ -76,6 +76,7 @@ class STBiSNN(Preconditioned):
     """
 
     takes = (Signs, Nearest)
+    capturable = True
 
     def __init__(
         self,
@@ -138,6 +139,7 @@ class BayesBiSNN(Preconditioned):
 
     takes = (Signs, Categorical)
     has_posterior = True
+    capturable = True
 
     def __init__(
         self,
@@ -201,11 +203,15 @@ class BayesBiSNN(Preconditioned):
         """The present value of "tau" or "temperature" in a parameter group."""
         return anneal(group[name], group[name + "_end"], group["steps"], group["anneal_steps"])
 
+    def _changing(self, group: dict[str, Any]) -> dict[str, float]:
+        annealed = {name: self.annealed(name, group) for name in ("tau", "temperature")}
+        return {**super()._changing(group), **annealed}
+
     def _realise(
         self, w_r: Tensor, latents: Signs, group: dict[str, Any], number: int
     ) -> tuple[Tensor, Pullback | None]:
-        eps = draws.uniform_like(w_r, number, self.seed, Purpose.TRAINING_NOISE, self._draws)
-        return latents.sample(w_r, eps, self.annealed("tau", group), group["straight_through"])
+        noise = Noise(number, self.seed, Purpose.TRAINING_NOISE, group["draw"])
+        return latents.sample(w_r, noise, group["tau"], group["straight_through"])
 
     def _hard(self, group: dict[str, Any]) -> bool:
         return group["straight_through"]
@@ -215,7 +221,7 @@ class BayesBiSNN(Preconditioned):
     ) -> Tensor:
         latents = weights.latents_of(w_r)
         prior = latents.prior(group["prior"], w_r)
-        g = natural_gradient(w_r, g, self.annealed("temperature", group), prior)
+        g = natural_gradient(w_r, g, group["temperature"], prior)
         return latents.settle(descend(w_r, self._precondition(g, group, state), group["lr"]))
 
     def state_dict(self) -> dict[str, Any]:
@@ -255,6 +261,8 @@ class Bop(Rule):
     [-1.0, -1.0]
     """
 
+    capturable = True
+
     def __init__(self, params: Iterable[Any], lr: float, threshold: float):
         super().__init__(params, {"lr": lr, "threshold": threshold})
 
@@ -269,6 +277,7 @@ class Bop(Rule):
     def _update(
         self, w_r: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Any]
     ) -> Tensor:
-        m = state.get("m", torch.zeros_like(g))
-        w, state["m"] = bop_update(weights.sign(w_r), m, g, group["lr"], group["threshold"])
+        m = remembered(state, "m", g)
+        w, new = bop_update(weights.sign(w_r), m, g, group["lr"], group["threshold"])
+        m.copy_(new)
         return w

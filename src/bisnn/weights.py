@@ -28,6 +28,7 @@ from bisnn.alphabet import BINARY, Levels
 from bisnn.bits.philox import Purpose
 from bisnn.checks import number, seed_number
 from bisnn.kernels import draws
+from bisnn.kernels.draws import Noise
 
 # Epsilon of the Gumbel-softmax draw is kept in [2^-24, 1 - 2^-24]: the logistic noise stays finite
 EPS_MIN = 2.0**-24
@@ -67,7 +68,7 @@ def logistic_noise(eps: Tensor) -> Tensor:
     return 0.5 * torch.logit(eps.clamp(EPS_MIN, 1 - EPS_MIN))
 
 
-def relax(w_r: Tensor, delta: Tensor, tau: float) -> Tensor:
+def relax(w_r: Tensor, delta: Tensor, tau: float | Tensor) -> Tensor:
     """Relaxed weight w = tanh((w^r + delta) / tau), eq. (GS-trick)."""
     return torch.tanh((w_r + delta) / tau)
 
@@ -77,7 +78,7 @@ def logcosh(x: Tensor) -> Tensor:
     return x.abs() + F.softplus(-2 * x.abs()) - math.log(2)
 
 
-def mean_gradient_factor(w_r: Tensor, delta: Tensor, tau: float) -> Tensor:
+def mean_gradient_factor(w_r: Tensor, delta: Tensor, tau: float | Tensor) -> Tensor:
     """dw/dmu = (1 - w^2) / (tau (1 - tanh^2 w^r)) of eq. (bayes-RP-grad), for w = relax(w_r, delta,
     tau).
 
@@ -137,12 +138,12 @@ def one_hot(scores: Tensor) -> Tensor:
     return torch.zeros_like(scores).scatter_(0, last, 1)
 
 
-def relax_levels(logits: Tensor, gamma: Tensor, tau: float) -> Tensor:
+def relax_levels(logits: Tensor, gamma: Tensor, tau: float | Tensor) -> Tensor:
     """The relaxed one-hot vector y = softmax((logits + gamma) / tau)."""
     return torch.softmax((logits + gamma) / tau, 0)
 
 
-def level_gradient(logits: Tensor, gamma: Tensor, tau: float, g: Tensor) -> Tensor:
+def level_gradient(logits: Tensor, gamma: Tensor, tau: float | Tensor, g: Tensor) -> Tensor:
     """The gradient with respect to the probabilities p, from that, g, at y = relax_levels(...).
 
     With log p = logits it is dL/dlogits_k / p_k = y_k / (tau p_k) (g_k - sum_j y_j g_j), and only
@@ -223,12 +224,17 @@ class Signs:
         return value
 
     def sample(
-        self, w_r: Tensor, eps: Tensor, tau: float, straight_through: bool
+        self, w_r: Tensor, noise: Noise, tau: float | Tensor, straight_through: bool
     ) -> tuple[Tensor, Pullback]:
         """A relaxed sample, or a hard one, and the way back from the gradient taken there to the
-        gradient with respect to the mean parameters, from uniform numbers of the latents' shape.
+        gradient with respect to the mean parameters.
         """
-        delta = logistic_noise(eps).to(w_r.dtype)
+        if kernels.name_for(w_r.device, w_r.dtype) == "cuda":
+            from bisnn.kernels import cuda_samples
+
+            w = cuda_samples.sample(w_r, noise, tau, straight_through)
+            return w, lambda g: cuda_samples.pulled_back(g, w_r, noise, tau)
+        delta = logistic_noise(noise.like(w_r)).to(w_r.dtype)
         w = sign(w_r + delta) if straight_through else relax(w_r, delta, tau)
         factor = mean_gradient_factor(w_r, delta, tau)
         return w, lambda g: g * factor
@@ -312,9 +318,9 @@ class Categorical(Signs):
         return torch.tensordot(level_tensor(self.alphabet, value.dtype, value.device), value, 1)
 
     def sample(
-        self, w_r: Tensor, eps: Tensor, tau: float, straight_through: bool
+        self, w_r: Tensor, noise: Noise, tau: float | Tensor, straight_through: bool
     ) -> tuple[Tensor, Pullback]:
-        gamma = gumbel_noise(eps).to(w_r.dtype)
+        gamma = gumbel_noise(noise.like(w_r)).to(w_r.dtype)
         y = one_hot(w_r + gamma) if straight_through else relax_levels(w_r, gamma, tau)
         return y, lambda g: level_gradient(w_r, gamma, tau, g)
 

@@ -47,15 +47,17 @@ COLUMNS = 512
 
 
 def kernel(
-    signature: str, contract: bool = False, reorder: bool = False
+    signature: str, contract: bool = False, reorder: bool = False, keep: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """One signature each, compiled at import (from numba's cache on disk, after the first time).
+    """One signature each, compiled at import, or from numba's cache on disk where it is to `keep`.
 
     No fastmath, or bits would differ from kernel to kernel; only gradients may `contract`, fuse
     products and sums, and only sums of small integers, which are exact in any order, may `reorder`.
     """
     allowed = {name for name, chosen in (("contract", contract), ("reassoc", reorder)) if chosen}
-    options = {"nogil": True, "error_model": "numpy", "fastmath": allowed or False}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": allowed or False}
+    if not keep:
+        return njit(signature, **options)
     return lambda function: _compiled(function, signature, options)
 
 
@@ -129,6 +131,16 @@ def pack(lo, hi, x, words):
     return good
 
 
+@kernel(f"void(int64, int64, {_B}, {_M})")
+def unpack(lo, hi, words, x):
+    """x[r] = the bits of row r of words as 0.0 and 1.0: what `pack` has packed."""
+    for r in range(lo, hi):
+        for k in range(words.shape[1]):
+            word, part = words[r, k], x[r, 32 * k : 32 * k + 32]
+            for i in range(part.shape[0]):
+                part[i] = _F(np.int32((word >> np.uint32(i)) & _U1))
+
+
 @njit(inline="always")
 def _add_bits(source, start, n, target, at):
     """n bits of `source` from bit `start` go to `target` from bit `at`, where there are zeros."""
@@ -182,9 +194,9 @@ def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out)
                     start, size = first * channels, (last - first) * channels
                     at = ((h - top) * k1 + first - left) * channels
                     if whole:
-                        target[at >> 5 : (at + size) >> 5] = rows[
-                            h, start >> 5 : (start + size) >> 5
-                        ]
+                        part, seen = target[at >> 5 :], rows[h, start >> 5 :]
+                        for i in range(size >> 5):  # a slice at once would check for overlap
+                            part[i] = seen[i]
                     else:
                         _add_bits(rows[h], start, size, target, at)
 

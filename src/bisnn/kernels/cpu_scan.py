@@ -1,5 +1,4 @@
-"""The loops over time of `cpu`, compiled by numba: the scan of each neuron, its adjoint, and the
-weight gradient that the adjoint is part of.
+"""The loops over time of `cpu`, compiled by numba: the scan of each neuron, the adjoint of the SRM.
 
 A block of neurons keeps its traces in the L1 cache while time runs; the inner loop over neurons is
 what the compiler vectorises. No fastmath and no fused multiply-add: the forward bits are those of
@@ -9,22 +8,19 @@ what the compiler vectorises. No fastmath and no fused multiply-add: the forward
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.core.extending import overload
 
-from bisnn.bits import counting
 from bisnn.bits.counting import kernel
-from bisnn.bits.neurons import fixed_advance, fixed_potential, srm_advance, srm_potential
-from bisnn.spec import windows_along
+from bisnn.bits.neurons import EACH, OWN, SHARED, TRACES, advance, column, loop, potential, store
 
 BLOCK = 1024  # neurons whose traces (4 bytes each, four arrays) stay in L1 while time runs
 _f = np.float32
 # Of adjoint traces, and every so many steps: denormal gradients are slow
 _FLUSH_GRADIENT, FLUSHED = _f(2.0**-100), 8
 _ZERO, _ONE, _HALF = _f(0), _f(1), _f(0.5)
-_I0 = np.int32(0)
 _V, _M = "float32[::1]", "float32[:, ::1]"  # vector, matrix
-_INT = "int32[::1]"
-_windows_along = njit(inline="always")(windows_along)
+_N = "trace[:, ::1]"  # of neurons: traces, shared constants (in one column), those of each
 
 # Neurons are worked on in units that lie together in memory and keep their traces in a cache while
 # time runs: BLOCK neurons, or with pooling the pixels of one row of windows. `H`, `row` and `size`
@@ -46,8 +42,8 @@ def _place(unit, pool, H, row, size, neurons):
 
 
 @njit(inline="always")
-def _any_of_windows(x, threshold, pool, row, C, s):
-    """s = whether any of each window of a row of windows has x > threshold."""
+def _any_of_windows(x, pool, row, C, s):
+    """s = whether any of each window of a row of windows has a spike."""
     for w in range(s.shape[0] // C):
         s_w = s[w * C : (w + 1) * C]
         for i in range(C):
@@ -57,67 +53,44 @@ def _any_of_windows(x, threshold, pool, row, C, s):
                 at = dy * row + (w * pool + dx) * C
                 x_w = x[at : at + C]
                 for i in range(C):
-                    s_w[i] = _ONE if x_w[i] > threshold else s_w[i]
+                    s_w[i] = _ONE if x_w[i] > _ZERO else s_w[i]
 
 
-@kernel(
-    f"void(int64, int64, {_M}, {_V}, {_V}, {_V}, {_V}, {_V}, {_M}, int64, int64, int64, int64, "
-    "int64)"
-)
-def scan(lo, hi, I, P, Q, R, kappa, c, s, pool, H, row, size, C):
-    """SRM. Potentials take the place of the currents: half the memory, and one stream less."""
-    a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
-    width = row // C // pool * C
-    for unit in range(lo, hi):
-        first, last, out = _place(unit, pool, H, row, size, P.shape[0])
-        p, q, r, k = P[first:last], Q[first:last], R[first:last], kappa[first:last]
+def _dequantised(v, unit, i):
+    """The potential v as float32: that of integers is in units of unit[i]."""
+
+
+@overload(_dequantised, inline="always")
+def _(v, unit, i):
+    if isinstance(v, types.Float):
+        return lambda v, unit, i: v
+    return lambda v, unit, i: unit[i] * _f(v)
+
+
+@loop(f"void(int64, int64, {_M}, {_N}, {_N}, {_N}, {_V}, {_M}, int64, int64, int64, int64, int64)")
+def scan(lo, hi, I, traces, shared, each, unit, s, pool, H, row, size, C):
+    """Potentials take the place of the currents: half the memory, and one stream less. `unit` is
+    theirs where the neuron computes in integers.
+    """
+    k, e = column(shared, 0, SHARED), column(each, 0, EACH)
+    spikes, width = np.empty(pool * row, np.float32), row // C // pool * C
+    for block in range(lo, hi):
+        first, last, out = _place(block, pool, H, row, size, traces.shape[1])
+        scale = unit[first:last]
         for t in range(I.shape[0]):
             u_t = I[t, first:last]  # I_t before, u_t after
-            if pool == 1:
-                s_t = s[t, first:last]
-                for i in range(last - first):
-                    v = srm_potential(p[i], q[i], r[i], k[i])
-                    x = _ONE if v > theta else _ZERO
-                    s_t[i] = x
-                    p[i], q[i], r[i] = srm_advance(p[i], q[i], r[i], u_t[i], x, a_m, a_s, a_r)
-                    u_t[i] = v
-                continue
-            for i in range(last - first):
-                v = srm_potential(p[i], q[i], r[i], k[i])
-                x = _ONE if v > theta else _ZERO
-                p[i], q[i], r[i] = srm_advance(p[i], q[i], r[i], u_t[i], x, a_m, a_s, a_r)
-                u_t[i] = v
-            if out >= 0:
-                _any_of_windows(u_t, theta, pool, row, C, s[t, out * width : (out + 1) * width])
-
-
-@kernel(
-    f"void(int64, int64, {_M}, {_INT}, {_INT}, {_INT}, {_V}, {_INT}, {_INT}, {_INT}, {_M}, "
-    "int64, int64, int64, int64, int64)"
-)
-def fixed_scan(lo, hi, I, P, Q, R, scale, c, feedback, threshold, s, pool, H, row, size, C):
-    """FixedSRM: scale is kappa 2^-f, c (a_m, a_s, a_r, f), feedback K and threshold theta_f of each
-    neuron. Potentials take the place of the currents.
-    """
-    a_m, a_s, a_r, fraction = c[0], c[1], c[2], np.int64(c[3])
-    spikes, width = np.empty(pool * row, np.float32), row // C // pool * C
-    for unit in range(lo, hi):
-        first, last, out = _place(unit, pool, H, row, size, P.shape[0])
-        p, q, r, k = P[first:last], Q[first:last], R[first:last], scale[first:last]
-        one, theta = feedback[first:last], threshold[first:last]
-        for t in range(I.shape[0]):
-            u_t = I[t, first:last]
             s_t = s[t, first:last] if pool == 1 else spikes[: last - first]
             for i in range(last - first):
-                v = fixed_potential(p[i], q[i], r[i])
-                fires = v > theta[i]
+                if OWN:
+                    e = column(each, first + i, EACH)
+                state = column(traces, first + i, TRACES)
+                v, theta = potential(state, e, k)
+                fires = v > theta
                 s_t[i] = _ONE if fires else _ZERO
-                p[i], q[i], r[i] = fixed_advance(
-                    p[i], q[i], r[i], u_t[i], one[i] if fires else _I0, a_m, a_s, a_r, fraction
-                )
-                u_t[i] = k[i] * _f(v)
+                store(traces, first + i, TRACES, advance(u_t[i], fires, state, e, k))
+                u_t[i] = _dequantised(v, scale, i)
             if out >= 0:
-                _any_of_windows(spikes, _HALF, pool, row, C, s[t, out * width : (out + 1) * width])
+                _any_of_windows(spikes, pool, row, C, s[t, out * width : (out + 1) * width])
 
 
 @njit(inline="always")
@@ -280,46 +253,3 @@ def adjoint(
             _step_back(e, u_t, g_u_t, g_I_t, p, q, r, k, c, sigmoid, slope, refractory)
             if t % FLUSHED == 0:
                 _flush(p, q)
-
-
-@kernel(
-    f"{_M}(int64, int64, {_M}, {_M}, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, "
-    "float32, boolean, int64, int64, int64, int64, int64, uint32[:, :, :, :, ::1], int64, int64, "
-    "int64, int64, int64, int64, int64, int64, boolean)"
-)
-def weight_gradient(
-    lo, hi, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory,
-    pool, H, row, size, C, x, channels, n_out, k0, k1, s0, s1, p0, p1, rare,
-):  # fmt: skip
-    """The weight gradient (n_in, n_out) of images lo..hi, each of one or more recordings.
-
-    Adjoint and product in one go: the currents' gradient of an image stays in the cache, and that
-    of the whole is never there. x is (T, B, H_in, W_in, words).
-    """
-    T, B = x.shape[:2]
-    units, per_recording = -(-H // pool), G_P.shape[0] // B  # neurons
-    group = size // per_recording  # recordings of an image
-    pixels = per_recording // n_out
-    y = _windows_along(x.shape[2], k0, s0, p0)
-    g_w = np.zeros((k0 * k1 * channels, n_out), np.float32)
-    g_I = np.empty(T * size, np.float32)
-    inputs = np.empty((T * group, x.shape[2], x.shape[3], x.shape[4]), np.uint32)
-    rows = np.empty((T * group, y, pixels // y, -(-k0 * k1 * channels // 32)), np.uint32)
-    for image in range(lo, hi):
-        b = image * group
-        n = min(group, B - b)
-        g = g_I[: T * n * per_recording].reshape((T, n * per_recording))
-        adjoint(
-            image * units, (image + 1) * units, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c,
-            sigmoid, slope, refractory, g, image * size, pool, H, row, size, C,
-        )  # fmt: skip
-        for t in range(T):
-            inputs[t * n : (t + 1) * n] = x[t, b : b + n]
-        counting.windows(0, T * n, inputs[: T * n], channels, k0, k1, s0, s1, p0, p1, rows[: T * n])
-        bits = rows[: T * n].reshape((T * n * pixels, rows.shape[3]))
-        errors = g.reshape((T * n * pixels, n_out))
-        if rare:
-            counting.add_rows_transposed(0, bits.shape[1], bits, errors, g_w)
-        else:
-            counting.add_rows_by_fours(0, bits.shape[1], bits, errors, g_w)
-    return g_w

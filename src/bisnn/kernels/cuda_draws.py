@@ -19,10 +19,10 @@ _LEAST, _MOST, _TERMS = tl.constexpr(LEAST), tl.constexpr(MOST), tl.constexpr(le
 
 
 @triton.jit
-def _word(place, stream, draw, key, BLOCK: tl.constexpr):
+def word_at(place, stream, draw, key):
     """The word at each place of a stream, or each of its own."""
     # Counters of 32 bits: those of 64 would make it another Philox
-    zero = tl.zeros([BLOCK], tl.uint32)
+    zero = tl.zeros_like(place).to(tl.uint32)
     w0, w1, w2, w3 = tl.philox(
         key,
         (place // 4).to(tl.uint32),
@@ -35,7 +35,7 @@ def _word(place, stream, draw, key, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _draw(places, streams, n, length, key, draw, out, DENSE: tl.constexpr, BLOCK: tl.constexpr):
+def _draw(places, streams, n, length, key, number, out, DENSE: tl.constexpr, BLOCK: tl.constexpr):
     """Number `places[i]` of stream `streams[i]`; if DENSE, i % length of `streams[i // length]`."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n
@@ -45,17 +45,19 @@ def _draw(places, streams, n, length, key, draw, out, DENSE: tl.constexpr, BLOCK
     else:
         place = tl.load(places + i, inside, 0)
         stream = tl.load(streams + i, inside, 0)
-    word = _word(place, stream, draw, key, BLOCK)
+    word = word_at(place, stream, tl.load(number), key)
     tl.store(out + i, (word >> 8).to(tl.float32) * 5.9604644775390625e-08, inside)  # 2^-24
 
 
-def uniform(streams: Tensor, n: int, seed: int, purpose: Purpose, draw: int) -> Tensor:
+def uniform(streams: Tensor, n: int, seed: int, purpose: Purpose, draw: int | Tensor) -> Tensor:
     """(S,) -> (S, n)."""
     out = torch.empty(len(streams), n, device=streams.device)
     return _launch(streams, streams, n, seed, purpose, draw, out, dense=True)
 
 
-def uniform_at(places: Tensor, streams: Tensor, seed: int, purpose: Purpose, draw: int) -> Tensor:
+def uniform_at(
+    places: Tensor, streams: Tensor, seed: int, purpose: Purpose, draw: int | Tensor
+) -> Tensor:
     """(n,), (n,) -> (n,)."""
     out = torch.empty(len(places), device=places.device)
     return _launch(places, streams, 1, seed, purpose, draw, out, dense=False)
@@ -67,16 +69,17 @@ def _launch(
     length: int,
     seed: int,
     purpose: Purpose,
-    draw: int,
+    draw: int | Tensor,
     out: Tensor,
     dense: bool,
 ) -> Tensor:
     key = int(purpose) << 32 | seed  # Triton's seed is both words of the key
     programs = (triton.cdiv(out.numel(), _BLOCK),)
     places, streams = places.long().contiguous(), streams.long().contiguous()
+    number = draw.long() if isinstance(draw, Tensor) else torch.full_like(streams[:1], draw)
     if out.numel():
         _draw[programs](
-            places, streams, out.numel(), length, key, draw, out, DENSE=dense, BLOCK=_BLOCK
+            places, streams, out.numel(), length, key, number, out, DENSE=dense, BLOCK=_BLOCK
         )
     return out
 
@@ -106,7 +109,7 @@ def _signs(w_r, table, out, n, count, key, stream, first, BLOCK: tl.constexpr):
     inside = i < n
     p = _probability(tl.load(w_r + i, inside, 0.0), table) * 16777216.0  # 2^24
     for k in range(count):
-        word = _word(i, stream, first + k, key, BLOCK)
+        word = word_at(i, stream, first + k, key)
         plus = (word >> 8).to(tl.float64) < p
         tl.store(out + i, tl.where(plus, 1, -1).to(tl.int8), inside)
         out += n

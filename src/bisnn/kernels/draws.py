@@ -5,6 +5,7 @@ compared with: the same on every device.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,11 +45,11 @@ def probability(w_r: Tensor) -> Tensor:
     return 1 / (1 + e * power)
 
 
-def uniform(streams: Tensor, n: int, seed: int, purpose: Purpose, draw: int = 0) -> Tensor:
+def uniform(streams: Tensor, n: int, seed: int, purpose: Purpose, draw: int | Tensor = 0) -> Tensor:
     """The first n numbers in [0, 1) of each stream (S,), float32 (S, n), on their device."""
     match kernels.name_for(streams.device, torch.float32):
         case "cpu":
-            return torch.from_numpy(philox.uniform(streams.numpy(), n, seed, purpose, draw))
+            return torch.from_numpy(philox.uniform(streams.numpy(), n, seed, purpose, int(draw)))
         case "cuda":
             from bisnn.kernels import cuda_draws
 
@@ -73,7 +74,24 @@ def uniform_at(
     return _reference(places, streams, seed, purpose, draw)
 
 
-def uniform_like(w: Tensor, stream: int, seed: int, purpose: Purpose, draw: int = 0) -> Tensor:
+class Noise(NamedTuple):
+    """Which random numbers: a stream of a seed and purpose, and which of its draws; on a GPU that
+    may be a tensor of one number there, which a recorded step reads anew.
+    """
+
+    stream: int
+    seed: int
+    purpose: Purpose
+    draw: int | Tensor
+
+    def like(self, w: Tensor) -> Tensor:
+        """A number in [0, 1) for every element of w; see `uniform_like`."""
+        return uniform_like(w, *self)
+
+
+def uniform_like(
+    w: Tensor, stream: int, seed: int, purpose: Purpose, draw: int | Tensor = 0
+) -> Tensor:
     """A number in [0, 1) for every element of w, on its device; float64 if w is, else float32."""
     streams = torch.full((1,), stream, device=w.device)
     drawn = uniform(streams, w.numel(), seed, purpose, draw).reshape(w.shape)
@@ -81,10 +99,19 @@ def uniform_like(w: Tensor, stream: int, seed: int, purpose: Purpose, draw: int 
     return drawn.double() if w.dtype == torch.float64 else drawn
 
 
-def _reference(places: Tensor, streams: Tensor, seed: int, purpose: Purpose, draw: int) -> Tensor:
+def _reference(
+    places: Tensor, streams: Tensor, seed: int, purpose: Purpose, draw: int | Tensor
+) -> Tensor:
     """The definition in plain PyTorch, for places and streams whose shapes broadcast."""
     places, streams = torch.broadcast_tensors(places.long(), streams.long())
     zero = torch.zeros_like(places)
-    block = philox.philox(places >> 2, streams, zero + draw, zero, seed, int(purpose))
+    block = philox.philox(
+        places >> 2,
+        streams,
+        zero + (draw.long() if isinstance(draw, Tensor) else draw),
+        zero,
+        seed,
+        int(purpose),
+    )
     word = torch.stack(block).gather(0, (places & 3)[None])[0]
     return (word >> 8).float() * 2.0**-24

@@ -21,20 +21,20 @@ import numpy as np
 from bisnn.alphabet import Levels
 from bisnn.bits import counting, threads
 from bisnn.files import most_bytes
+from bisnn.neuron import Neuron
 from bisnn.packed import encoding, file, loops
 from bisnn.packed.network import PackedLayer, PackedNetwork, cost
 from bisnn.packed.network import words as words_of
 from bisnn.spec import LayerSpec, windows_along
 
-_NO_INTEGERS = np.empty((6, 0), np.int32)
 # Recordings of a dense layer that are worked on together: weights are then read once for all of
 # them
 GROUP = 8
 POINTS = 250  # encoded and predicted at a time, at most
 TABLE = 1 << 26  # bytes of a layer's weights as int8 up to which they are kept, for sparse inputs
 
-# Of each layer P, Q, R for the coming time step, (K, B, neurons)
-State = tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]
+# Of each layer its traces for the coming time step, (traces, K, B, neurons)
+State = tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class _Layer:
     stride: tuple[int, int]
     padding: tuple[int, int]
     pool: int
-    kappa: np.ndarray  # float32 (1,) or (n_out,)
-    constants: np.ndarray  # float32: a_m, a_s, a_r, theta
-    integers: np.ndarray  # int32 (6, n_out) or (6, 1) of FixedSRM; (6, 0) of SRM
+    neuron: type[Neuron]
+    # See `Neuron.step_constants`: shared ones (m, 1), those of each (n, 1); recurrent: (n, n_out)
+    neuron_constants: tuple[np.ndarray, np.ndarray]
     mask: np.ndarray | None = None  # uint32 (words, n_out) of a recurrent layer
     outputs: np.ndarray | None = None  # int64: neurons that leave a recurrent layer
     recurrent: bool = False
@@ -97,9 +97,6 @@ class _Layer:
         return replace(
             self, channels=32 * self.weights.shape[2], kernel=(1, 1), stride=(1, 1), padding=(0, 0)
         )
-
-
-_NO_STATE = np.empty((0, 0, 0), np.int32)
 
 
 class Engine:
@@ -137,10 +134,12 @@ class Engine:
                 f"batch: must be a positive whole number; got {batch!r}; give the number of "
                 "recordings"
             )
-        shapes = [(self.network.count, batch, n) for n in self._neurons]
+        return self._at_rest(batch)
+
+    def _at_rest(self, batch: int) -> State:
         return tuple(
-            (np.zeros(shape, dtype), np.zeros(shape, dtype), np.zeros(shape, dtype))
-            for shape, dtype in zip(shapes, self._dtypes(), strict=True)
+            np.zeros((len(layer.neuron.traces), self.network.count, batch, n), layer.neuron.dtype)
+            for layer, n in zip(self._layers, self._neurons, strict=True)
         )
 
     def run(self, x: np.ndarray, state: State | None = None, *, spikes: bool = False) -> Result:
@@ -242,28 +241,21 @@ class Engine:
     def _before(self, x: np.ndarray, state: State | None) -> State:
         """A copy of the state, to move on; empty for none."""
         if state is None:
-            return ((_NO_STATE,) * 3,) * len(self._layers)
-        wanted = [(self.network.count, x.shape[1], n) for n in self._neurons for _ in "PQR"]
-        ours = isinstance(state, tuple) and all(isinstance(layer, tuple) for layer in state)
-        layers = state if ours else ()
-        given = [getattr(z, "shape", None) for layer in layers for z in layer]
+            return self._at_rest(0)
+        B, parts = x.shape[1], zip(self._layers, self._neurons, strict=True)
+        wanted = [(len(layer.neuron.traces), self.network.count, B, n) for layer, n in parts]
+        given = [getattr(z, "shape", None) for z in state] if isinstance(state, tuple) else []
         if given != wanted:
             raise ValueError(
-                f"state: must come from this network and {x.shape[1]} recordings; got another; "
-                "begin with engine.start(B)"
+                f"state: must come from this network and {B} recordings; got another; begin with "
+                "engine.start(B)"
             )
-        return tuple(
-            tuple(np.array(z, dtype) for z in layer)  # type: ignore[misc]
-            for layer, dtype in zip(state, self._dtypes(), strict=True)
-        )
+        layers = zip(state, self._layers, strict=True)
+        return tuple(np.array(z, layer.neuron.dtype, order="C") for z, layer in layers)
 
-    def _dtypes(self) -> list[type]:
-        """Of the traces of each layer."""
-        return [np.int32 if layer.integers.size else np.float32 for layer in self._layers]
-
-    def _through(self, x: np.ndarray, layer: _Layer, state: tuple[np.ndarray, ...]) -> np.ndarray:
+    def _through(self, x: np.ndarray, layer: _Layer, state: np.ndarray) -> np.ndarray:
         """What leaves a layer, as words; the state moves on in place."""
-        state = tuple(z.view(np.int32) for z in state)  # as the kernels take it
+        neurons = (*layer.neuron_constants, state.reshape(len(state), -1))
         height, width = layer.size(x)
         K, n_out = layer.weights.shape[0], layer.weights.shape[3]
         affine = (layer.alphabet.low, layer.alphabet.gap)
@@ -273,18 +265,17 @@ class Engine:
             (K, *x.shape[1:3], height // layer.pool, width // layer.pool, -(-leaving // 32)),
             np.uint32,
         )
+        inputs = (x, layer.weights, *affine)
         if layer.recurrent:
-            settings: tuple[Any, ...] = (layer.mask, layer.outputs, layer.kappa, layer.constants)
-            settings += (layer.integers,)
-            arguments = (x, layer.weights, *affine, *settings, *state, out)
-            self._spread(loops.recurrent, work, K * x.shape[2], *arguments)
+            loop = loops.recurrent(layer.neuron)
+            settings: tuple[Any, ...] = (layer.mask, layer.outputs)
+            self._spread(loop, work, K * x.shape[2], *inputs, *settings, *neurons, out)
             return out
         group = GROUP if height * width == 1 else 1
         places = (layer.channels, *layer.kernel, *layer.stride, *layer.padding, layer.pool)
-        settings = (*places, group, layer.kappa[0], layer.constants, layer.integers)
+        loop, settings = loops.spikes(layer.neuron), (layer.table, *places, group)
         items = K * -(-x.shape[2] // group)
-        inputs = (x, layer.weights, *affine, layer.table)
-        self._spread(loops.spikes, work, items, *inputs, *settings, *state, out)
+        self._spread(loop, work, items, *inputs, *settings, *neurons, out)
         return out
 
     def _read(self, words: np.ndarray) -> np.ndarray:
@@ -315,11 +306,12 @@ def load(
     members: int | Literal["map"] | None = None,
     *,
     seed: int | None = None,
+    neurons: Sequence[type[Neuron]] = (),
     threads: int | None = None,
     sparse: bool = True,
 ) -> Engine:
     """An engine from a packed file; arguments as in `packed.read` and `Engine`. Runs no code."""
-    return Engine(file.read(path, members, seed), threads, sparse=sparse)
+    return Engine(file.read(path, members, seed, neurons=neurons), threads, sparse=sparse)
 
 
 def _side_by_side(spec: LayerSpec, inputs: Sequence[np.ndarray]) -> np.ndarray:
@@ -354,7 +346,7 @@ def _layer_of(layer: PackedLayer, sparse: bool) -> _Layer:
         table = layer.alphabet.weights(np.ascontiguousarray(rows.transpose(1, 0, 3, 2)))
     places = (layer.stride, layer.padding, layer.pool)
     weights = (_columns(rows), layer.alphabet, table)
-    neuron = (layer.scale, layer.constants, _integers(layer))
+    neuron = (type(layer.neuron), _neuron_constants(layer, 1))
     return _Layer(*weights, channels, kernel, *places, *neuron)
 
 
@@ -368,7 +360,6 @@ def _recurrent_of(layer: PackedLayer) -> _Layer:
 
     mask = np.zeros((0, n), np.uint32) if layer.mask is None else columns(layer.mask)
     outputs = np.arange(n) if layer.outputs is None else np.array(layer.outputs)
-    kappa = np.broadcast_to(layer.scale, n).copy()
     one = ((1, 1), (1, 1), (0, 0), 1)
     empty = np.empty((0, 0, 0), np.int8)
     return _Layer(
@@ -377,20 +368,19 @@ def _recurrent_of(layer: PackedLayer) -> _Layer:
         empty,
         1,
         *one,
-        kappa,
-        layer.constants,
-        _integers(layer),
+        type(layer.neuron),
+        _neuron_constants(layer, n),
         np.ascontiguousarray(mask),
         outputs,
         True,
     )
 
 
-def _integers(layer: PackedLayer) -> np.ndarray:
-    found = layer.integers
-    if found is None:
-        return _NO_INTEGERS
-    return np.broadcast_to(found, (6, layer.neurons)).copy() if layer.mask is None else found
+def _neuron_constants(layer: PackedLayer, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """The constants of a layer's neurons as the kernels take them, each in so many columns."""
+    shared, each = layer.step_constants()
+    spread = np.broadcast_to(each, (len(each), columns))
+    return shared.astype(layer.neuron.dtype)[:, None], spread.astype(layer.neuron.dtype, "C")
 
 
 def _padded(layer: PackedLayer, rows: np.ndarray) -> list[np.ndarray]:

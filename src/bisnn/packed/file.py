@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,6 +24,7 @@ from safetensors.numpy import load, save
 from bisnn.alphabet import BINARY
 from bisnn.bits import philox
 from bisnn.files import afford, read_bytes, write_atomic
+from bisnn.neuron import Neuron
 from bisnn.packed import header
 from bisnn.packed.header import MOST_MEMBERS, BadFile, Unfit
 from bisnn.packed.network import (
@@ -91,7 +93,11 @@ def _about(layer: PackedLayer) -> dict[str, Any]:
 
 
 def read(
-    path: str | Path, members: int | Literal["map"] | None = None, seed: int | None = None
+    path: str | Path,
+    members: int | Literal["map"] | None = None,
+    seed: int | None = None,
+    *,
+    neurons: Sequence[type[Neuron]] = (),
 ) -> PackedNetwork:
     """The network of a file.
 
@@ -101,6 +107,7 @@ def read(
             number takes the first so many, or draws so many from a posterior; "map" takes a
             posterior's most probable weights.
         seed: of those draws; by default the file's.
+        neurons: classes of one's own that it may have; no file can name code to be run.
     """
     try:
         content = read_bytes(path)
@@ -111,11 +118,15 @@ def read(
         ) from None
     except ValueError as error:  # no regular file, or too large
         raise BadFile(str(error)) from None
-    return parse(content, str(path), members, seed)
+    return parse(content, str(path), members, seed, neurons)
 
 
 def parse(
-    content: bytes, name: str, members: int | Literal["map"] | None = None, seed: int | None = None
+    content: bytes,
+    name: str,
+    members: int | Literal["map"] | None = None,
+    seed: int | None = None,
+    neurons: Sequence[type[Neuron]] = (),
 ) -> PackedNetwork:
     """As `read`, from the bytes of a file of this name."""
     counted = isinstance(members, int) and not isinstance(members, bool) and members >= 1
@@ -148,7 +159,7 @@ def parse(
         body = header.text(found.get("network"), "its description", most=len(content))
         if found.get("digest") != _digest(body, tensors):
             raise BadFile("is damaged: its content does not match its digest; export it again")
-        return _network(json.loads(body), tensors, members, seed)
+        return _network(json.loads(body), tensors, members, seed, neurons)
     except (BadFile, Unfit) as error:
         raise type(error)(f"{name}: {error}") from None
     except (OverflowError, IndexError, *_WRONG) as error:
@@ -190,7 +201,11 @@ class _Tensors:
 
 
 def _network(
-    about: Any, tensors: dict[str, np.ndarray], members: int | str | None, seed: int | None
+    about: Any,
+    tensors: dict[str, np.ndarray],
+    members: int | str | None,
+    seed: int | None,
+    neurons: Sequence[type[Neuron]],
 ) -> PackedNetwork:
     header.require(
         isinstance(about, dict) and isinstance(about.get("layers"), list),
@@ -207,7 +222,8 @@ def _network(
         about.get("outputs"),
     )
     header.whole(outputs, 0, "the number of outputs")
-    plans, encoding = _plans(about, shape, asked.K, BadFile if members is None else Unfit)
+    error = BadFile if members is None else Unfit
+    plans, encoding = _plans(about, shape, asked.K, neurons, error)
     left = _Tensors(tensors)
     layers = tuple(
         _layer(i, spec, bool(of.get("mask")), left, asked)
@@ -305,13 +321,14 @@ def _layer(i: int, spec: LayerSpec, masked: bool, left: _Tensors, asked: _Member
         spec = replace(spec, mask=mask)
     weights, posterior = asked.weights(i, spec, left)
     scale = left.take(f"{i}.scale", np.float32, spec.neurons if masked else 1)
-    constants = left.take(f"{i}.constants", np.float32, 4)
+    known = spec.neuron.constants(np.float32)
+    constants = left.take(f"{i}.constants", np.float32, len(known))
     header.require(
         np.allclose(scale, spec.kappa, rtol=1e-6, atol=0),
         f"kappa of layer {i} is not that of its neurons: {scale[0]}",
     )
     header.require(
-        np.allclose(constants, spec.neuron.constants(), rtol=1e-6, atol=0),
+        np.allclose(constants, known, rtol=1e-6, atol=0),
         f"the constants of layer {i} are not its neuron's: {constants.tolist()}",
     )
     layer = PackedLayer(
@@ -321,17 +338,18 @@ def _layer(i: int, spec: LayerSpec, masked: bool, left: _Tensors, asked: _Member
         constants=constants,
         posterior=None if posterior is None else spread(posterior, spec),
     )
-    _ = layer.integers  # raises where traces could overflow
+    layer.step_constants()  # raises where traces could overflow
     return layer
 
 
 def _plans(
-    about: Any, shape: Shape, K: int, error: type[ValueError]
+    about: Any, shape: Shape, K: int, neurons: Sequence[type[Neuron]], error: type[ValueError]
 ) -> tuple[list[LayerSpec], dict[str, Any]]:
     """The layers of K members without tensors, and the encoding; all within the budget."""
     plans: list[LayerSpec] = []
     for i, of in enumerate(about["layers"]):
-        plans.append(header.layer_of(i, of, [*(plan.output_shape for plan in plans), shape]))
+        shapes = [*(plan.output_shape for plan in plans), shape]
+        plans.append(header.layer_of(i, of, shapes, neurons))
     encoding = header.encoding_of(about.get("encoding"), shape)
     steps = encoding.get("steps", 1)
     needed = sum(cost(plans, math.prod(shape), about["outputs"], K, steps))

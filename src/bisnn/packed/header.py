@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from bisnn.alphabet import BINARY, Levels
@@ -61,8 +62,12 @@ def shape_of(value: Any, what: str) -> Shape:
     return shape
 
 
-def layer_of(i: int, of: Any, shapes: list[Shape]) -> LayerSpec:
-    """A layer's description, checked; `shapes` are those of earlier outputs and of the input."""
+def layer_of(
+    i: int, of: Any, shapes: list[Shape], neurons: Sequence[type[Neuron]] = ()
+) -> LayerSpec:
+    """A layer's description, checked; `shapes` are those of earlier outputs and of the input,
+    `neurons` classes that it may be of beside those of the package.
+    """
     require(isinstance(of, dict) and of.get("kind") in KINDS, f"layer {i} is of no known kind")
     inputs = of.get("inputs")
     require(
@@ -73,7 +78,7 @@ def layer_of(i: int, of: Any, shapes: list[Shape]) -> LayerSpec:
     plan: dict[str, Any] = {"kind": of["kind"], "inputs": tuple(inputs)}
     plan["parts"] = tuple(shapes[n] for n in inputs)
     plan["neurons"] = whole(of.get("neurons"), 1, f"the size of layer {i}")
-    plan["neuron"] = _neuron(i, of.get("neuron"))
+    plan["neuron"] = _neuron(i, of.get("neuron"), neurons)
     levels = of.get("levels", list(BINARY.levels))
     require(isinstance(levels, list), f"the levels of layer {i} are no list")
     plan["alphabet"] = Levels(*levels)
@@ -101,13 +106,17 @@ def layer_of(i: int, of: Any, shapes: list[Shape]) -> LayerSpec:
     return spec
 
 
-def _neuron(i: int, about: Any) -> Neuron:
-    kinds = {neuron.kind: neuron for neuron in (SRM, FixedSRM)}
-    require(
-        isinstance(about, dict) and about.get("kind") in kinds,
-        f"the neurons of layer {i} are of no known kind",
-    )
-    return kinds[about["kind"]](**{k: value for k, value in about.items() if k != "kind"})
+def _neuron(i: int, about: Any, others: Sequence[type[Neuron]]) -> Neuron:
+    known: list[type[Neuron]] = [SRM, FixedSRM, *others]
+    kinds = {neuron.kind: neuron for neuron in known}
+    kind = str(about.get("kind")) if isinstance(about, dict) else ""
+    if ":" in kind and kind not in kinds:
+        raise BadFile(
+            f"the neurons of layer {i} are of {kind!r:.50}, from outside the package, and no file "
+            "can name code to be run; give the class, neurons=[...]"
+        )
+    require(kind in kinds, f"the neurons of layer {i} are of no known kind")
+    return kinds[kind](**{k: value for k, value in about.items() if k != "kind"})
 
 
 def seed_of(value: Any) -> int:

@@ -1,4 +1,4 @@
-"""The loops over time of the packed engine, compiled by numba.
+"""The loops over time of the packed engine, compiled by numba for each class of neurons.
 
 One time step of a few recordings at a time: gather the bits under the kernel, count, move the
 neurons on, pack what fires. Currents and traces stay in the cache. Words have 32 bits, not 64:
@@ -14,16 +14,27 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core.extending import intrinsic
 
-from bisnn.bits import counting, neurons
+from bisnn.bits import counting
 from bisnn.bits.counting import kernel
+from bisnn.bits.neurons import (
+    EACH,
+    SHARED,
+    TRACE,
+    TRACES,
+    advance,
+    column,
+    loop,
+    potential,
+    store,
+    store_bits,
+)
 from bisnn.spec import windows_along
 
-_ZERO, _ONE = np.float32(0), np.float32(1)
-_U0, _I0 = np.uint32(0), np.int32(0)
+_U0 = np.uint32(0)
 _windows_along = njit(inline="always")(windows_along)
 ROWS = 16  # of the input that are counted together, at least, by taking several time steps at once
 _X, _W = "uint32[:, :, :, :, :, ::1]", "uint32[:, :, :, ::1]"  # spikes, weights
-_S = "int32[:, :, ::1]"  # state: float32 neurons lay the bits of their traces there
+_N = "trace[:, ::1]"  # of neurons: traces, shared constants (in one column), those of each
 
 
 @intrinsic
@@ -40,27 +51,17 @@ def _negative(typingctx, x, first):
     return types.uint32(x, types.int64), generate
 
 
-@kernel("void(float32[::1], float32[::1], float32[::1], float32[::1], float32, float32[::1])")
-def _advance(u, p, q, r, kappa, c):
-    """One step of SRM neurons of one kappa: u holds currents, then theta - u (sign bit: spike)."""
-    a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
+@loop(f"void(float32[::1], int64, {_N}, {_N}, {_N})")
+def _advance(u, first, traces, shared, each):
+    """One step of the neurons from the first on, all with the same constants: u holds currents,
+    then the bits of theta - u (the sign: a spike).
+    """
+    k, e = column(shared, 0, SHARED), column(each, 0, EACH)
     for i in range(u.shape[0]):
-        v = neurons.srm_potential(p[i], q[i], r[i], kappa)
-        x = _ONE if v > theta else _ZERO
-        p[i], q[i], r[i] = neurons.srm_advance(p[i], q[i], r[i], u[i], x, a_m, a_s, a_r)
-        u[i] = theta - v
-
-
-@kernel("void(float32[::1], int32[::1], int32[::1], int32[::1], int32[:, ::1])")
-def _fixed_advance(u, p, q, r, integers):
-    """As `_advance`, of FixedSRM neurons; what u holds afterwards is an int32."""
-    a_m, a_s, a_r, fraction = integers[0, 0], integers[1, 0], integers[2, 0], integers[3, 0]
-    one, theta, margin = integers[4, 0], integers[5, 0], u.view(np.int32)
-    for i in range(u.shape[0]):
-        I, v = u[i], neurons.fixed_potential(p[i], q[i], r[i])
-        s = one if v > theta else _I0
-        p[i], q[i], r[i] = neurons.fixed_advance(p[i], q[i], r[i], I, s, a_m, a_s, a_r, fraction)
-        margin[i] = theta - v
+        I, state = u[i], column(traces, first + i, TRACES)
+        v, theta = potential(state, e, k)
+        store(traces, first + i, TRACES, advance(I, v > theta, state, e, k))
+        store_bits(u, i, TRACE(theta - v))
 
 
 @kernel("void(float32[::1], int64, int64, int64, int64, uint32[:, :, :, ::1])")
@@ -93,26 +94,27 @@ def _fired(u, height, width, n_out, pool, out):
                     target[k] = word
 
 
-@kernel(
+@loop(
     f"void(int64, int64, {_X}, {_W}, int64, int64, int8[:, :, ::1], int64, int64, int64, int64, "
-    f"int64, int64, int64, int64, int64, float32, float32[::1], int32[:, ::1], {_S}, {_S}, {_S}, "
-    f"{_X})"
+    f"int64, int64, int64, int64, int64, {_N}, {_N}, {_N}, {_X})"
 )
 def spikes(
-    lo, hi, x, weights, low, gap, table, channels, k0, k1, s0, s1, p0, p1, pool, group, kappa, c,
-    integers, P, Q, R, out,
+    lo, hi, x, weights, low, gap, table, channels, k0, k1, s0, s1, p0, p1, pool, group, shared,
+    each, state, out,
 ):  # fmt: skip
     """Run items lo..hi through a layer: an item is a group of recordings of a member.
 
-    x has K = 1 where members share their input. P, Q, R move on; where they are empty, all begins
-    at rest.
+    x has K = 1 where members share their input. The state (traces, K B neurons) moves on; where it
+    is empty, all begins at rest.
     """
     T, B, n_words, n_out = x.shape[1], x.shape[2], weights.shape[2], weights.shape[3]
     height, width = _windows_along(x.shape[3], k0, s0, p0), _windows_along(x.shape[4], k1, s1, p1)
     pixels, groups = height * width, -(-B // group)
     # Time steps whose currents are counted together
     steps = max(1, ROWS // (min(group, B) * pixels))
-    traces = np.empty((3, group, pixels * n_out), np.int32)  # where nobody wants to go on
+    kept = state.shape[1] > 0
+    own = np.empty((TRACES, 0 if kept else group * pixels * n_out), TRACE)
+    traces = state if kept else own
     rows = np.empty((steps, group, height, width, n_words), np.uint32)
     u = np.empty((steps * group * pixels, n_out), np.float32)
     for item in range(lo, hi):
@@ -120,13 +122,8 @@ def spikes(
         n = min(group, B - first)
         images = x[min(member, x.shape[0] - 1)]
         last = first + n
-        p, q, r = traces[0, :n], traces[1, :n], traces[2, :n]
-        if P.shape[0]:
-            p, q, r = P[member, first:last], Q[member, first:last], R[member, first:last]
-        else:
-            traces[:] = _I0
-        p, q, r = p.reshape(-1), q.reshape(-1), r.reshape(-1)
-        p_f, q_f, r_f = p.view(np.float32), q.view(np.float32), r.view(np.float32)
+        own[:] = 0
+        neuron = (member * B + first) * pixels * n_out if kept else 0
         used = rows.reshape(-1)[: steps * n * pixels * n_words]
         inputs = used.reshape((steps, n, height, width, n_words))
         flat = used.reshape((-1, n_words))
@@ -145,82 +142,55 @@ def spikes(
                 counting.plane_counts(0, size, flat, weights[member], low, gap, u)
             for t in range(m):
                 potentials = u[t * n * pixels : (t + 1) * n * pixels].reshape(-1)
-                if integers.shape[1]:
-                    _fixed_advance(potentials, p, q, r, integers)
-                else:
-                    _advance(potentials, p_f, q_f, r_f, kappa, c)
+                _advance(potentials, neuron, traces, shared, each)
                 target = out[member, start + t, first:last]
                 _fired(potentials, height, width, n_out, pool, target)
 
 
-@kernel("void(float32[::1], float32[::1], float32[::1], float32[::1], float32, uint32[::1])")
-def _fire(p, q, r, kappa, theta, own):
-    """own = whether each SRM neuron, with a kappa of its own, is above its threshold."""
-    for i in range(own.shape[0]):
-        own[i] = np.uint32(neurons.srm_potential(p[i], q[i], r[i], kappa[i]) > theta)
+@loop(f"void(uint32[::1], int64, {_N}, {_N}, {_N})")
+def _fire(fired, first, traces, shared, each):
+    """fired = whether each neuron, with constants of its own, is above its threshold."""
+    k = column(shared, 0, SHARED)
+    for i in range(fired.shape[0]):
+        v, theta = potential(column(traces, first + i, TRACES), column(each, i, EACH), k)
+        fired[i] = np.uint32(v > theta)
 
 
-@kernel(
-    "void(float32[::1], uint32[::1], float32[::1], float32[::1], float32[::1], float32, float32, "
-    "float32)"
-)
-def _integrate(I, own, p, q, r, a_m, a_s, a_r):
+@loop(f"void(float32[::1], uint32[::1], int64, {_N}, {_N}, {_N})")
+def _integrate(I, fired, first, traces, shared, each):
     """The traces of the next time step, from currents and spikes."""
-    for i in range(own.shape[0]):
-        s = np.float32(own[i])
-        p[i], q[i], r[i] = neurons.srm_advance(p[i], q[i], r[i], I[i], s, a_m, a_s, a_r)
+    k = column(shared, 0, SHARED)
+    for i in range(fired.shape[0]):
+        e, state = column(each, i, EACH), column(traces, first + i, TRACES)
+        store(traces, first + i, TRACES, advance(I[i], fired[i] != _U0, state, e, k))
 
 
-@kernel("void(int32[::1], int32[::1], int32[::1], int32[:, ::1], uint32[::1])")
-def _fixed_fire(p, q, r, integers, own):
-    """As `_fire`, of FixedSRM neurons."""
-    for i in range(own.shape[0]):
-        own[i] = np.uint32(neurons.fixed_potential(p[i], q[i], r[i]) > integers[5, i])
-
-
-@kernel("void(float32[::1], uint32[::1], int32[::1], int32[::1], int32[::1], int32[:, ::1])")
-def _fixed_integrate(I, own, p, q, r, integers):
-    """As `_integrate`, of FixedSRM neurons."""
-    a_m, a_s, a_r, fraction = integers[0, 0], integers[1, 0], integers[2, 0], integers[3, 0]
-    for i in range(own.shape[0]):
-        s = integers[4, i] if own[i] else _I0
-        p[i], q[i], r[i] = neurons.fixed_advance(p[i], q[i], r[i], I[i], s, a_m, a_s, a_r, fraction)
-
-
-@kernel(
-    f"void(int64, int64, {_X}, {_W}, int64, int64, uint32[:, ::1], int64[::1], float32[::1], "
-    f"float32[::1], int32[:, ::1], {_S}, {_S}, {_S}, {_X})",
+@loop(
+    f"void(int64, int64, {_X}, {_W}, int64, int64, uint32[:, ::1], int64[::1], {_N}, {_N}, {_N}, "
+    f"{_X})"
 )
-def recurrent(
-    lo, hi, x, weights, low, gap, mask, outputs, kappa, c, integers, P, Q, R, out
-):  # fmt: skip
+def recurrent(lo, hi, x, weights, low, gap, mask, outputs, shared, each, state, out):
     """As `spikes`, for neurons that read each other: an item is one recording of a member."""
-    a_m, a_s, a_r, theta = c[0], c[1], c[2], c[3]
     T, B, n_words, n = x.shape[1], x.shape[2], weights.shape[2], weights.shape[3]
     inputs = x.shape[5]
     row = np.empty((1, n_words), np.uint32)
-    own, traces = np.empty(n, np.uint32), np.empty((3, n), np.int32)
+    kept = state.shape[1] > 0
+    fired, own = np.empty(n, np.uint32), np.empty((TRACES, 0 if kept else n), TRACE)
+    traces = state if kept else own
     I = np.empty((1, n), np.float32)
     current = I[0]
     for item in range(lo, hi):
         member, b = item // B, item % B
-        w, p, q, r = weights[member], traces[0], traces[1], traces[2]
-        if P.shape[0]:
-            p, q, r = P[member, b], Q[member, b], R[member, b]
-        else:
-            traces[:] = _I0
-        p_f, q_f, r_f = p.view(np.float32), q.view(np.float32), r.view(np.float32)
+        own[:] = 0
+        w, first = weights[member], item * n if kept else 0
         for t in range(T):
             row[:] = _U0
             row[0, :inputs] = x[min(member, x.shape[0] - 1), t, b, 0, 0]
-            if integers.shape[1]:
-                _fixed_fire(p, q, r, integers, own)
-            else:
-                _fire(p_f, q_f, r_f, kappa, theta, own)
+            _fire(fired, first, traces, shared, each)
             for k in range(-(-n // 32)):
                 word = _U0
                 for i in range(min(32, n - 32 * k)):
-                    word |= own[32 * k + i] << np.uint32(i)
+                    word |= fired[32 * k + i] << np.uint32(i)
                 row[0, inputs + k] = word
             if mask.shape[0]:
                 for i in range(n):
@@ -233,14 +203,11 @@ def recurrent(
                     I[0, i] = np.float32(low * np.int64(active) + gap * np.int64(up))
             else:
                 counting.plane_counts(0, 1, row, w, low, gap, I)
-            if integers.shape[1]:
-                _fixed_integrate(current, own, p, q, r, integers)
-            else:
-                _integrate(current, own, p_f, q_f, r_f, a_m, a_s, a_r)
+            _integrate(current, fired, first, traces, shared, each)
             target = out[member, t, b, 0, 0]
             target[:] = _U0
             for i in range(outputs.shape[0]):
-                target[i >> 5] |= own[outputs[i]] << np.uint32(i & 31)
+                target[i >> 5] |= fired[outputs[i]] << np.uint32(i & 31)
 
 
 @kernel("void(int64, int64, uint32[:, ::1], uint32[:, ::1], float32, float32[:, ::1])")

@@ -35,7 +35,7 @@ class PackedLayer(LayerSpec):
     # (C, k0, k1), then the layer's own
     weights: np.ndarray
     scale: np.ndarray  # kappa, float32 (1,), or (neurons,) where neurons differ in their parents
-    constants: np.ndarray  # float32 (4,): a_m, a_s, a_r, theta
+    constants: np.ndarray  # of the neuron, float32; of SRM a_m, a_s, a_r, theta
     # uint8 (levels - 1, neurons, fan_in): of 255, how often the weight is the highest level, one of
     # the two highest, and so on
     posterior: np.ndarray | None = None
@@ -45,10 +45,9 @@ class PackedLayer(LayerSpec):
         bits = np.moveaxis(self.alphabet.bits(self.weights), 0, 1)
         return bits if self.mask is None else bits & self.mask
 
-    @property
-    def integers(self) -> np.ndarray | None:
-        """As `LayerSpec.integers`, (6, 1) or (6, neurons), from the scale as it was rounded."""
-        return self.neuron.integers(self.scale, self.most_current)
+    def step_constants(self) -> tuple[np.ndarray, np.ndarray]:
+        """As `Neuron.step_constants`; a ValueError where the neuron's traces could overflow."""
+        return self.neuron.step_constants(self.scale, self.constants, self.most_current)
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def cost(
         work = (640 if pixels == 1 else 16) * neurons + 4 * pixels * -(-layer.fan_in // 32)
         planes = 1 if layer.alphabet is None else layer.alphabet.planes
         ready += (2 + planes) * members * layer.neurons * layer.fan_in + min(members, 16) * work
-        recording += members * (12 * neurons + steps * (leaving // 8 + 4))
+        recording += members * (4 * len(layer.neuron.traces) * neurons + steps * (leaving // 8 + 4))
     return ready, recording + members * steps * 8 * outputs
 
 

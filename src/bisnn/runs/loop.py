@@ -21,7 +21,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from bisnn import metrics
 from bisnn.bits import philox
@@ -30,10 +29,9 @@ from bisnn.data.dataset import Dataset
 from bisnn.display import RunDisplay
 from bisnn.errors import Interrupted, Stopped
 from bisnn.kernels import draws
-from bisnn.kernels.graphs import Arriving, Graphs, to_device
+from bisnn.kernels.graphs import Graphs, to_device
 from bisnn.losses import activity_loss, chunked_backward, local_loss
 from bisnn.network import Output
-from bisnn.prediction import Classification
 from bisnn.realisation import map_weight
 from bisnn.rules import Rule
 from bisnn.runs import defaults
@@ -55,7 +53,7 @@ from bisnn.runs.monitoring import (
     signals,
     tensorboard_writer,
 )
-from bisnn.runs.processes import Processes
+from bisnn.runs.processes import Processes, Total
 
 AHEAD = {"cpu": 0, "cuda": 1}  # steps that are handed out before a step's sums are read
 
@@ -112,10 +110,15 @@ class Training:
         self.rule = config.rule.build(
             list(self.net.parameters()), config.seed, self.steps_per_epoch
         )
-        self.model = DistributedDataParallel(self.net) if dist.is_initialized() else self.net
         alone = not dist.is_initialized()  # and so `share` is 1
         recorded = processes.device.type == "cuda" and alone and not config.train.chunk
-        self._graphs = Graphs(list(self.net.parameters())) if recorded else None
+        # The whole of a step where the rule allows it, else the pass
+        self._whole = isinstance(self.rule, Rule) and self.rule.capturable
+        self._graphs = (
+            Graphs(list(self.net.parameters()), self.rule if self._whole else None)  # type: ignore[arg-type]
+            if recorded
+            else None
+        )
         self._began = 0  # epochs before this process
         self.step = 0  # updates so far
         self.rows = 0  # of metrics.jsonl
@@ -195,7 +198,7 @@ class Training:
     # One step
 
     def update(self) -> Tensor:
-        """Update the weights once; return what adds to the epoch's sums, over all processes."""
+        """Update the weights once; return what this process adds to the epoch's sums."""
         config, data = self.config, self.data.train
         epoch, position = divmod(self.step, self.steps_per_epoch)
         order = torch.from_numpy(
@@ -203,8 +206,7 @@ class Training:
         )
         batch = order[position * config.train.batch_size : (position + 1) * config.train.batch_size]
         mine = batch[self.processes.rank :: self.processes.count]
-        # DDP takes the mean over processes; we want it over points
-        share = len(mine) * self.processes.count / len(batch)
+        share = len(mine) / len(batch)  # of the mean over points; processes add theirs up
         if len(mine) == 0:
             # a last batch smaller than the number of processes: take part with weight 0
             mine = batch[:1]
@@ -216,26 +218,39 @@ class Training:
         )
         for group in self.rule.param_groups:
             group["lr"] = config.rule.lr * (factor if config.train.schedule == "cosine" else 1.0)
-        sums = torch.zeros_like(self.sums, device=self.processes.device)
-        backward = functools.partial(self._backward, share)
         # Mini-batches of all sizes have passed: none will need memory beside that of the graphs
         record = epoch > self._began
-        for _ in range(config.train.samples):
+        step = functools.partial(self._realise_and_update, share, len(mine), record)
+        if self._graphs and self._whole:
+            sums = self._graphs.run(step, x, y, *seen, record=record)
+        else:
+            sums = step(x, y, *seen)
+        self.step += 1
+        return sums
+
+    def _realise_and_update(
+        self, share: float, points: int, record: bool, *inputs: Tensor
+    ) -> Tensor:
+        """Update the weights from the gradients of some realisations; return what this process adds
+        to the epoch's sums.
+        """
+        backward = functools.partial(self._backward, share)
+        sums = torch.zeros_like(self.sums, device=self.processes.device)
+        for _ in range(self.config.train.samples):
             realisation: AbstractContextManager = (
                 self.rule.sampled() if isinstance(self.rule, Rule) else nullcontext()
             )
             with realisation:
-                means = (
-                    self._graphs.run(backward, x, y, *seen, record=record)
-                    if self._graphs
-                    else backward(x, y, *seen)
-                )
-            sums += (len(mine) if share else 0) * means
+                if self._graphs and not self._whole:
+                    means = self._graphs.run(backward, *inputs, record=record)
+                else:
+                    means = backward(*inputs)
+            sums += (points if share else 0) * means
+        self.processes.add_gradients(self.net.parameters())
         self.rule.step()
         if not isinstance(self.rule, Rule):
             self.rule.zero_grad()
-        self.step += 1
-        return self.processes.total(sums)
+        return sums
 
     def _seen(self, epoch: int, samples: Tensor) -> Sequence[Tensor]:
         """Factors (B, n) of the spikes that each readout sees, 0 or 1/(1 - dropout), if any."""
@@ -267,7 +282,7 @@ class Training:
         }
         if train.chunk:
             loss = chunked_backward(
-                self.model,
+                self.net,
                 x,
                 y,
                 train.chunk,
@@ -277,7 +292,7 @@ class Training:
                 each=note,
             )
         else:
-            output = self.model(x, seen=seen or None)
+            output = self.net(x, seen=seen or None)
             loss = local_loss(output, y, **settings)
             if train.activity:
                 loss = loss + train.activity * activity_loss(self.net, output)
@@ -304,21 +319,30 @@ class Training:
         tensorboard = (
             tensorboard_writer(folder.path, self.epochs_done) if self.processes.rank == 0 else None
         )
-        began, saved, stop = time.monotonic() - self.seconds, time.monotonic(), False
+        began, saved = time.monotonic() - self.seconds, time.monotonic()
+        save = stop = False  # what a process asked for: all read it after the same step
         row: dict[str, Any] = {}  # of the last epoch
-        under_way: deque[Arriving] = deque()
+        under_way: deque[Total] = deque()
 
         def read(ahead: int) -> None:
             """Count the steps under way, but for the last `ahead` of them."""
+            nonlocal save, stop
             while len(under_way) > ahead:
-                added = under_way.popleft().values()
+                added, (due, caught_one) = under_way.popleft().values()
+                save, stop = save or due, stop or caught_one
                 self.sums += added
                 if not bool(torch.isfinite(added).all()):
                     raise Stopped(NOT_FINITE.format(epoch=self._epoch, folder=folder))
 
+        def asked() -> list[bool]:
+            """Whether this process asks for a checkpoint, and for the end."""
+            due = time.monotonic() - saved >= self.config.train.checkpoint_seconds
+            return [due and self.processes.rank == 0, bool(caught[0])]
+
         with signals() as caught:
             while not self.finished and not stop:
-                under_way.append(Arriving(self.update()))
+                sums = self.update()
+                under_way.append(Total(sums, asked()))
                 epoch_ends = self.step % self.steps_per_epoch == 0
                 read(0 if epoch_ends else AHEAD[self.processes.device.type])
                 self.seconds = time.monotonic() - began
@@ -332,14 +356,11 @@ class Training:
                     if tensorboard:
                         log(tensorboard, row)
                     check_rates(row, self.config, folder)
-                due = time.monotonic() - saved >= self.config.train.checkpoint_seconds
-                flags = self.processes.total(
-                    torch.tensor([float(due and self.processes.rank == 0), float(caught[0])])
-                )
-                save, stop = flags.bool().tolist()
+                    under_way.append(Total(torch.zeros_like(sums), asked()))  # it took a while
+                    read(0)
                 if save or stop or self.finished:
                     read(0)
-                    saved = time.monotonic()
+                    saved, save = time.monotonic(), False
                     self._check_weights(folder)
                     first(lambda: folder.save_state(self.state()))
         if tensorboard:
@@ -391,22 +412,27 @@ class Training:
             self.data.validation is not None
             and self.epochs_done % self.config.train.validate_every == 0
         ):
-            row["validation"] = self.processes.first(self._validate)
+            row["validation"] = self._validate()
             self._compare(row["validation"])
         return row
 
     def _validate(self) -> dict[str, float]:
-        """Loss (NLL, or squared error) and score of the usual predictor on the held-out points."""
+        """Loss (NLL, or squared error) and score of the usual predictor on the held-out points,
+        which the processes share.
+        """
         assert self.data.validation is not None
         model = self._model(self.epochs_done)
         x, y = self.data.validation
-        result = model.predict_points(x, model.members)
-        if isinstance(result, Classification):
-            return {
-                "loss": metrics.nll(result.mean.cpu(), y),
-                "accuracy": metrics.accuracy(result.mean.cpu(), y),
-            }
-        error = metrics.rmse(result.mean.cpu(), y)
+        mine = torch.arange(len(x)).tensor_split(self.processes.count)[self.processes.rank]
+        means = self.processes.gather(
+            [model.predict_points(x[mine], model.members).mean.cpu()] if len(mine) else []
+        )
+        return self.processes.first(lambda: self._quality(torch.cat(means), y))
+
+    def _quality(self, mean: Tensor, y: Tensor) -> dict[str, float]:
+        if self.config.task == "classification":
+            return {"loss": metrics.nll(mean, y), "accuracy": metrics.accuracy(mean, y)}
+        error = metrics.rmse(mean, y)
         return {"loss": (error / self.data.target_scale) ** 2, "rmse": error}
 
     def _compare(self, validation: dict[str, float]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -13,8 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bisnn.errors import Lost
+from bisnn.kernels.graphs import Arriving, to_device
 
-# That a process waits for the others; the longest they are apart is a validation by the first one
+# That a process waits for one that is alive and silent: they are never further apart than a step,
+# a share of the validation or a checkpoint. A death is noticed at once, by the closed connection.
 MINUTES = 10.0
 
 
@@ -26,12 +28,27 @@ def _answering() -> Iterator[None]:
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
-        why = "does not answer" if "timed out" in str(error).lower() else "ended"
-        raise Lost(
-            f"another process of this run {why} (limit: {MINUTES:g} minutes); see what it printed; "
-            "`bisnn resume` goes on from the "
-            "last checkpoint, and `torchrun --standalone --max-restarts 3` does so by itself"
-        ) from error
+        silent = f"has not answered for {MINUTES:g} minutes"
+        why = silent if "timed out" in str(error).lower() else "ended"
+        raise Lost(f"another process of this run {why}; {_way_on()}") from error
+
+
+def _way_on() -> str:
+    """What comes after the loss of a process: one of torchrun's restarts, or the user's turn."""
+    done, allowed = (
+        int(os.environ.get(f"TORCHELASTIC_{name}", "0"))
+        for name in ("RESTART_COUNT", "MAX_RESTARTS")
+    )
+    if done < allowed:
+        return (
+            f"torchrun starts all of them again (restart {done + 1} of {allowed}), to go on from "
+            "the last checkpoint"
+        )
+    none_left = f"no restart is left of {allowed}; " if allowed else ""
+    return (
+        f"{none_left}see what it printed; `bisnn resume`, by as many processes, goes on from the "
+        "last checkpoint, and `torchrun --standalone --max-restarts 3` does so by itself"
+    )
 
 
 def _join(backend: str) -> None:
@@ -43,6 +60,28 @@ def _join(backend: str) -> None:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"attempt {attempt}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
+
+
+class Total:
+    """Sums over the processes, and flags that any of them raised, on their way to the CPU.
+
+    Flags ride on the message of the sums: a message of their own would cost as much again.
+    """
+
+    def __init__(self, values: Tensor, flags: list[bool]):
+        self._flags, self._shared = flags, dist.is_initialized()
+        if self._shared:
+            raised = torch.tensor(flags, dtype=values.dtype)
+            values = torch.cat([values, to_device(raised, values.device)])
+            dist.all_reduce(values)
+        self._arriving = Arriving(values)
+
+    def values(self) -> tuple[Tensor, list[bool]]:
+        values = self._arriving.values()
+        if not self._shared:
+            return values, self._flags
+        values, raised = values.tensor_split([-len(self._flags)])
+        return values, raised.bool().tolist()
 
 
 class Processes:
@@ -63,7 +102,6 @@ class Processes:
         device = torch.device("cpu")
         if kind == "cuda":
             device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
-        if kind == "cuda":
             torch.cuda.set_device(device)
         if "WORLD_SIZE" not in os.environ:  # torchrun sets it
             yield cls(0, 1, device)
@@ -78,12 +116,23 @@ class Processes:
             finally:
                 dist.destroy_process_group()
 
-    def total(self, values: Tensor) -> Tensor:
-        """Sum over the processes, on their device where there are several."""
-        if dist.is_initialized():
-            values = values.to(self.device)
-            dist.all_reduce(values)
-        return values
+    def add_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Let every process have the sum of their gradients: one message for all parameters."""
+        if not dist.is_initialized():
+            return
+        reached = [(p, p.grad) for p in parameters if p.grad is not None]
+        flat = torch.cat([g.flatten() for _, g in reached])
+        dist.all_reduce(flat)
+        for (p, _), total in zip(reached, flat.split([p.numel() for p, _ in reached]), strict=True):
+            p.grad = total.view_as(p)
+
+    def gather(self, values: list[Any]) -> list[Any]:
+        """The values of all processes, in their order."""
+        if not dist.is_initialized():
+            return values
+        parts: list[Any] = [None] * self.count
+        dist.all_gather_object(parts, values)
+        return [value for part in parts for value in part]
 
     def first(self, function: Callable[[], Any]) -> Any:
         """What the function returns, or raises, on the first process, on all of them."""

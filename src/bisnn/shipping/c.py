@@ -6,13 +6,15 @@ an image has its channels last, n = (y W + x) C + c. What a kernel sees of a row
 bits. Tables of weights are [member][block of 32 neurons][word][neuron], so that compilers vectorise
 over the neurons of a block and read it from front to back.
 
-What is the same in every network is in the templates `*.in`, one of them for each neuron.
+What is the same in every network is in the templates `*.in`; a neuron brings its own step,
+`Neuron.c`.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,17 +27,19 @@ from bisnn.packed import encoding
 from bisnn.packed.network import PackedLayer, PackedNetwork
 from bisnn.shipping.c_golden import golden_header, test_program
 from bisnn.shipping.c_text import (
-    TRACES,
+    TYPES,
     bit_order,
     double_literal,
     feature_order,
     filled,
     float_literal,
+    function_prefix,
     function_text,
     indented,
     is_whole,
     layer_text,
     name_width,
+    neuron_text,
     output_type,
     result_name,
     string_literal,
@@ -76,6 +80,13 @@ def write(
             f"x: must be a recording of 0 and 1, (T, {', '.join(map(str, network.input_shape))}); "
             f"got {x.dtype} of {x.shape}; encode it first"
         )
+    for i, layer in enumerate(network.layers):
+        if layer.neuron.c is None:
+            raise ValueError(
+                "network: every neuron must have its step in C, `c`; got "
+                f"{type(layer.neuron).__name__} in layer {i}, which has none; add it as "
+                "bisnn.neuron.CStep says, or ship it packed"
+            )
     x = x.astype(np.uint8)
     source = _Source(network, prefix)
     texts = {
@@ -125,22 +136,24 @@ class _Source:
             head = f"static void layer_{i}({self.name}_state *state{x})"
             own = _own_constants(i, layer)
             self.functions.append(function_text(head, [*own, *emitters[layer.kind](i, layer)]))
-            words = 3 * math.prod(_state_shape(layer)) + word_count(layer.output_shape)
-            self.sizes["ram"] += 4 * self.network.count * words
+            traces = len(layer.neuron.traces) * math.prod(_state_shape(layer))
+            self.sizes["ram"] += 4 * self.network.count * (traces + word_count(layer.output_shape))
         self.functions += [*self._interface(), *self._encoder()]
         self.tables += self._classes()
 
     def code(self) -> str:
-        kinds = sorted({str(layer.neuron.kind) for layer in self.network.layers})
-        texts = {"srm": {"flush": float_literal(FLUSH)}, "fixed": {}}
-        floats = "srm" in kinds or self.network.encoding
-        scale = float_literal(self.network.readout.scale) if self.network.readout else "0.0f"
+        neurons = {layer.neuron.kind: layer.neuron for layer in self.network.layers}
+        texts = [neuron_text(neurons[kind]) for kind in sorted(neurons)]
+        if any(neuron.dtype == np.float32 for neuron in neurons.values()):
+            texts.insert(0, filled("float.c.in", flush=float_literal(FLUSH)))
         whole = is_whole(self.network)
+        floats = not whole or self.network.encoding
+        scale = float_literal(self.network.readout.scale) if self.network.readout else "0.0f"
         return filled(
             "model.c.in",
             name=self.name,
             float="#include <float.h>\n" if floats else "",
-            neurons="".join(filled(f"{kind}.c.in", **texts[kind]) for kind in kinds),
+            neurons="".join(texts),
             tables="\n".join(self.tables),
             functions="\n".join(self.functions),
             factor="" if whole else f"{scale} * (float)",
@@ -158,8 +171,9 @@ class _Source:
                 f"WORDS_{i}": word_count(layer.output_shape),
             }
             size = f"[{name}_MEMBERS][{math.prod(_state_shape(layer))}]"
+            traces = ", ".join(f"{trace}{i}{size}" for trace in layer.neuron.traces)
             state.append(
-                f"    {TRACES[str(layer.neuron.kind)]} P{i}{size}, Q{i}{size}, R{i}{size};\n"
+                f"    {_type_of(layer)[0]} {traces};\n"
                 f"    uint32_t s{i}[{name}_MEMBERS][{name}_WORDS_{i}];"
             )
         names = ""
@@ -292,27 +306,20 @@ class _Source:
         """
         planes, n, inputs = w.shape[1:]
         table = self._add(f"weights_{i}", weight_blocks(w))
-        P, Q, R = (f"state->{trace}{i}[k]{at}" for trace in "PQR")
+        name, (shared, each) = function_prefix(layer.neuron), layer.step_constants()
+        traces = ", ".join(f"state->{trace}{i}[k]{at}" for trace in layer.neuron.traces)
+        own = [f"{constant}_{i}" for constant in layer.neuron.each]
+        if each.shape[1] > 1:
+            own = [*map(self._add, own, each), "1"]
+        else:
+            own = [*(f"&{constant}" for constant in own), "0"]
+        zero = ["zero"] if layer.neuron.dtype == np.float32 else []
+        constants = ", ".join([*own, *map(_type_of(layer)[1], shared), *zero])
         levels = f"{planes}, {layer.alphabet.low}, {layer.alphabet.gap}"
-        per_member = planes * n * -(-inputs // 32)
-        inward = f"{n}, {x}, {inputs}, {table} + k * {per_member}, {levels}, {mask}"
-        if layer.neuron.kind == "fixed":
-            a_m, a_s, a_r, fraction, feedback, theta = _whole_constants(layer)
-            names = f"&feedback_{i}, &theta_{i}, 0"
-            if len(layer.scale) > 1:
-                tables = self._add(f"feedback_{i}", feedback), self._add(f"theta_{i}", theta)
-                names = ", ".join(tables) + ", 1"
-            return (
-                f"fixed_fire({P}, {Q}, {R}, {n}, {names}, {a_r[0]}, {spikes});",
-                f"fixed_integrate({P}, {Q}, {inward}, {a_m[0]}, {a_s[0]}, {1 << fraction[0]});",
-            )
-        kappa = f"&kappa_{i}, 0"
-        if len(layer.scale) > 1:
-            kappa = self._add(f"kappa_{i}", layer.scale) + ", 1"
-        c_m, c_s, c_r, threshold = map(float_literal, layer.constants)
+        inward = f"{x}, {inputs}, {table} + k * {planes * n * -(-inputs // 32)}, {levels}, {mask}"
         return (
-            f"srm_fire({P}, {Q}, {R}, {n}, {kappa}, {c_r}, {threshold}, {spikes});",
-            f"srm_integrate({P}, {Q}, {inward}, {c_m}, {c_s});",
+            f"{name}_fire({traces}, {n}, {constants}, {spikes});",
+            f"{name}_integrate({traces}, {n}, {constants}, {spikes}, {inward});",
         )
 
     def _dense(self, i: int, layer: PackedLayer) -> list[str]:
@@ -399,20 +406,21 @@ class _Source:
         return [cleared, function_text(head, steps)]
 
 
-def _whole_constants(layer: PackedLayer) -> np.ndarray:
-    found = layer.integers
-    assert found is not None
-    return found
+def _type_of(layer: PackedLayer) -> tuple[str, Callable[..., str]]:
+    """The C type of a layer's traces and constants, and how one is written."""
+    return TYPES[np.dtype(layer.neuron.dtype).name]
 
 
 def _own_constants(i: int, layer: PackedLayer) -> list[str]:
-    """Where all neurons of a layer share their scale: the variables that stand for it."""
-    if len(layer.scale) > 1:
-        return []
-    if layer.neuron.kind == "srm":
-        return [f"const float kappa_{i} = {float_literal(layer.scale[0])};"]
-    *_, feedback, theta = _whole_constants(layer)[:, 0]
-    return [f"const int32_t feedback_{i} = {feedback}, theta_{i} = {theta};"]
+    """The variables that stand for constants that all neurons of a layer share, though they might
+    differ, and for the zero of `rounded`.
+    """
+    (kind, text), (_, each) = _type_of(layer), layer.step_constants()
+    lines = ["const uint32_t zero = hidden_zero();"] if layer.neuron.dtype == np.float32 else []
+    if each.shape[1] > 1:
+        return lines
+    names = zip(layer.neuron.each, each[:, 0], strict=True)
+    return lines + [f"const {kind} {name}_{i} = {text(value)};" for name, value in names]
 
 
 def _source(number: int) -> str:

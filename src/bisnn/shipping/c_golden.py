@@ -38,23 +38,9 @@ def golden(
 
 
 def _edges(layer: PackedLayer, most: int = 8) -> np.ndarray:
-    """States of the first neuron that leaves the layer at which a fused product would decide
-    otherwise: rows of P, R, spike.
-
-    With Q = 0 the potential is kappa P - R: R puts the rounded product at the threshold, and what
-    rounding took off decides. There are none where kappa is a power of two: no product is rounded
-    then.
-    """
-    if layer.neuron.kind != "srm":
-        return np.empty((0, 3), np.float32)  # integers are not rounded
+    """States of the first neuron that leaves the layer, see `Neuron.edges`."""
     kappa = layer.scale[_first(layer) if len(layer.scale) > 1 else 0]
-    theta = layer.constants[3]
-    P = (theta / kappa * np.linspace(16, 64, 1000)).astype(np.float32)
-    R = kappa * P - theta
-    fires = kappa * P - R > theta
-    # The product is exact
-    fused = (kappa.astype(np.float64) * P.astype(np.float64) - R).astype(np.float32) > theta
-    return np.stack([P, R, fires], 1)[fires != fused][:most].astype(np.float32)
+    return layer.neuron.edges(kappa, layer.constants)[:most]
 
 
 def _first(layer: PackedLayer) -> int:
@@ -142,14 +128,14 @@ def test_program(network: PackedNetwork, name: str, steps: int) -> str:
 
 
 def _edge_test(i: int, layer: PackedLayer, name: str) -> str:
-    edges, at = f"golden_edges{i}", f"[0][{_first(layer)}]"
+    traces, at = layer.neuron.traces, f"{i}[0][{_first(layer)}]"
     lines = [
         f"for (t = 0; t < {len(_edges(layer))} && !bad; t++) {{",
+        f"    const float *edge = golden_edges{i} + {len(traces) + 1} * t;",
         f"    {name}_reset(&state);",
-        f"    state.P{i}{at} = {edges}[3 * t];",
-        f"    state.R{i}{at} = {edges}[3 * t + 1];",
+        *(f"    state.{trace}{at} = edge[{n}];" for n, trace in enumerate(traces)),
         f"    {name}_step(&state, golden_x, NULL);",
-        f"    if ((state.s{i}[0][0] & 1) != (uint32_t){edges}[3 * t + 2]) {{",
+        f"    if ((state.s{i}[0][0] & 1) != (uint32_t)edge[{len(traces)}]) {{",
         f'        printf("different: layer {i} at its threshold, state %lu: a product was not '
         'rounded\\n", (unsigned long)t);',
         "        bad = 1;",

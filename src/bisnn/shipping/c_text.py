@@ -10,15 +10,14 @@ from string import Template
 
 import numpy as np
 
+from bisnn.neuron import Neuron
 from bisnn.packed.network import PackedLayer, PackedNetwork
 from bisnn.packed.network import words as words_of
-
-TRACES = {"srm": "float", "fixed": "int32_t"}  # types of the traces of a kind of neuron
 
 
 def is_whole(network: PackedNetwork) -> bool:
     """Whether all of it computes in integers, so that its outputs are counts."""
-    return all(layer.neuron.kind == "fixed" for layer in network.layers)
+    return all(layer.neuron.dtype == np.int32 for layer in network.layers)
 
 
 def result_name(network: PackedNetwork) -> str:
@@ -53,7 +52,8 @@ def float_literal(value: float | np.floating) -> str:
     return double_literal(np.float32(value)) + "f"
 
 
-_KINDS: dict[str, tuple[str, Callable[..., str]]] = {
+# Of an array's values: their type, and how one is written
+TYPES: dict[str, tuple[str, Callable[..., str]]] = {
     "uint32": ("uint32_t", hex),
     "int32": ("int32_t", str),
     "float32": ("float", float_literal),
@@ -63,7 +63,7 @@ _KINDS: dict[str, tuple[str, Callable[..., str]]] = {
 
 def table_text(name: str, values: np.ndarray) -> str:
     """A constant array, with as many items per line as fit."""
-    kind, text = _KINDS[values.dtype.name]
+    kind, text = TYPES[values.dtype.name]
     texts = [text(v) for v in values.ravel().tolist()]
     per_line = 128 // (max(map(len, texts)) + 1)
     lines = ",\n".join(",".join(texts[i : i + per_line]) for i in range(0, len(texts), per_line))
@@ -93,6 +93,30 @@ def filled(template: str, **values: str | int) -> str:
     return Template(
         resources.files("bisnn.shipping").joinpath("templates", template).read_text("ascii")
     ).substitute(values)
+
+
+def neuron_text(neuron: Neuron) -> str:
+    """The functions `fire` and `integrate` of a class of neurons."""
+    assert neuron.c is not None
+    kind, _ = TYPES[np.dtype(neuron.dtype).name]
+    zero = ["uint32_t zero"] if neuron.dtype == np.float32 else []
+    each = [f"const {kind} *restrict each_{name}" for name in neuron.each]
+    shared = [f"{kind} {name}" for name in neuron.shared]
+    unused = (*neuron.traces, *neuron.each, *neuron.shared, *(["zero"] if zero else []))
+    return neuron.c.helpers + filled(
+        "neuron.c.in",
+        name=function_prefix(neuron),
+        traces=", ".join(f"{kind} *restrict {trace}" for trace in neuron.traces),
+        constants=", ".join([*each, "size_t per_neuron", *shared, *zero]),
+        each=" ".join(f"const {kind} {n} = each_{n}[per_neuron * j];" for n in neuron.each),
+        fire=neuron.c.fire,
+        integrate=neuron.c.integrate,
+        unused=", ".join(f"(void){name}" for name in unused) + ";",
+    )
+
+
+def function_prefix(neuron: Neuron) -> str:
+    return re.sub(r"\W", "_", neuron.kind, flags=re.ASCII)
 
 
 def word_count(shape: tuple[int, ...]) -> int:

@@ -35,7 +35,7 @@ def converted(network: PackedNetwork, kind: str, fraction: int = 12) -> PackedNe
     for i, layer in enumerate(network.layers):
         try:
             other = replace(layer, neuron=_as(layer.neuron, kind, fraction))
-            _ = other.integers  # raises where they do not fit
+            other.step_constants()  # raises where they do not fit
         except ValueError as error:
             raise ValueError(f"layer {i}: {error}") from None
         layers.append(other)
@@ -43,7 +43,11 @@ def converted(network: PackedNetwork, kind: str, fraction: int = 12) -> PackedNe
 
 
 def _as(neuron: Neuron, kind: str, fraction: int) -> Neuron:
-    assert isinstance(neuron, SRM)
+    if not isinstance(neuron, SRM):
+        raise ValueError(
+            f"neuron: must be SRM or FixedSRM to become one of them; got {type(neuron).__name__}; "
+            "ship it as trained"
+        )
     shared = {field.name: getattr(neuron, field.name) for field in fields(SRM)}
     return SRM(**shared) if kind == "srm" else FixedSRM(**shared, fraction=fraction)
 

@@ -11,11 +11,11 @@ All counts are for one recording of T time steps, mean over the batch. The rules
 - A *neuron update* is one neuron at one time step, whether it fires or not: u = kappa (P - Q) - R,
   u > theta, P' = a_m (P + I), Q' = a_s (Q + I), R' = a_r (R + s). That is 4 multiplications and 6
   additions (the comparison is one), in 32-bit floats. FixedSRM does the same in 32-bit integers,
-  with 3 multiplications, as it has no kappa.
+  with 3 multiplications, as it has no kappa. Another neuron says its own numbers, `operations`.
 - *Memory traffic*: every synaptic operation reads its weight, a bit or 32, from an access that is
-  filled; every update reads and writes P, Q and R, 32 bits each; spikes are maps of one bit,
-  written once by a layer and read once by the next, at every time step, and by the layer itself
-  where it is recurrent. Sums of currents stay in registers.
+  filled; every update reads and writes its traces (P, Q and R), 32 bits each; spikes are maps of
+  one bit, written once by a layer and read once by the next, at every time step, and by the layer
+  itself where it is recurrent. Sums of currents stay in registers.
 - A network's weights and state lie in the smallest memory that holds them, and every access is to
   that memory.
 - An *ensemble* of K does all this K times, each member with its own spikes and in a memory of its
@@ -37,6 +37,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,10 +46,9 @@ from bisnn.checks import choice, number, positive_int
 from bisnn.layer import Readout
 from bisnn.layers import Recurrent
 from bisnn.network import Network
+from bisnn.neuron import SRM, Neuron
 from bisnn.spec import LayerSpec
 
-MULTIPLICATIONS, ADDITIONS = {"srm": 4, "fixed": 3}, 6  # of a neuron update
-STATE = 12  # bytes of P, Q, R
 # Bytes
 CAPACITY = {"sram_8k": 8 * 2**10, "sram_32k": 32 * 2**10, "sram_1m": 2**20, "dram": math.inf}
 HYPOTHETICAL, ANN = "full precision, hypothetical", "ANN"
@@ -108,7 +108,12 @@ class Work(NamedTuple):
     neurons: int  # 0 for a readout
     values: int  # that come in and go out in one time step
     steps: int  # T
-    neuron: str = "srm"  # kind of the neurons
+    neuron: Neuron = SRM()
+
+    @property
+    def state(self) -> int:
+        """Bytes of all traces."""
+        return 4 * len(self.neuron.traces) * self.neurons
 
 
 @dataclass(frozen=True)
@@ -186,17 +191,17 @@ def work(net: Network, x: Tensor, realised: Sequence[Tensor]) -> list[Work]:
         s = net.read(i, x, output.spikes).flatten(2)
         outputs, reached = math.prod(layer.output_shape), reach(layer.spec)
         if isinstance(layer, Recurrent):  # also the spikes that do not leave the layer
-            s, outputs = torch.cat([s, (u > layer.constants[3]).to(s)], -1), layer.n
+            s, outputs = torch.cat([s, (u > layer.constants[-1]).to(s)], -1), layer.n
         name, neurons = f"{i + 1} {type(layer).__name__}", math.prod(layer.current_shape)
         planes = 1 if layer.spec.alphabet is None else layer.spec.alphabet.planes
-        if layer.neuron.kind is None:
+        if layer.neuron.operations is None:
             raise ValueError(
-                "net: the operations of a neuron update are known of SRM and FixedSRM; got "
-                f"{type(layer.neuron).__name__}; take one of these"
+                "net: every neuron must say its `operations`, multiplications and additions of an "
+                f"update; got {type(layer.neuron).__name__}, which does not; add them"
             )
         synapses = (layer.spec.synapses, planes, int(reached.sum()), _fired(s, reached))
         values = len(reached) + outputs
-        counts.append(Work(name, *synapses, neurons, values, steps, layer.neuron.kind))
+        counts.append(Work(name, *synapses, neurons, values, steps, layer.neuron))
     readout = net.readouts[-1]
     if isinstance(readout, Readout):
         classes, n = readout.V.shape
@@ -276,12 +281,13 @@ def _drawn(
     return counts
 
 
-def _update(neuron: str, costs: Costs) -> float:
+def _update(neuron: Neuron, costs: Costs) -> float:
     """Picojoules of a neuron update."""
-    multiply, add = costs.float_multiply, costs.float_add
-    if neuron == "fixed":
-        multiply, add = costs.int_multiply, costs.int_add
-    return MULTIPLICATIONS[neuron] * multiply + ADDITIONS * add
+    assert neuron.operations is not None
+    multiplications, additions = neuron.operations
+    if neuron.dtype == np.int32:
+        return multiplications * costs.int_multiply + additions * costs.int_add
+    return multiplications * costs.float_multiply + additions * costs.float_add
 
 
 def _spiking(members: list[list[Work]], real: bool, costs: Costs) -> LedgerRow:
@@ -289,8 +295,7 @@ def _spiking(members: list[list[Work]], real: bool, costs: Costs) -> LedgerRow:
     # A readout is +-1 in any case
     bits = [32 if real and count.neurons else count.planes for count in members[0]]
     size = sum(
-        b * count.parameters / 8 + STATE * count.neurons
-        for b, count in zip(bits, members[0], strict=True)
+        b * count.parameters / 8 + count.state for b, count in zip(bits, members[0], strict=True)
     )
     memory = _memory(size)
     layers = []
@@ -299,7 +304,8 @@ def _spiking(members: list[list[Work]], real: bool, costs: Costs) -> LedgerRow:
         operations = sum(part.operations for part in parts) * (1 if b == 32 else b)
         updates = sum(part.steps * part.neurons for part in parts)
         spikes = sum(part.steps * part.values for part in parts) / 8
-        traffic = operations * (4 if b == 32 else 1 / 8), 2.0 * STATE * updates, spikes
+        moved = 2.0 * sum(part.steps * part.state for part in parts)
+        traffic = operations * (4 if b == 32 else 1 / 8), moved, spikes
         adding = operations * (costs.float_add if b == 32 else costs.int_add)
         picojoules = adding, updates * _update(parts[0].neuron, costs)
         bits_stored = b * sum(part.parameters for part in parts)
