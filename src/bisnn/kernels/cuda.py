@@ -14,6 +14,7 @@ the gradients of the inputs of a convolution with a stride.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -49,17 +50,33 @@ def _rows(
 
 
 @triton.jit
+def _beside(m, member, members, span):
+    """Row m of a member where those of a time step, `span` of each member, lie side by side."""
+    return m + (m // span * (members - 1) + member) * span
+
+
+@triton.jit
 def _convolution(
-    x, weight, out, M, n_out,
+    x, weight, out, M, n_out, members, span,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr,
     H_OUT: tl.constexpr, W_OUT: tl.constexpr,
     K: tl.constexpr, RUN: tl.constexpr, GATHER: tl.constexpr, SUM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    MEMBERS: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """out (M, n_out) = the inputs times the weights (n_out, K)."""
+    """out (M, n_out) = the inputs times the weights (n_out, K). With MEMBERS, so for each of them,
+    with weights of its own, and inputs too unless they are SHARED.
+    """
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     i = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    row = x + _rows(tl.minimum(m, M - 1), H, W, C, S0, S1, H_OUT, W_OUT)[:, None]
+    source, target = tl.minimum(m, M - 1), m
+    if MEMBERS:
+        member = tl.program_id(2)
+        weight += member.to(tl.int64) * n_out * K
+        target = _beside(m, member, members, span)
+        if not SHARED:
+            source = _beside(source, member, members, span)
+    row = x + _rows(source, H, W, C, S0, S1, H_OUT, W_OUT)[:, None]
     w_row = weight + tl.minimum(i, n_out - 1)[:, None] * K
     total = tl.zeros((BLOCK_M, BLOCK_N), SUM)
     block = tl.arange(0, BLOCK_K)[None, :]
@@ -76,7 +93,7 @@ def _convolution(
             total = tl.dot(
                 a, tl.trans(tl.load(w_row + (step * BLOCK_K + block))), total, out_dtype=SUM
             )
-    at = m[:, None].to(tl.int64) * n_out + i[None, :]
+    at = target[:, None].to(tl.int64) * n_out + i[None, :]
     tl.store(out + at, total.to(out.dtype.element_ty), (m < M)[:, None] & (i < n_out)[None, :])
 
 
@@ -251,23 +268,57 @@ def product(
         return reference.product(x, kept, weight, stride, padding, levels)
     if not levels:
         return _convolved(_converted(kept, torch.float16), weight, stride, torch.float32)
+    return _convolved(kept, weight, stride, _current_type(weight, levels))
+
+
+def _current_type(weight: Tensor, levels: Sequence[int]) -> torch.dtype:
     largest = max(map(abs, levels)) * weight[0].numel()  # that a current can be
-    return _convolved(kept, weight, stride, torch.int16 if largest < 1 << 15 else torch.int32)
+    return torch.int16 if largest < 1 << 15 else torch.int32
 
 
-def _convolved(x: Tensor, weight: Tensor, stride: list[int], result: torch.dtype) -> Tensor:
-    """Padded images x, bytes or half precision, convolved with weights of the same precision."""
-    shape, places = _places_of(x, weight, stride)
+def member_currents(
+    x: Tensor,
+    weights: Tensor,
+    stride: list[int],
+    padding: list[int],
+    levels: Sequence[int],
+    shared: bool,
+) -> Tensor:
+    """The currents of K members side by side in the batch, (T, K B, ...), by hard weights (K, ...)
+    from spikes that lie so too, or are `shared` by all, (T, B, ...).
+    """
+    kept = x if x.dtype == torch.int8 and not any(padding) else keep(x, padding)
+    result = _current_type(weights[0], levels)
+    return _convolved(kept, weights.flatten(0, 1), stride, result, len(weights), shared)
+
+
+def _convolved(
+    x: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    result: torch.dtype,
+    members: int = 1,
+    shared: bool = False,
+) -> Tensor:
+    """Padded images x, bytes or half precision, convolved with weights of the same precision.
+
+    Weights of several members come one after the other; see `member_currents`.
+    """
+    n_out = len(weight) // members
+    shape, places = _places_of(x, weight[:n_out], stride)
+    shape[1] *= members if shared else 1
     out = torch.empty(shape, dtype=result, device=x.device)
-    M, n = math.prod(shape[:-1]), min(128, max(16, triton.next_power_of_2(len(weight))))
+    M, n = math.prod(shape[:-1]) // members, min(128, max(16, triton.next_power_of_2(n_out)))
     columns = _columns(places)
     m = 64 if columns["GATHER"] else 128
     blocks = {"BLOCK_M": m, "BLOCK_N": n, **columns, "num_warps": 4, "num_stages": 3}
     blocks["SUM"] = tl.int32 if x.dtype == torch.int8 else tl.float32
-    grid = (triton.cdiv(M, m), triton.cdiv(len(weight), n))
+    blocks |= {"MEMBERS": members > 1, "SHARED": members > 1 and shared}
+    sizes = (M, n_out, members, M // shape[0] if members > 1 else M)
+    grid = (triton.cdiv(M, m), triton.cdiv(n_out, n), members)
     weights = _converted(_taps(weight), x.dtype)
     with torch.cuda.device(x.device):
-        _convolution[grid](x, weights, out, M, len(weight), **places, **blocks)
+        _convolution[grid](x, weights, out, *sizes, **places, **blocks)
     return out
 
 

@@ -1,7 +1,7 @@
 """The scan of each neuron and its adjoint on a GPU, in Triton.
 
 One pass over memory each: a scan keeps its traces in registers while time runs, reads a current and
-writes a potential and a spike per step, the pooling included.
+writes a potential and a spike per step, the pooling included; or the spikes alone, from rest.
 """
 
 from __future__ import annotations
@@ -91,16 +91,20 @@ def _fixed_advance(p, q, r, c, x, a_m, a_s, a_r, fraction):
 @triton.jit
 def _scan(
     I, u, s, P, Q, R, P_after, Q_after, R_after, kappa, constants, T, n, M, M_out,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ALONE: tl.constexpr,
     SCALAR: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """u may be I itself."""
+    """u may be I itself. With ALONE spikes alone are written, of neurons that start at rest."""
     at, inside, out, whole = _places(n, H, W, C, POOL, WINDOW, BLOCK)
     a_m, a_s = tl.load(constants), tl.load(constants + 1)
     a_r, theta = tl.load(constants + 2), tl.load(constants + 3)
     k = tl.load(kappa) if SCALAR else tl.load(kappa + at, inside, 0.0)
-    p, q = tl.load(P + at, inside, 0.0), tl.load(Q + at, inside, 0.0)
-    r = tl.load(R + at, inside, 0.0)
+    if ALONE:
+        p = tl.zeros((BLOCK, WINDOW), tl.float32)
+        q, r = p, p
+    else:
+        p, q = tl.load(P + at, inside, 0.0), tl.load(Q + at, inside, 0.0)
+        r = tl.load(R + at, inside, 0.0)
     I_t = tl.load(I + at, inside, 0)
     I += M
     I_1 = tl.load(I + at, inside & (T > 1), 0)
@@ -112,20 +116,22 @@ def _scan(
         x = tl.where(fires, 1.0, 0.0)
         c = I_t.to(tl.float32)
         p, q, r = _srm_advance(p, q, r, c, x, a_m, a_s, a_r)
-        tl.store(u + at, v, inside)
-        tl.store(s + out, tl.max(tl.where(inside, x, 0.0), 1), whole)
+        if not ALONE:
+            tl.store(u + at, v, inside)
+        tl.store(s + out, tl.max(tl.where(inside, x, 0.0), 1).to(s.dtype.element_ty), whole)
         I_t, I_1 = I_1, I_2
         u += M
         s += M_out
-    tl.store(P_after + at, p, inside)
-    tl.store(Q_after + at, q, inside)
-    tl.store(R_after + at, r, inside)
+    if not ALONE:
+        tl.store(P_after + at, p, inside)
+        tl.store(Q_after + at, q, inside)
+        tl.store(R_after + at, r, inside)
 
 
 @triton.jit
 def _fixed_scan(
     I, u, s, P, Q, R, P_after, Q_after, R_after, scale, shared, feedback, threshold, T, n, M, M_out,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ALONE: tl.constexpr,
     SCALAR: tl.constexpr, POOL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """FixedSRM: scale is kappa 2^-f, shared (a_m, a_s, a_r, f), feedback K, threshold theta_f."""
@@ -137,20 +143,27 @@ def _fixed_scan(
     else:
         k = tl.load(scale + at, inside, 0.0)
         one, theta = tl.load(feedback + at, inside, 0), tl.load(threshold + at, inside, 0)
-    p, q, r = tl.load(P + at, inside, 0), tl.load(Q + at, inside, 0), tl.load(R + at, inside, 0)
+    if ALONE:
+        p = tl.zeros((BLOCK, WINDOW), tl.int32)
+        q, r = p, p
+    else:
+        p, q, r = tl.load(P + at, inside, 0), tl.load(Q + at, inside, 0), tl.load(R + at, inside, 0)
     for _ in range(T):
         c = tl.load(I + at, inside, 0).to(tl.int32)
         v = p - q - r
         fires = v > theta
         p, q, r = _fixed_advance(p, q, r, c, tl.where(fires, one, 0), a_m, a_s, a_r, fraction)
-        tl.store(u + at, k * v.to(tl.float32), inside)
-        tl.store(s + out, tl.max(tl.where(fires & inside, 1.0, 0.0), 1), whole)
+        if not ALONE:
+            tl.store(u + at, k * v.to(tl.float32), inside)
+        fired = tl.max(tl.where(fires & inside, 1.0, 0.0), 1)
+        tl.store(s + out, fired.to(s.dtype.element_ty), whole)
         I += M
         u += M
         s += M_out
-    tl.store(P_after + at, p, inside)
-    tl.store(Q_after + at, q, inside)
-    tl.store(R_after + at, r, inside)
+    if not ALONE:
+        tl.store(P_after + at, p, inside)
+        tl.store(Q_after + at, q, inside)
+        tl.store(R_after + at, r, inside)
 
 
 @triton.jit
@@ -306,17 +319,7 @@ def scan(
     reuse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `reference.scan`, bit for bit; the currents may be integers."""
-    I = I.contiguous()
-    P, Q, R = (x.expand(I.shape[1:]).contiguous() for x in (P, Q, R))
-    after = [torch.empty_like(P) for _ in range(3)]
-    u = I if reuse and I.dtype == torch.float32 else torch.empty_like(I, dtype=torch.float32)
-    s = u.new_empty(pooled_shape(I, pool))
-    grid, sizes, image, options = _launch(P, pool)
-    scalar, k = _kappa(kappa, P)
-    options |= {"SCALAR": scalar, "enable_fp_fusion": False}
-    with torch.cuda.device(I.device):
-        _scan[grid](I, u, s, P, Q, R, *after, k, constants, len(I), *sizes, *image, **options)
-    return s, u, after[0], after[1], after[2]
+    return _scanned(I, (P, Q, R), pool, reuse, *_of_srm(kappa, constants, I))
 
 
 def fixed_scan(
@@ -330,21 +333,77 @@ def fixed_scan(
     reuse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `reference.fixed_scan`, bit for bit; the currents may be of any type."""
+    return _scanned(I, (P, Q, R), pool, reuse, *_of_fixed(kappa, integers, I))
+
+
+def spikes(
+    I: Tensor,
+    kappa: Tensor,
+    constants: Tensor,
+    integers: Tensor | None,
+    pool: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """What leaves a layer that starts at rest, as `dtype`: the spikes of `scan`, or with `integers`
+    of `fixed_scan`, and nothing else is written.
+    """
+    if integers is None:
+        kernel, neuron, scalar = _of_srm(kappa, constants, I)
+    else:
+        kernel, neuron, scalar = _of_fixed(kappa, integers, I)
+    s = torch.empty(pooled_shape(I, pool), dtype=dtype, device=I.device)
+    unused = (I,) * 6
+    _start(kernel, (I.contiguous(), I, s, *unused), neuron, pool, SCALAR=scalar, ALONE=True)
+    return s
+
+
+Neurons = tuple[Any, tuple[Tensor, ...], bool]  # kernel, constants, whether all share the latter
+
+
+def _of_srm(kappa: Tensor, constants: Tensor, I: Tensor) -> Neurons:
+    scalar, k = _kappa(kappa, I[0])
+    return _scan, (k, constants), scalar
+
+
+def _of_fixed(kappa: Tensor, integers: Tensor, I: Tensor) -> Neurons:
+    shared = integers[:4].reshape(4, -1)[:, 0].contiguous()
+    each = [_kappa(x, I[0]) for x in (torch.ldexp(kappa, -integers[3]), integers[4], integers[5])]
+    (scalar, k), (_, one), (_, theta) = each
+    return _fixed_scan, (k, shared, one, theta), scalar
+
+
+def _scanned(
+    I: Tensor,
+    before: tuple[Tensor, ...],
+    pool: int,
+    reuse: bool,
+    kernel: Any,
+    neuron: tuple[Tensor, ...],
+    scalar: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Spikes, potentials and the state after the last step."""
     I = I.contiguous()
-    P, Q, R = (x.expand(I.shape[1:]).contiguous() for x in (P, Q, R))
-    after = [torch.empty_like(P) for _ in range(3)]
+    before = tuple(x.expand(I.shape[1:]).contiguous() for x in before)
+    P, Q, R = (torch.empty_like(x) for x in before)
     u = I if reuse and I.dtype == torch.float32 else torch.empty_like(I, dtype=torch.float32)
     s = u.new_empty(pooled_shape(I, pool))
-    grid, sizes, image, options = _launch(P, pool)
-    shared = integers[:4].reshape(4, -1)[:, 0].contiguous()
-    each = [_kappa(x, P) for x in (torch.ldexp(kappa, -integers[3]), integers[4], integers[5])]
-    options |= {"SCALAR": each[0][0], "enable_fp_fusion": False}
-    (_, k), (_, one), (_, theta) = each
+    _start(kernel, (I, u, s, *before, P, Q, R), neuron, pool, SCALAR=scalar, ALONE=False)
+    return s, u, P, Q, R
+
+
+def _start(
+    kernel: Any,
+    tensors: tuple[Tensor, ...],
+    neuron: tuple[Tensor, ...],
+    pool: int,
+    **flags: bool,
+) -> None:
+    """Launch the scan of a neuron; the tensors are currents, potentials, spikes, state."""
+    I = tensors[0]
+    grid, sizes, image, options = _launch(I[0], pool)
+    options |= {**flags, "enable_fp_fusion": False}
     with torch.cuda.device(I.device):
-        _fixed_scan[grid](
-            I, u, s, P, Q, R, *after, k, shared, one, theta, len(I), *sizes, *image, **options
-        )
-    return s, u, after[0], after[1], after[2]
+        kernel[grid](*tensors, *neuron, len(I), *sizes, *image, **options)
 
 
 def _kappa(kappa: Tensor, like: Tensor) -> tuple[bool, Tensor]:
