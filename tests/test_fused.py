@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -724,17 +725,13 @@ def test_a_layer_uses_its_memory_again_and_never_that_of_another(no_memory):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("hard", [True, False])
 @pytest.mark.parametrize(
-    (
-        "needs_x",
-        "refractory",
-        "beside_s",
-    ),  # local learning; BPTT in the first layer, in another; a part of it; errors elsewhere too
+    ("needs_x", "refractory", "beside_s", "outputs", "slope"),
     [
-        (False, False, False),
-        (False, True, False),
-        (True, True, False),
-        (True, False, False),
-        (True, True, True),
+        (False, False, False, 3, 2.0),  # local learning
+        (False, True, False, 0, 12.0),  # BPTT in the first layer; too steep for a bound
+        (True, True, False, 3, 2.0),  # BPTT in another
+        (True, False, False, 20, 2.0),  # a part of it; many outputs
+        (True, True, True, 0, 2.0),  # errors elsewhere too
     ],
 )
 @pytest.mark.parametrize(
@@ -750,7 +747,7 @@ def test_a_layer_uses_its_memory_again_and_never_that_of_another(no_memory):
     ],
 )
 def test_half_precision_where_tf32_is_allowed(
-    hard, needs_x, refractory, beside_s, n_in, kernel, stride, padding, pool
+    hard, needs_x, refractory, beside_s, outputs, slope, n_in, kernel, stride, padding, pool
 ):
     """Gradients of weights and inputs on a GPU are close to float64 at any size of the error."""
     x, neuron = spikes(6, 5, *n_in, density=0.2), SRM(threshold=0.05)
@@ -758,7 +755,9 @@ def test_half_precision_where_tf32_is_allowed(
     w = (
         sign(w) if hard else torch.tanh(w).half().float()
     )  # already rounded: another spike would be another gradient
-    shape = kernels.reference.current_shape(x, w, stride, padding)[1:]
+    I = torch.empty(kernels.reference.current_shape(x, w, stride, padding))
+    shape, n = I.shape[1:], math.prod(kernels.reference.pooled_shape(I, pool)[2:])
+    readout = (sign(torch.randn(outputs, n, generator=seeded(3))), torch.tensor(0.5))
     for size in (1.0, 1e-12, 1e12):
         grads = []
         for device, dtype in (("cuda", torch.float32), ("cpu", torch.float64)):
@@ -768,14 +767,16 @@ def test_half_precision_where_tf32_is_allowed(
             constants = constants_of(neuron, dtype).to(device)
             zero = torch.zeros(shape, device=device, dtype=dtype)
             kappa = torch.tensor(w[0].numel() ** -0.5, device=device, dtype=dtype)
-            settings = (stride, padding, pool, LEVELS[hard], True, "sigmoid", 2.0, refractory)
+            settings = (stride, padding, pool, LEVELS[hard], True, "sigmoid", slope, refractory)
+            read = (t.to(device, dtype) if outputs else None for t in readout)
             with kernels.precision("mixed"):
-                _, s, u, P, *_ = srm_layer(
-                    x_d, weight, zero, zero, zero, kappa, constants, None, None, *settings
+                y, s, u, P, *_ = srm_layer(
+                    x_d, weight, zero, zero, zero, kappa, constants, *read, *settings
                 )
+                of_spikes = [y] * bool(outputs) + [s] * (needs_x or not outputs)
                 errors = [
                     (o, torch.randn(o.shape, generator=seeded(2), dtype=torch.float64))
-                    for o in (s, u, P)[: 3 if beside_s else 1]
+                    for o in of_spikes + [u, P] * beside_s
                 ]
                 sum((o * (size * e).to(device, dtype)).sum() for o, e in errors).backward()
             grads.append([g.double().cpu() for g in (weight.grad, x_d.grad) if g is not None])
