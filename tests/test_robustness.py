@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 import sys
 
@@ -99,8 +100,8 @@ def recorded(tmp_path_factory):
     return run_on_recordings(tmp_path_factory.mktemp("robust"))
 
 
-def bisnn_(capsys, monkeypatch, *arguments):
-    monkeypatch.setenv("COLUMNS", "200")
+def bisnn_(capsys, monkeypatch, *arguments, columns=200):
+    monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys, "argv", ["bisnn", *map(str, arguments)])
     try:
         cli.main()
@@ -151,8 +152,10 @@ def test_a_run_is_judged_under_every_corruption(recorded, tmp_path, capsys, monk
     lost = [row.predictors["MAP"].nll for row in found.corrupted[:STRENGTHS]]
     cells = " ".join(f"{value:.3f}" for value in [found.clean["MAP"].nll, *lost, np.mean(lost)])
     assert f"NLL {cells}" in " ".join(out.split())
-    assert bisnn_(capsys, monkeypatch, "evaluate", run, "--corruptions", "-q")[0] == 0
+    _, out, _ = bisnn_(capsys, monkeypatch, "evaluate", run, "--corruptions", "-q", columns=80)
     assert (run / "corruptions.json").read_bytes() == text
+    for kind in CORRUPTIONS:
+        assert re.search(rf"^ *{kind.replace('_', ' ')} +accuracy( +[01]\.\d{{3}}){{7}}", out, re.M)
 
 
 def test_a_run_without_events_is_refused_before_any_work(tmp_path, capsys, monkeypatch):

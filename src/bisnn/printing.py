@@ -122,7 +122,8 @@ def print_robustness(folder: Path, found: Robustness) -> None:
     out = console()
     for predictor, clean in found.clean.items():
         title = f"{folder}: {predictor} on {found.points} test recordings, by strength"
-        table = Table(title=title, box=box.SIMPLE)
+        # Fits 80 characters
+        table = Table(title=title, box=box.SIMPLE, collapse_padding=True, pad_edge=False)
         for name in ("corruption", "", "clean", "1", "2", "3", "4", "5", "mean"):
             table.add_column(name, justify="left" if name in ("corruption", "") else "right")
         for kind in dict.fromkeys(row.kind for row in found.corrupted):
