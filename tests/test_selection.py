@@ -44,11 +44,14 @@ def test_telling_apart_is_scikit_learns_and_torchmetrics(own, other):
 
 
 def test_fpr95_needs_19_of_20():
-    """0.95 * 20 must not be 20 by a rounding error; one that is missed may lie anywhere."""
+    """One that is missed may lie anywhere; and 7 % of 100 are 7, though 0.07 * 100 is more."""
     own = torch.tensor([0.5, 1.5])
     other = torch.cat([torch.full((19,), 1.0), torch.tensor([-9.0])])
     assert metrics.fpr95(own, other) == 0.5
     assert metrics.fpr95(own, torch.cat([other, torch.tensor([-9.0])])) == 1
+    other = torch.cat([torch.full((7,), 1.0), torch.full((93,), -9.0)])
+    assert 0.07 * 100 > 7
+    assert metrics.fpr95(own, other, 0.07) == 0.5
 
 
 def test_single_and_double_precision_are_compared_in_double():

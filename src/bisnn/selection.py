@@ -82,7 +82,7 @@ def fpr95(own: Tensor, other: Tensor, share: float = 0.95) -> float:
     """
     _check_share("share", share)
     low, high = _sorted_scores(own, other)
-    # 0.95 * 20 is a little more than 19 in some floats
+    # 0.07 * 100 is a little more than 7
     least = math.ceil(share * len(high) - 1e-9)
     return float((low >= high[len(high) - least]).double().mean())
 
