@@ -40,6 +40,7 @@ USERS = {
     Purpose.BOOTSTRAP: {"intervals"},
     Purpose.CAMERA_RECORDING: {"data/camera"},
     Purpose.CAMERA_SENSOR: {"data/camera"},
+    Purpose.CORRUPTION: {"data/corruption"},
 }
 
 
