@@ -347,3 +347,15 @@ class TonicData(EventData):
                 f"recordings: no file that can be read here is one of {self.dataset}; "
                 "give arrays, as tonic's dataset[i][0]"
             )
+
+
+# What `data.name` may be; see `kinds`
+SECTIONS = (
+    TwoMoonsData,
+    OneDData,
+    TableData,
+    NMNISTData,
+    MNISTDVSData,
+    SimulatedData,
+    TonicData,
+)

@@ -1,22 +1,17 @@
-"""Which sections the names of data and rules stand for."""
+"""Which sections the names of data and rules stand for: those of the package, which its modules
+list, each by the `name` it has, and those of the user's own.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args
 
 from pydantic import Discriminator, Tag
 
-from bisnn.runs.data_sections import (
-    MNISTDVSData,
-    NMNISTData,
-    OneDData,
-    SimulatedData,
-    TableData,
-    TonicData,
-    TwoMoonsData,
-)
+from bisnn.runs import data_sections, rule_sections
 from bisnn.runs.own import PYTHON, OwnData, OwnRule
-from bisnn.runs.rule_sections import BayesRule, BopRule, FullRule, STRule
+from bisnn.runs.section import Section
 
 
 def tag_of(section: Any) -> str | None:
@@ -26,22 +21,16 @@ def tag_of(section: Any) -> str | None:
     return "own" if own else None if name is None else str(name)
 
 
-AnyData = Annotated[
-    Annotated[TwoMoonsData, Tag("two_moons")]
-    | Annotated[OneDData, Tag("one_d")]
-    | Annotated[TableData, Tag("table")]
-    | Annotated[NMNISTData, Tag("nmnist")]
-    | Annotated[MNISTDVSData, Tag("mnist_dvs")]
-    | Annotated[SimulatedData, Tag("digits")]
-    | Annotated[TonicData, Tag("tonic")]
-    | Annotated[OwnData, Tag("own")],
-    Discriminator(tag_of),
-]
-AnyRule = Annotated[
-    Annotated[STRule, Tag("st")]
-    | Annotated[BayesRule, Tag("bayes")]
-    | Annotated[BopRule, Tag("bop")]
-    | Annotated[FullRule, Tag("full")]
-    | Annotated[OwnRule, Tag("own")],
-    Discriminator(tag_of),
-]
+def _one_of(sections: Iterable[type[Section]], own: type[Section]) -> Any:
+    """A section of one of these kinds, told by its name."""
+    named = {get_args(section.model_fields["name"].annotation)[0]: section for section in sections}
+    kinds = tuple(Annotated[kind, Tag(tag)] for tag, kind in {**named, "own": own}.items())
+    return Annotated[Union[kinds], Discriminator(tag_of)]  # noqa: UP007 (of a tuple)
+
+
+if TYPE_CHECKING:
+    from bisnn.runs.data_sections import DataSection as AnyData
+    from bisnn.runs.rule_sections import RuleSection as AnyRule
+else:
+    AnyData = _one_of(data_sections.SECTIONS, OwnData)
+    AnyRule = _one_of(rule_sections.SECTIONS, OwnRule)

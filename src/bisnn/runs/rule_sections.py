@@ -185,3 +185,6 @@ class FullRule(RuleSection):
     @classmethod
     def default_lr(cls, rule: dict[str, Any], steps: int) -> float | None:
         return cls.adam_lr if rule.get("optimizer", "adam") == "adam" else None
+
+
+SECTIONS = (STRule, BayesRule, BopRule, FullRule)  # what `rule.name` may be; see `kinds`
