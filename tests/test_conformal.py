@@ -89,7 +89,7 @@ def test_intervals_are_those_of_mapie(coverage):
     theirs = SplitConformalRegressor(Identity(), confidence_level=coverage, prefit=True)
     expected = theirs.conformalize(x, y).predict_interval(new)[1][:, :, 0]
     rule = conformal.calibrate_intervals(x[:, 0], np.zeros(50), y, coverage)
-    ends = rule.ends(new[:, 0], np.zeros(20))
+    ends = rule.around(new[:, 0], np.zeros(20))
     assert np.allclose(np.stack(ends, 1), expected, rtol=1e-12)
 
 
@@ -99,7 +99,7 @@ def test_scaled_intervals_follow_the_deviation():
     y = std * rng.standard_normal(4000)
     rule = conformal.calibrate_intervals(np.zeros(4000), std, y, 0.9, scaled=True)
     assert rule.width == pytest.approx(1.645, abs=0.08)  # the normal's quantile
-    low, high = rule.ends(np.zeros(2), np.array([1.0, 3.0]))
+    low, high = rule.around(np.zeros(2), np.array([1.0, 3.0]))
     assert high[1] == 3 * high[0] == -low[1]
 
 

@@ -15,11 +15,10 @@ Axes: P looks, K members, T time, N recordings, C classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -386,6 +385,13 @@ def check_labels(labels: np.ndarray, count: int, classes: int) -> None:
 # Regression
 
 
+class PredictionIntervals(NamedTuple):
+    """Of targets, (N,) each."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+
 @dataclass(frozen=True)
 class ConformalIntervals:
     """Split conformal intervals: mean +- width, or +- width times the ensemble's deviation."""
@@ -395,10 +401,10 @@ class ConformalIntervals:
     scaled: bool = False
     recordings: int = 0  # that it was calibrated on
 
-    def ends(self, mean: np.ndarray, std: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper ends of predictions with this mean and deviation."""
+    def around(self, mean: np.ndarray, std: np.ndarray) -> PredictionIntervals:
+        """The intervals of predictions with this mean and deviation."""
         half = self.width * (std if self.scaled else np.ones_like(mean))
-        return mean - half, mean + half
+        return PredictionIntervals(mean - half, mean + half)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -454,10 +460,3 @@ def checked_coverage(value: Any) -> float:
     if not number or not 0 < value < 1:
         raise ValueError(f"coverage: must lie in (0, 1); got {value!r}; give e.g. 0.9")
     return float(value)
-
-
-def describe_path(path: Sequence[tuple[int, int]]) -> str:
-    """A path in words, for people."""
-    (first, _), (last, members) = path[0], path[-1]
-    asked = f", {members} members" if members > 1 else ""
-    return f"{len(path)} looks from time step {first} to {last}{asked}"

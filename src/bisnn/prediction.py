@@ -94,27 +94,34 @@ def predict(
     """
     choice("task", task, ("classification", "regression"))
     choice("over_time", over_time, ("mean", "running", "step"))
-    _check(net, samples)
-    x = net.checked(x)
-    finite("x", x)
-    latents = [layer.weight for layer in net.layers]
-    if net.alphabet is None:
-        y = net(x, weights=latents).logits[None]
-    elif samples is None:
-        most_probable = [realisation.map_weight(w_r).to(torch.int8) for w_r in latents]
-        y = _logits(net, x, [most_probable])
-    else:
-        members = (
-            samples
-            if isinstance(samples, Sequence)
-            else weights.draw_members(latents, samples, seed)
-        )
-        y = _logits(net, x, members)  # (K, T, B, C)
+    y = logits(net, x, samples, seed=seed)
     if task == "classification":
         # Several times faster so, for few classes
         y = y.movedim(-1, 0).contiguous().softmax(0).movedim(0, -1)
     each = _over_time(y, over_time, burn_in, mask)
     return Regression.of(each) if task == "regression" else Classification.of(each)
+
+
+@torch.no_grad()
+def logits(
+    net: Network, x: Tensor, samples: int | Members | None = None, *, seed: int = 0
+) -> Tensor:
+    """The last readout of every member at every time step, (K, T, B, C); arguments as in `predict`.
+
+    It is `scale` times an integer, V s, whatever the weights.
+    """
+    _check(net, samples)
+    x = net.checked(x)
+    finite("x", x)
+    latents = [layer.weight for layer in net.layers]
+    if net.alphabet is None:
+        return net(x, weights=latents).logits[None]
+    if samples is None:
+        most_probable = [realisation.map_weight(w_r).to(torch.int8) for w_r in latents]
+        return _logits(net, x, [most_probable])
+    if not isinstance(samples, Sequence):
+        samples = weights.draw_members(latents, samples, seed)
+    return _logits(net, x, samples)
 
 
 def _check(net: Network, samples: int | Members | None) -> None:
