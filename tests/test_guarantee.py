@@ -278,7 +278,7 @@ def test_the_command_line(runs, tmp_path, capsys, monkeypatch):
     assert "accuracy of decided" in out
     for arguments, message in {
         ("--coverage", "1.5"): "coverage: must lie in (0, 1); got 1.5",
-        ("--correction", "bonferroni"): "needs 199 calibration recordings or more; got 60",
+        ("--correction", "bonferroni"): "needs 99 calibration recordings or more; got 60",
         ("--data", str(tmp_path / "nothing.csv")): "there is no such file",
     }.items():
         code, _, error = bisnn_("calibrate", run, *arguments, "-q")

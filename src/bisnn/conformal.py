@@ -24,7 +24,7 @@ import numpy as np
 
 from bisnn.checks import choice, positive_int
 
-LOOKS = 20  # at most, unless the user says where
+LOOKS = 10  # unless the user says how many, or where: more stop little earlier, at more calls
 CORRECTIONS = ("joint", "bonferroni")
 SCORES = ("margin", "surprisal")
 RESOLUTION = 1 << 20  # of surprisals: units in a nat

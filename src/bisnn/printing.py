@@ -143,6 +143,8 @@ def print_exported(to: str, done: Exported) -> None:
         bits = f"{done.members} x 1 bit" if done.members else "the posterior at 8 bits"
         out.print(f"{done.weights:,} weights, {bits} each: {done.bytes:,} bytes in {done.path}")
         out.print(f'run it without PyTorch: bisnn.packed.load("{done.path}").{done.call}')
+        if done.sets_call:
+            out.print(f"its prediction sets, which stop early: .{done.sets_call}")
     elif to == "c":
         out.print(
             f"C99 in {done.path}: {done.flash:,} bytes of tables (flash), {done.ram:,} of state "

@@ -105,7 +105,7 @@ def calibrate(
         Correction, typer.Option(help="For looking several times while a recording goes on.")
     ] = Correction.joint,
     looks: Annotated[
-        int | None, typer.Option(min=1, help="Looks, evenly over the time steps. Default: 20.")
+        int | None, typer.Option(min=1, help="Looks, evenly over the time steps. Default: 10.")
     ] = None,
     most: Annotated[
         int, typer.Option(min=1, help="Classes of a set that is small enough to stop.")
