@@ -33,7 +33,7 @@ app = typer.Typer(
         "bisnn resume runs/two_moons_bayes_seed0",
         "bisnn evaluate runs/two_moons_bayes_seed0 --energy",
         "bisnn predict runs/two_moons_bayes_seed0 points.csv",
-        "bisnn calibrate runs/two_moons_bayes_seed0 --coverage 0.9",
+        "bisnn calibrate runs/two_moons_bayes_seed0 --data more.csv --coverage 0.9",
         "bisnn reproduce fig2",
         "bisnn report runs/two_moons_bayes_seed0",
         "bisnn export runs/two_moons_bayes_seed0 --to packed",
