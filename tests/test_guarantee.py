@@ -187,7 +187,7 @@ def test_the_validation_share_is_what_a_run_calibrates_on(runs):
         bisnn.calibrate(runs["none held out"], show=False)
 
 
-def test_files_of_points(runs, tmp_path):
+def test_files_of_points(runs, tmp_path, capsys):
     x, y = points(40)
     np.savetxt(tmp_path / "more.csv", np.column_stack([x, y]), delimiter=",")
     run = shutil.copytree(runs["bayes"], tmp_path / "run")
@@ -197,6 +197,10 @@ def test_files_of_points(runs, tmp_path):
     np.savez(tmp_path / "train.npz", x=train.x.numpy().astype(float), y=train.y.numpy())
     with pytest.raises(ValueError, match="must not have been trained on; 60 of 60 were"):
         bisnn.calibrate(run, tmp_path / "train.npz", show=False)
+    test = load_dataset(bisnn.load(run).config).test
+    np.savez(tmp_path / "test.npz", x=test.x.numpy().astype(float), y=test.y.numpy())
+    bisnn.calibrate(run, tmp_path / "test.npz", show=False)
+    assert "80 of 80 are test points of the run" in capsys.readouterr().err
     np.savetxt(tmp_path / "other.csv", np.column_stack([x, y + 1]), delimiter=",")
     with pytest.raises(ValueError, match="class '2' does not occur"):
         bisnn.calibrate(run, tmp_path / "other.csv", show=False)

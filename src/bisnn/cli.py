@@ -71,7 +71,7 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
     prediction.calibrate: [
         "bisnn calibrate runs/mine --coverage 0.95",
         "bisnn calibrate runs/mine --data more_points.csv",
-        "bisnn calibrate runs/nmnist_st_seed0 --data N-MNIST/Test --correction bonferroni",
+        "bisnn calibrate runs/nmnist_st_seed0 --data more_recordings --correction bonferroni",
     ],
     paper.reproduce: [
         "bisnn reproduce fig2",

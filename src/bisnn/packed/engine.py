@@ -221,9 +221,8 @@ class Engine:
             )
         if self._blocks is None:
             networks = member_blocks(self.network, rule)
-            others = [Engine(network, self.threads) for network in networks[1:]]
-            one = self if not others else Engine(networks[0], self.threads)
-            self._blocks = [one, *others]
+            whole = networks[0].count == self.network.count
+            self._blocks = [self] if whole else [Engine(part, self.threads) for part in networks]
         return predict_sets(self._blocks, rule, recordings)
 
     def predict_features(self, x: Any) -> Prediction:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from bisnn.conformal import CORRECTIONS, LOOKS, SCORES
 from bisnn.data import table, windows
 from bisnn.data.dataset import Dataset
 from bisnn.data.loading import Clips, LoadedData
@@ -31,14 +29,9 @@ def calibrate(
     coverage: float = 0.9,
     *,
     samples: int | Literal["usual"] | None = "usual",
-    correction: str = CORRECTIONS[0],
-    looks: int | Sequence[tuple[int, int]] = LOOKS,
-    most: int = 1,
-    by_class: bool = False,
-    score: str = SCORES[0],
-    scaled: bool = False,
     data: Dataset | None = None,
     show: bool = True,
+    **options: Any,
 ) -> Guarantee:
     """Calibrate a run's prediction sets, or intervals, and write `calibration.json` beside its
     model.
@@ -50,15 +43,14 @@ def calibrate(
             on. Training data are refused.
         coverage: how often the truth is to be inside, on data like these.
         samples: as in `Model.predict`.
-        correction, looks, most, by_class, score, scaled: as in `Model.calibrate`.
         data: of a run whose data were given from Python, the same again.
         show: a progress bar.
+        options: of `bisnn.runs.guarantee.calibrated`: correction, looks, most, by_class, score;
+            scaled for intervals.
     """
     model, loaded = load_run(folder, data, show)
     x, y = _validation(folder, model, loaded) if on is None else _others(model, loaded, Path(on))
     run = RunFolder(folder)
-    options: dict[str, Any] = {"correction": correction, "looks": looks, "most": most}
-    options |= {"by_class": by_class, "score": score, "scaled": scaled}
     with run.locked(), bars(show=show) as progress:
         bar = progress.add_task("calibration", total=len(x))
         found = guarantee.calibrated(
@@ -94,12 +86,21 @@ def _validation(
 def _others(model: Model, data: LoadedData, on: Path) -> tuple[Tensor | Clips, np.ndarray]:
     """Points of a file or recordings of a folder, none of them trained on."""
     x, y = _recordings(model, on) if model.config.recorded else _points(model, on)
-    trained = set(guarantee.fingerprints(model, data.train.x))
-    same = sum(one in trained for one in guarantee.fingerprints(model, x))
+    found = guarantee.fingerprints(model, x)
+    trained, tested = (
+        set(guarantee.fingerprints(model, part.x)) for part in (data.train, data.test)
+    )
+    same = sum(one in trained for one in found)
     if same > (0 if model.config.recorded else SAME * len(x)):
         raise ValueError(
             f"{on}: must not have been trained on; {same} of {len(x)} were; a model is surer of "
             "what it was trained on than of anything else: give data that it has not seen"
+        )
+    seen = sum(one in tested for one in found)
+    if seen:
+        note(
+            f"{on}: {seen} of {len(x)} are test points of the run, so what `bisnn evaluate` finds "
+            "of sets or intervals is no test of them"
         )
     return x, y
 
