@@ -249,6 +249,13 @@ def test_the_verdict_says_how_the_guarantee_held(runs):
     assert all(i.low <= i.value <= i.high for i in found.metrics.values())
     assert (found.coverage, found.steps, found.samples) == (0.8, 30, 3)
     assert evaluation.load_evaluation(runs["bayes"]).guarantee == found
+    rows = verdict.energy.rows
+    some = np.rint(np.linspace(0, len(y) - 1, 16)).astype(int)
+    saved = (
+        rows["ensemble of 3, stopped early"].neuron_updates / rows["ensemble of 3"].neuron_updates
+    )
+    assert saved == pytest.approx(answer.steps[some].mean() / 30)
+    assert "MAP, stopped early" not in rows
     assert evaluation.evaluate(runs["st"], show=False).guarantee is None
     names = set(evaluation.evaluate(runs["one_d"], show=False).guarantee.metrics)
     assert names == {"coverage", "width"}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bisnn import intervals, kernels, metrics, realisation, weights
 from bisnn.alphabet import BINARY
-from bisnn.conformal import ConformalSets, PredictionIntervals
+from bisnn.conformal import ConformalSets, PredictionIntervals, PredictionSets
 from bisnn.data.dataset import Dataset
 from bisnn.data.loading import Clips, LoadedData, Split
 from bisnn.display import bars, note
@@ -358,8 +358,20 @@ def _test_spikes(model: Model, x: Tensor | Clips, points: Tensor) -> Tensor:
 
 def _energy(model: Model, x: Tensor | Clips, costs: Costs | None) -> Ledger:
     """The energy ledger of every predictor, with the ensemble's members, on a few test points."""
-    s = _test_spikes(model, x, _evenly(len(x), COUNTED))
-    return ledger(model.net, s, predictors(model), costs, model.config.seed)
+    some = _evenly(len(x), COUNTED)
+    s, names = _test_spikes(model, x, some), predictors(model)
+    return ledger(model.net, s, names, costs, model.config.seed, _early(model, x[some], names))
+
+
+def _early(model: Model, x: Tensor | Clips, names: dict[str, int | None]) -> dict[str, Tensor]:
+    """For how many time steps each member of the calibrated predictor sees each point, (K, B)."""
+    found = None if model.guarantee is None else answers(model, x)
+    if not isinstance(found, PredictionSets) or model.guarantee is None:
+        return {}
+    samples = model.guarantee.samples
+    asked = np.arange(samples or 1)[:, None] < found.members
+    until = torch.from_numpy(np.where(asked, found.steps, 0))
+    return {name: until for name, members in names.items() if members == samples}
 
 
 @torch.no_grad()
