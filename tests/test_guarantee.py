@@ -19,7 +19,9 @@ from bisnn.realisation import hard
 from bisnn.runs import calibration, evaluation, guarantee, training
 from bisnn.runs.folder import Damaged
 from bisnn.runs.inputs import load_dataset, spikes
-from runs import ONE_D, made_up, run_on_recordings, small
+from bisnn_experiments import prediction_sets
+from bisnn_experiments.prediction_sets import Scored
+from runs import ONE_D, SMALL, made_up, run_on_recordings, small
 from test_cli import run as command
 
 HALF = {"data": {"name": "two_moons", "train": 60, "test": 40, "validation": 0.5}}
@@ -207,6 +209,49 @@ def test_files_of_points(runs, tmp_path, capsys):
     np.savetxt(tmp_path / "few.csv", np.column_stack([x, y])[:8], delimiter=",")
     with pytest.raises(ValueError, match="needs 9 calibration recordings or more; got 4"):
         bisnn.calibrate(run, tmp_path / "few.csv", show=False)
+
+
+def test_equal_rows_of_a_table_are_no_training_data(runs, tmp_path):
+    """A few may be alike by chance; more are not."""
+    run = shutil.copytree(runs["bayes"], tmp_path / "run")
+    train = load_dataset(bisnn.load(run).config).train
+    x, y = points(40)
+    for count, refused in ((4, False), (5, True)):
+        some = np.concatenate([x[count:], train.x.numpy()[:count]]).astype(float)
+        np.savez(tmp_path / "x.npz", x=some, y=y)
+        if refused:
+            with pytest.raises(ValueError, match="must not have been trained on; 5 of 40 were"):
+                bisnn.calibrate(run, tmp_path / "x.npz", 0.8, show=False)
+        else:
+            bisnn.calibrate(run, tmp_path / "x.npz", 0.8, show=False)
+
+
+def test_a_validation_share_that_chose_the_epoch(tmp_path, capsys):
+    config = small("st", HALF, train={**SMALL["train"], "keep": "best"})
+    run = training.train(config, tmp_path / "run", show=False)
+    bisnn.calibrate(run, coverage=0.8, show=False)
+    assert "also chose the epoch that was kept" in capsys.readouterr().err
+
+
+def test_the_study_of_splits():
+    """Scores that follow the promise: rows that can be, with the coverage that they should have."""
+    rng, n = np.random.default_rng(0), 300
+    labels = rng.integers(0, 3, n)
+    counts = rng.normal(0, 30, (1, 4, n, 3)) + 25 * np.eye(3)[labels]
+    path = tuple((t, 1) for t in range(1, 5))
+    scores = conformal.margins(counts.astype(int), path)
+    run = Scored({kind: scores for kind in conformal.SCORES}, labels, path)
+    rows = list(prediction_sets.summaries("two_moons_st", [run], 40, 100))
+    found = {(row.coverage_asked, row.correction) for row in rows}
+    assert found == {(t, c) for t in (0.9, 0.95) for c in conformal.CORRECTIONS}  # not 0.99
+    for row in rows:
+        assert row.coverage > row.coverage_asked - 3 * row.coverage_error
+        assert (row.data, row.method, row.steps) == ("two moons", "st", 4)
+    joint, bonferroni = (
+        next(r for r in rows if (r.coverage_asked, r.correction) == (0.9, c))
+        for c in conformal.CORRECTIONS
+    )
+    assert joint.time_steps < bonferroni.time_steps
 
 
 def test_a_calibration_of_another_model_or_a_damaged_one_is_not_used(runs, tmp_path, capsys):
