@@ -131,6 +131,14 @@ def compared(old: Version, new: Version, name: str, rounds: int, count: int) -> 
     return {**medians, "ratio": mean, "low": mean - half, "high": mean + half}
 
 
+def _commit(folder: Path) -> str | None:
+    """Of the checkout that a folder belongs to; None where it is none."""
+    git = subprocess.run(
+        ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    )
+    return git.stdout.strip() or None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folders", nargs="*", type=Path, help="OLD NEW")
@@ -158,8 +166,13 @@ def main() -> None:
     for version in (old, new):
         version.process.kill()
     if options.out:
+        # Here, because the process of a version must not import another one
+        from bisnn_experiments import results
+        from bisnn_experiments.measurement import machine
+
         about = {name: getattr(options, name) for name in ("device", "rounds", "iterations")}
-        options.out.write_text(json.dumps(about | {"rows": found}, indent=1) + "\n")
+        about |= {"versions": [_commit(folder) for folder in options.folders]}
+        results.write(options.out, about | {"machine": machine(), "rows": found})
 
 
 if __name__ == "__main__":

@@ -22,11 +22,18 @@ FASTER = (
     ("conv", BAYES, "fastest_peer", 3.0),
     ("conv", BPTT, "fastest_peer", 1.0),
 )
+# Case, contestant, and the milliseconds that it may take on one thread
+AT_MOST_MS = (
+    ("mlp", ST, 10.5),
+    ("mlp", BPTT, 21.0),
+    ("conv", ST, 800.0),
+    ("conv", BPTT, 1450.0),
+)
 
 
 def targets(cases: dict[str, Case]) -> list[dict[str, Any]]:
-    """The ratios that this library aims at, beside what was measured; cases that were not run are
-    left out.
+    """The ratios and times that this library aims at, beside what was measured; cases that were not
+    run are left out.
     """
     results = {name: case["results"] for name, case in cases.items() if "results" in case}
     return [*_speed(results), *_memory(results), *_ensembles(results), *_startup(results)]
@@ -46,6 +53,10 @@ def _speed(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
             measured = results[case].get(name, {}).get("times_faster_than", {}).get(other)
             goal = f"times faster than {other.replace('_', ' ')}"
             yield _target(f"{case}, {name}", goal, ">=", limit, measured)
+    for case, name, limit in AT_MOST_MS:
+        if case in results:
+            measured = results[case].get(name, {}).get("median_ms")
+            yield _target(f"{case}, {name}", "median, ms", "<=", limit, measured)
 
 
 def _memory(results: dict[str, Any]) -> Iterator[dict[str, Any]]:

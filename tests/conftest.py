@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -68,3 +70,61 @@ def taking(most: int) -> Iterator[None]:
 
 def constants_of(neuron: SRM, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.from_numpy(neuron.constants(np.float64)).to(dtype)
+
+
+@pytest.fixture
+def bisnn_(capsys, monkeypatch):
+    """Runs `bisnn ARGUMENTS` in this process and gives its exit code, stdout and stderr."""
+    from bisnn import cli
+
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["bisnn", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """A cache of recordings for one test alone."""
+    monkeypatch.setenv("BISNN_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def nmnist(tmp_path) -> Path:
+    """A folder of made-up recordings, laid out as N-MNIST."""
+    from runs import made_up_nmnist
+
+    return made_up_nmnist(tmp_path / "N")
+
+
+@pytest.fixture(scope="session")
+def small_runs(tmp_path_factory) -> dict[str, Path]:
+    """Small evaluated runs on points, by what they were trained on."""
+    from reports import evaluated_small_runs
+
+    return evaluated_small_runs(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="session")
+def report_runs(tmp_path_factory) -> dict[str, Path]:
+    """Evaluated runs with everything that a report shows, by what is special about them."""
+    from reports import evaluated_runs
+
+    return evaluated_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session")
+def pages(report_runs, tmp_path_factory) -> dict[str, str]:
+    """The reports of `report_runs`, each alone and some together."""
+    from reports import written_pages
+
+    return written_pages(report_runs, tmp_path_factory.mktemp("pages"))

@@ -9,6 +9,7 @@ from conftest import seeded
 
 NEURON = SRM(tau_mem=5.0, tau_syn=3.0, tau_ref=2.0, threshold=0.05, slope=2.0)
 FIXED = FixedSRM(**vars(NEURON))
+EVEN = Levels(-3, -1, 1, 3)
 KINDS = (
     *("dense", "deep", "conv", "conv stride", "pooled", "recurrent", "masked", "mixed"),
     *("skip", "skip conv", "skip mixed", "fixed"),
@@ -16,9 +17,9 @@ KINDS = (
 POSTERIORS = {  # alphabets with a posterior, on the layers of another kind
     "ternary": ("mixed", "ternary"),
     "ternary masked": ("masked", "ternary"),
-    "levels": ("skip mixed", Levels(-3, -1, 1, 3)),
+    "levels": ("skip mixed", EVEN),
     "levels conv": ("pooled", Levels(0, 2, 12)),
-    "levels fixed": ("fixed", Levels(-3, -1, 1, 3)),
+    "levels fixed": ("fixed", EVEN),
 }
 EVERY = (*KINDS, *POSTERIORS)
 FLOAT = tuple(kind for kind in KINDS if kind != "fixed")  # for laws of real numbers

@@ -101,3 +101,25 @@ def run_on_recordings(folder: Path) -> tuple[Path, Path]:
         root = made_up_nmnist(folder / "N")
         config = parse({**RECORDED, "data": {**RECORDED["data"], "root": str(root)}}, "run")
         return training.train(config, folder / "run", show=False), root
+
+
+class Killed(BaseException):
+    """Stops a run in this process where nothing catches it."""
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Let runs be killed once they have taken so many steps."""
+    update = training.Training.update
+
+    def stopping(self):
+        if self.step == steps:
+            raise Killed
+        return update(self)
+
+    monkeypatch.setattr(training.Training, "update", stopping)
+
+
+def run_of_both_rules(folder: Path) -> Path:
+    """Train a run by Bayes-BiSNN and, beside it in `st`, one by ST-BiSNN; return the first."""
+    training.train(small("st"), folder / "st", show=False)
+    return training.train(small(), folder / "run", show=False)

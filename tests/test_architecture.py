@@ -24,7 +24,7 @@ PAPER = {
         "rules",
         "steps",
     ),
-    *("prediction", "metrics", "intervals", "encode", "packing"),
+    *("ensemble", "prediction", "metrics", "intervals", "selection", "encode", "packing"),
 }
 
 # From the bottom to the top: what each part may import beside itself, BASE and DESCRIPTION.

@@ -55,6 +55,13 @@ def written(kernel, size: int, cut: float, out: np.ndarray, *arguments) -> np.nd
 
 
 @given(ROWS, INPUTS, DENSITIES, SEEDS, CUTS)
+def test_unpack(rows, n, density, seed, cut):
+    x = random_bits(rows, n, seed=seed, density=density)
+    out = np.full((rows, n), 0.5, np.float32)
+    assert np.array_equal(written(counting.unpack, rows, cut, out, packed(x)), x)
+
+
+@given(ROWS, INPUTS, DENSITIES, SEEDS, CUTS)
 def test_pack(rows, n, density, seed, cut):
     x = random_bits(rows, n, seed=seed, density=density)
     for zero in (0.0, -0.0):

@@ -1,5 +1,5 @@
-"""The cache of recordings against builders that fail, builders that race, and headers of another's
-making.
+"""The cache of recordings: bits that come back, builders that are interrupted, fail or race, and
+files that are damaged or of another's making.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ import contextlib
 import json
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,108 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisnn.data import cache
+
+
+def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path):
+    x = np.random.default_rng(0).integers(0, 2, (6, 3, 7), dtype=np.uint8)
+    x[1] = 0
+    made = []
+
+    def record(i: int) -> np.ndarray:
+        if len(made) == 4:
+            raise KeyboardInterrupt
+        made.append(i)
+        return x[i]
+
+    with pytest.raises(KeyboardInterrupt):
+        cache.build(tmp_path / "b", (3, 7), 6, record)
+    assert not (tmp_path / "b").exists()
+    made.append("again")
+    bits = cache.build(tmp_path / "b", (3, 7), 6, record)
+    assert made == [0, 1, 2, 3, "again", 4, 5]
+    assert np.array_equal(bits.read(range(6)), x)
+    assert sorted(p.name for p in tmp_path.iterdir() if p.suffix == ".partial") == []
+
+
+def test_a_damaged_partial_file_is_not_trusted(tmp_path):
+    x = np.random.default_rng(1).integers(0, 2, (4, 64), dtype=np.uint8)
+    stop = [2]
+
+    def record(i: int) -> np.ndarray:
+        if i == stop[0]:
+            raise RuntimeError("stop")
+        return x[i]
+
+    with pytest.raises(RuntimeError):
+        cache.build(tmp_path / "b", (64,), 4, record)
+    partial = tmp_path / "b.partial"
+    content = bytearray(partial.read_bytes())
+    content[cache.LENGTH + 4 * 4 + 3] ^= 8  # a bit of the first record
+    partial.write_bytes(content)
+    stop[0] = -1
+    assert np.array_equal(cache.build(tmp_path / "b", (64,), 4, record).read(range(4)), x)
+    partial.write_bytes(b"nonsense")
+    (tmp_path / "b").unlink()
+    assert np.array_equal(cache.build(tmp_path / "b", (64,), 4, record).read(range(4)), x)
+
+
+@given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_bits_come_back(shape, seed, tmp_path_factory):
+    x = np.random.default_rng(seed).integers(0, 2, (3, *shape), dtype=np.uint8)
+    bits = cache.build(tmp_path_factory.mktemp("c") / "b", tuple(shape), 3, lambda i: x[i])
+    assert np.array_equal(bits.read([2, 0, 1, 1]), x[[2, 0, 1, 1]])
+    assert len(bits) == 3
+
+
+@given(at=st.integers(0, 10**6), bit=st.integers(0, 7), cut=st.integers(0, 10**6))
+def test_damaged_caches_are_recognised(at, bit, cut, tmp_path_factory):
+    """A flipped bit is noticed by the header, the size or a record's checksum, but in padding."""
+    path = tmp_path_factory.mktemp("c") / "b"
+    x = np.random.default_rng(0).integers(0, 2, (3, 100), dtype=np.uint8)
+    cache.build(path, (100,), 3, lambda i: x[i])
+    whole = path.read_bytes()
+    path.write_bytes(whole[: cut % len(whole)])
+    with pytest.raises(cache.BadCache, match="delete"):
+        cache.Bits(path)
+    content = bytearray(whole)
+    content[at % len(whole)] ^= 1 << bit
+    path.write_bytes(content)
+    try:
+        seen = cache.Bits(path).read(range(3))
+    except cache.BadCache:
+        return
+    assert np.array_equal(seen, x)
+
+
+def test_two_processes_build_one_file(tmp_path):
+    program = (
+        "import sys, time, numpy as np; from pathlib import Path; from bisnn.data import cache\n"
+        "def record(i): time.sleep(0.02); print(i, flush=True); "
+        "return np.full(9, i % 2, np.uint8)\n"
+        "print(cache.build(Path(sys.argv[1]), (9,), 20, record).read([3]).sum())"
+    )
+    command = [sys.executable, "-c", program, tmp_path / "b"]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=120)[0].split() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sorted(map(len, said)) == [1, 21], "one built it, the other waited"
+    assert said[0][-1] == said[1][-1] == "9"
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_recordings_are_the_same_wherever_they_lie(tmp_path):
+    """The fingerprint is of their bits: not of files, folders or times of change."""
+    x = np.random.default_rng(0).integers(0, 2, (4, 5, 2, 3, 3), dtype=np.uint8)
+    here, there = (
+        cache.build(tmp_path / name, (5, 2, 3, 3), 4, lambda i: x[i])
+        for name in ("a.bits", "b.bits")
+    )
+    other = cache.build(tmp_path / "c.bits", (5, 2, 3, 3), 4, lambda i: x[i] ^ (i == 2))
+    assert here.digest([2, 0]) == there.digest([2, 0])
+    assert here.digest([0, 1, 3]) == other.digest([0, 1, 3])
+    assert (
+        len({here.digest([2, 0]), here.digest([0, 2]), here.digest([0]), other.digest([2, 0])}) == 4
+    )
 
 
 class Builder(threading.Thread):

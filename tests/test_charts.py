@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tomllib
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from sklearn import dummy
 from sklearn import metrics as independent
 
 import bisnn
@@ -22,43 +21,12 @@ from bisnn.reporting import charts
 from bisnn.reporting import page as reporting
 from bisnn.reporting.charts import canvas
 from bisnn.reporting.page import report
-from bisnn.runs import evaluation, training
-from bisnn.runs.evaluation import evaluate, load_evaluation
-from bisnn.runs.folder import RunFolder, save_tree
+from bisnn.runs import evaluation
+from bisnn.runs.evaluation import load_evaluation
 from bisnn.runs.inputs import load_dataset
 from bisnn.runs.results import Evaluation
 from bisnn_experiments import terminal
-from runs import ONE_D, small
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("runs")
-    rng = np.random.default_rng(0)
-    points = [
-        (a, b, c, "rare" if a + b > 1.5 else "low" if a < b else "high")
-        for a, b, c in rng.random((90, 3))
-    ]
-    (folder / "rare.csv").write_text(
-        "a,b,c,y\n" + "\n".join(f"{a:.3f},{b:.3f},{c:.3f},{y}" for a, b, c, y in points)
-    )
-    prices = [(*x, 250_000 + 4e6 * x[0]) for x in rng.random((60, 2))]
-    (folder / "prices.csv").write_text(
-        "a,b,y\n" + "\n".join(f"{a:.3f},{b:.3f},{y:.0f}" for a, b, y in prices)
-    )
-    data = lambda name, **more: {"data": {"name": "table", "train": str(folder / name), **more}}  # noqa: E731
-    settings = {
-        "moons": small(),
-        "other": small(**{"rule.lr": 0.2, "rule.temperature": 0.01, "train.epochs": 2}),
-        "sign": small("st"),
-        "line": small(sections=ONE_D),
-        "rare": small(sections=data("rare.csv", test_share=0.5)),
-        "prices": small(sections=data("prices.csv", task="regression")),
-    }
-    for name, config in settings.items():
-        training.train(config, folder / name, show=False)
-        evaluate(folder / name, show=False)
-    return {name: folder / name for name in settings}
+from reports import tables
 
 
 def read(*folders: Path) -> list[charts.Run]:
@@ -71,19 +39,6 @@ def changed(folder: Path, **parts) -> charts.Run:
     return charts.Run(
         run.label, run.config, run.rows, Evaluation(**{**run.judged.model_dump(), **parts})
     )
-
-
-def saved(folder: Path, copy: Path, **parts) -> Path:
-    copy.mkdir()
-    for file in folder.iterdir():
-        if file.is_file():
-            (copy / file.name).write_bytes(file.read_bytes())
-    save_tree(
-        RunFolder(copy).evaluation_file,
-        {**load_evaluation(folder).model_dump(), **parts},
-        "evaluation",
-    )
-    return copy
 
 
 @pytest.fixture
@@ -112,43 +67,12 @@ def every(drawn, run: charts.Run) -> dict[str, Figure]:
     }
 
 
-class Tables(HTMLParser):
-    """The cells of every table below a heading, by heading."""
-
-    def __init__(self, page: str):
-        super().__init__()
-        self.found: dict[str, list[list[str]]] = {}
-        self.heading, self.text = "", None
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        if tag in ("h2", "h4", "th", "td"):
-            self.text = ""
-        elif tag == "tr":
-            self.found.setdefault(self.heading, []).append([])
-
-    def handle_data(self, data):
-        if self.text is not None:
-            self.text += data
-
-    def handle_endtag(self, tag):
-        if tag in ("h2", "h4"):
-            self.heading, self.text = self.text, None
-        elif tag in ("th", "td"):
-            self.found[self.heading][-1].append(self.text.strip())
-            self.text = None
-
-
-def tables(folder: Path, *runs: Path) -> dict[str, list[list[str]]]:
-    return Tables(report(runs, folder / "page.html", show=False).read_text(encoding="utf-8")).found
-
-
 # Comparisons
 
 
-def test_settings_that_differ_are_shown(runs, tmp_path):
+def test_settings_that_differ_are_shown(small_runs, tmp_path):
     """And no others, with the values of each run's file."""
-    some = [runs[name] for name in ("moons", "other", "sign")]
+    some = [small_runs[name] for name in ("moons", "other", "sign")]
     head, *rows = tables(tmp_path, *some)["Settings that differ"]
     assert head == ["Setting", "moons", "other", "sign"]
     files = [tomllib.loads((run / "config.toml").read_text()) for run in some]
@@ -176,9 +100,9 @@ def test_settings_that_differ_are_shown(runs, tmp_path):
             ), key
 
 
-def test_runs_that_do_not_differ_say_so(runs, tmp_path):
-    copy = saved(runs["moons"], tmp_path / "copy")
-    page = report([runs["moons"], copy], tmp_path / "page.html", show=False).read_text(
+def test_runs_that_do_not_differ_say_so(small_runs, tmp_path):
+    copy = shutil.copytree(small_runs["moons"], tmp_path / "copy")
+    page = report([small_runs["moons"], copy], tmp_path / "page.html", show=False).read_text(
         encoding="utf-8"
     )
     assert "None: these runs have the same settings." in page
@@ -187,8 +111,8 @@ def test_runs_that_do_not_differ_say_so(runs, tmp_path):
     )
 
 
-def test_learning_curves_lie_over_each_other(drawn, runs):
-    some = [runs[name] for name in ("moons", "other", "sign")]
+def test_learning_curves_lie_over_each_other(drawn, small_runs):
+    some = [small_runs[name] for name in ("moons", "other", "sign")]
     parts, figures = drawn(charts.overlay, read(*some))
     logs = [
         [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -208,8 +132,8 @@ def test_learning_curves_lie_over_each_other(drawn, runs):
         assert parts[title].legend == ("moons", "other", "sign")
 
 
-def test_losses_on_another_scale_are_not_compared(runs):
-    one, other = read(runs["moons"], runs["other"])
+def test_losses_on_another_scale_are_not_compared(small_runs):
+    one, other = read(small_runs["moons"], small_runs["other"])
     config = other.config.updated(**{"train.over_time": "mean"})
     with charts.styled():
         parts = charts.overlay([one, charts.Run(other.label, config, other.rows, other.judged)])
@@ -217,59 +141,19 @@ def test_losses_on_another_scale_are_not_compared(runs):
     assert "Training loss" not in [part.title for part in parts[1:]]
 
 
-# What the evaluation stores
+# Predictions
 
 
-def test_baseline_is_that_of_scikit_learn(runs, tmp_path):
-    """Which knows such predictors, too; and it is no candidate for the best."""
-    for name, label in {
-        "rare": "majority class",
-        "moons": "majority class",
-        "line": "training mean",
-    }.items():
-        data = load_dataset(bisnn.load(runs[name]).config)
-        verdict = json.loads((runs[name] / "evaluation.json").read_text())["baseline"]
-        assert list(verdict) == [label]
-        values = {metric: interval["value"] for metric, interval in verdict[label].items()}
-        y, zeros = data.test.y.numpy(), np.zeros((len(data.test.y), 1))
-        if name == "line":
-            predicted = (
-                dummy.DummyRegressor()
-                .fit(np.zeros((len(data.train.y), 1)), data.train.y.numpy())
-                .predict(zeros)
-            )
-            expected = {"rmse": independent.root_mean_squared_error(y, predicted)}
-            expected["mae"] = independent.mean_absolute_error(y, predicted)
-        else:
-            guess = dummy.DummyClassifier(strategy="prior").fit(
-                np.zeros((len(data.train.y), 1)), data.train.y.numpy()
-            )
-            labels = guess.predict(zeros)
-            expected = {
-                "accuracy": independent.accuracy_score(y, labels),
-                "nll": independent.log_loss(y, guess.predict_proba(zeros)),
-            }
-            expected["balanced_accuracy"] = independent.balanced_accuracy_score(y, labels)
-            values = {metric: values[metric] for metric in expected}
-        assert values == pytest.approx(expected, rel=1e-5)
-        shown = tables(tmp_path, runs[name])[
-            "Verdict on "
-            f"{'rare.csv' if name == 'rare' else 'two_moons' if name == 'moons' else 'one_d'}"
-        ]
-        assert shown[-1][0] == f"baseline: {label}"
-        assert "best" not in "".join(shown[-1])
-
-
-def test_plane_is_what_the_model_says_there(drawn, runs):
-    trained = bisnn.load(runs["moons"])
-    plane = load_evaluation(runs["moons"]).plane
+def test_plane_is_what_the_model_says_there(drawn, small_runs):
+    trained = bisnn.load(small_runs["moons"])
+    plane = load_evaluation(small_runs["moons"]).plane
     side = evaluation.PLANE
     for name, members in {"MAP": None, "ensemble of 3": 3}.items():
         axis = torch.linspace(0, 1, side).tolist()  # to the last bit: spikes are keyed by it
         corners = torch.tensor([[x, y] for y in axis for x in axis])
         probs = trained.predict_points(corners, members).mean
         torch.testing.assert_close(plane.probs[name].reshape(-1, 2), probs, atol=1e-5, rtol=0)
-        _, figures = drawn(charts.PARTS["Predictions"], read(runs["moons"])[0])
+        _, figures = drawn(charts.PARTS["Predictions"], read(small_runs["moons"])[0])
         (ax,) = figures[f"The plane, {name}"].axes
         image = np.asarray(ax.images[0].get_array())
         assert (image[..., 2] > image[..., 0]).ravel().tolist() == (
@@ -278,7 +162,7 @@ def test_plane_is_what_the_model_says_there(drawn, runs):
         confidence = probs.max(1).values.numpy()
         order = image[..., 3].ravel()[confidence.argsort()].astype(int)
         assert (np.diff(order) >= 0).all(), "the surer, the stronger"
-        judged = load_evaluation(runs["moons"])
+        judged = load_evaluation(small_runs["moons"])
         wrong = judged.x[judged.predictors[name].mean.argmax(1) != judged.y]
         crosses = ax.lines[-1].get_xydata()
         np.testing.assert_allclose(crosses, wrong.numpy(), atol=1e-6)
@@ -288,44 +172,9 @@ def test_plane_is_what_the_model_says_there(drawn, runs):
         assert box.width == pytest.approx(box.height)
 
 
-def test_only_two_features_have_a_plane(runs):
-    assert load_evaluation(runs["rare"]).plane is None
-    assert load_evaluation(runs["line"]).plane is None
-
-
-def test_wrong_examples_come_first():
-    y = torch.arange(20) % 3
-    probs = torch.full((20, 3), 0.1)
-    probs[torch.arange(20), y] = 0.8
-    for point, confidence in {4: 0.6, 9: 0.9, 15: 0.7}.items():
-        probs[point] = (1 - confidence) / 2
-        probs[point, (y[point] + 1) % 3] = confidence
-    result = bisnn.Classification(probs, probs[None], *torch.zeros(3, 20))
-    chosen = evaluation._examples(result, y).tolist()
-    assert chosen[:3] == [9, 15, 4], "the surest mistake first"
-    assert len(set(chosen)) == evaluation.EXAMPLES
-    assert not {4, 9, 15} & set(chosen[3:])
-    wrong = bisnn.Classification(probs.roll(1, 1), probs[None], *torch.zeros(3, 20))
-    assert len(evaluation._examples(wrong, y)) == evaluation.WRONG, "none is right"
-
-
-def test_worst_predictions_come_first():
-    y = torch.arange(30.0)[:, None]
-    mean = y.clone()
-    mean[[3, 21, 8]] += torch.tensor([[5.0], [-9.0], [7.0]])
-    chosen = evaluation._examples(
-        bisnn.Regression(mean, mean[None], torch.zeros_like(mean)), y
-    ).tolist()
-    assert chosen[:3] == [21, 8, 3]
-    assert len(set(chosen)) == len(chosen) == evaluation.EXAMPLES
-
-
-# Classes
-
-
-def test_confusion_is_that_of_scikit_learn(runs, tmp_path):
-    judged = load_evaluation(runs["rare"])
-    found = tables(tmp_path, runs["rare"])
+def test_confusion_is_that_of_scikit_learn(small_runs, tmp_path):
+    judged = load_evaluation(small_runs["rare"])
+    found = tables(tmp_path, small_runs["rare"])
     for name, result in judged.predictors.items():
         head, *rows = found[f"Confusion, {name}"]
         assert head == ["", "high", "low", "rare"]
@@ -334,7 +183,7 @@ def test_confusion_is_that_of_scikit_learn(runs, tmp_path):
         assert [[int(cell) for cell in row[1:]] for row in rows] == expected.tolist()
 
 
-def test_many_classes_are_a_list_of_what_is_confused_most(drawn, runs):
+def test_many_classes_are_a_list_of_what_is_confused_most(drawn, small_runs):
     rng = np.random.default_rng(1)
     y = torch.from_numpy(rng.integers(0, 30, 400))
     probs = torch.eye(30)[torch.where(torch.from_numpy(rng.random(400) < 0.5), y, (y + 1) % 30)]
@@ -346,7 +195,7 @@ def test_many_classes_are_a_list_of_what_is_confused_most(drawn, runs):
         "plane": None,
         "points": 400,
     }
-    found, _ = drawn(charts.PARTS["Predictions"], changed(runs["moons"], **parts))
+    found, _ = drawn(charts.PARTS["Predictions"], changed(small_runs["moons"], **parts))
     table = found["Confusion, MAP"]
     matrix = independent.confusion_matrix(y, probs.argmax(1))
     np.fill_diagonal(matrix, 0)
@@ -356,10 +205,10 @@ def test_many_classes_are_a_list_of_what_is_confused_most(drawn, runs):
     assert all(int(after[6:]) == (int(before[6:]) + 1) % 30 for before, after, _ in table.rows)
 
 
-def test_surest_mistakes_are_listed(runs, tmp_path):
-    judged = load_evaluation(runs["rare"])
+def test_surest_mistakes_are_listed(small_runs, tmp_path):
+    judged = load_evaluation(small_runs["rare"])
     name, result = list(judged.predictors.items())[-1]
-    head, *rows = tables(tmp_path, runs["rare"])[f"Surest mistakes, {name}"]
+    head, *rows = tables(tmp_path, small_runs["rare"])[f"Surest mistakes, {name}"]
     assert head == ["point", "class", "taken for", "confidence"]
     names, expected = ("high", "low", "rare"), []
     for i, (p, y) in enumerate(zip(result.mean.tolist(), judged.y.tolist(), strict=True)):
@@ -371,9 +220,9 @@ def test_surest_mistakes_are_listed(runs, tmp_path):
     assert rows == [row for _, row in sorted(expected, key=lambda item: item[0])][:8]
 
 
-def test_largest_errors_are_listed(runs, tmp_path):
-    judged = load_evaluation(runs["line"])
-    head, *rows = tables(tmp_path, runs["line"])["Largest errors, ensemble of 3"]
+def test_largest_errors_are_listed(small_runs, tmp_path):
+    judged = load_evaluation(small_runs["line"])
+    head, *rows = tables(tmp_path, small_runs["line"])["Largest errors, ensemble of 3"]
     assert head == ["point", "target", "prediction", "error"]
     error = (judged.predictors["ensemble of 3"].mean - judged.y).abs()[:, 0]
     assert [int(row[0]) - 1 for row in rows] == error.argsort(descending=True, stable=True)[
@@ -388,8 +237,8 @@ def test_largest_errors_are_listed(runs, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["moons", "sign", "line", "rare", "prices"])
-def test_no_label_is_cut_off(drawn, runs, name):
-    (run,) = read(runs[name])
+def test_no_label_is_cut_off(drawn, small_runs, name):
+    (run,) = read(small_runs[name])
     for title, figure in every(drawn, run).items():
         renderer = FigureCanvasAgg(figure).get_renderer()
         width, height = figure.bbox.size
@@ -432,8 +281,8 @@ def test_large_numbers_are_read_as_such():
 
 
 @pytest.mark.parametrize("name", ["moons", "line", "rare", "prices"])
-def test_logarithmic_axes_say_so_and_have_no_bars(drawn, runs, name):
-    (run,) = read(runs[name])
+def test_logarithmic_axes_say_so_and_have_no_bars(drawn, small_runs, name):
+    (run,) = read(small_runs[name])
     scales = set()
     for title, figure in every(drawn, run).items():
         for ax in figure.axes:
@@ -446,8 +295,8 @@ def test_logarithmic_axes_say_so_and_have_no_bars(drawn, runs, name):
     assert len(scales) > 1
 
 
-def test_reliability_is_square(drawn, runs):
-    (run,) = read(runs["moons"])
+def test_reliability_is_square(drawn, small_runs):
+    (run,) = read(small_runs["moons"])
     figures = {
         title: figure
         for title, figure in every(drawn, run).items()
@@ -462,10 +311,10 @@ def test_reliability_is_square(drawn, runs):
 
 
 @pytest.mark.parametrize("steps", [7, 10, 13])
-def test_time_steps_are_whole(drawn, runs, steps):
+def test_time_steps_are_whole(drawn, small_runs, steps):
     spikes = torch.zeros(steps, 3, 12, dtype=torch.uint8)
     raster = {"points": torch.arange(3), "input": spikes, "layers": [spikes]}
-    _, figures = drawn(charts.PARTS["Spikes"], changed(runs["moons"], raster=raster))
+    _, figures = drawn(charts.PARTS["Spikes"], changed(small_runs["moons"], raster=raster))
     assert len(figures) == 3
     for figure in figures.values():
         labels = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
@@ -473,8 +322,8 @@ def test_time_steps_are_whole(drawn, runs, steps):
         assert all(re.fullmatch(r"\d+", label) for label in labels), labels
 
 
-def test_epochs_are_whole(drawn, runs):
-    (run,) = read(runs["moons"])
+def test_epochs_are_whole(drawn, small_runs):
+    (run,) = read(small_runs["moons"])
     _, figures = drawn(
         charts.PARTS["Learning"], charts.Run(run.label, run.config, run.rows[:1], run.judged)
     )
@@ -482,11 +331,11 @@ def test_epochs_are_whole(drawn, runs):
         assert all(tick == round(tick) for tick in figure.axes[0].get_xticks()), title
 
 
-def test_rows_of_a_raster_have_one_height(drawn, runs):
+def test_rows_of_a_raster_have_one_height(drawn, small_runs):
     """In every layer, however many neurons it has; a browser scales them smoothly."""
     layers = [torch.zeros(20, 1, n, dtype=torch.uint8) for n in (3, 64, 100, 300)]
     raster = {"points": torch.arange(1), "input": layers[0], "layers": layers[1:]}
-    parts, figures = drawn(charts.PARTS["Spikes"], changed(runs["moons"], raster=raster))
+    parts, figures = drawn(charts.PARTS["Spikes"], changed(small_runs["moons"], raster=raster))
     ((title, figure),) = figures.items()
     rows = [3, 64, 50, 60]
     heights = [ax.get_window_extent().height / n for ax, n in zip(figure.axes, rows, strict=True)]
@@ -497,8 +346,8 @@ def test_rows_of_a_raster_have_one_height(drawn, runs):
 # Captions
 
 
-def test_an_ensemble_that_agrees_is_no_single_network(drawn, runs):
-    judged = load_evaluation(runs["line"])
+def test_an_ensemble_that_agrees_is_no_single_network(drawn, small_runs):
+    judged = load_evaluation(small_runs["line"])
 
     def flat(parts):
         return {
@@ -507,7 +356,7 @@ def test_an_ensemble_that_agrees_is_no_single_network(drawn, runs):
         }
 
     run = changed(
-        runs["line"], predictors=flat(judged.predictors), over_time=flat(judged.over_time)
+        small_runs["line"], predictors=flat(judged.predictors), over_time=flat(judged.over_time)
     )
     said: dict[str, list[str]] = {"MAP": [], "ensemble of 3": []}
     with charts.styled():
@@ -529,7 +378,7 @@ def test_an_ensemble_that_agrees_is_no_single_network(drawn, runs):
         (np.full(50, 0.4), "the entropy stays near 0.4 nats"),
     ],
 )
-def test_caption_says_what_the_entropy_does(runs, entropy, expected):
+def test_caption_says_what_the_entropy_does(small_runs, entropy, expected):
     curve = torch.from_numpy(entropy)
     curves = {
         "entropy": curve,
@@ -537,15 +386,15 @@ def test_caption_says_what_the_entropy_does(runs, entropy, expected):
         "mutual_information": 0 * curve,
         "accuracy": curve,
     }
-    run = changed(runs["moons"], over_time={"MAP": curves})
+    run = changed(small_runs["moons"], over_time={"MAP": curves})
     with charts.styled():
         (chart,) = charts.PARTS["Uncertainty over time"](run)
     assert expected in chart.caption
     assert ("gets less sure" in chart.caption) == ("rises" in expected)
 
 
-def test_only_an_ensemble_has_mutual_information(drawn, runs):
-    (run,) = read(runs["moons"])
+def test_only_an_ensemble_has_mutual_information(drawn, small_runs):
+    (run,) = read(small_runs["moons"])
     parts, figures = drawn(charts.PARTS["Uncertainty over time"], run)
     for name, areas in {"MAP": 1, "ensemble of 3": 2}.items():
         title = f"Entropy and accuracy, {name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -234,10 +235,13 @@ def gradients(leaves, outputs, errors):
 
 
 @contextmanager
-def groups_of(recordings: int, layer: Layer) -> Iterator[None]:
-    """The CPU's weight gradient works on so many recordings at a time."""
+def groups_of(recordings: int, layer: Layer, transformed: bool = False) -> Iterator[None]:
+    """The CPU's gradients work on so many recordings at a time, in frequencies or tap by tap."""
     neurons = layer.product(torch.zeros(1, 1, *layer.x[2:]), torch.zeros(layer.weight)).numel()
-    with patch.object(cpu, "CACHED", recordings * layer.x[0] * neurons):
+    with (
+        patch.object(cpu, "CACHED", recordings * layer.x[0] * neurons),
+        patch.object(cpu, "_is_cheaper_in_frequencies", lambda *_: transformed),
+    ):
         yield
 
 
@@ -254,21 +258,24 @@ Y, S, U = 0, 1, 2  # which output of the operation
     st.booleans(),
     st.sets(st.integers(0, 5), min_size=1),
     st.integers(1, 3),
+    st.booleans(),
     st.integers(1, 3),
     SEEDS,
 )
-@example(POOLED, True, "sigmoid", True, {S, U}, 1, 1, 1)
-@example(POOLED, False, "box", False, {S}, 1, 2, 2)
-@example(POOLED, False, "sigmoid", False, {Y}, 1, 2, 2)
-@example(POOLED, True, "sigmoid", True, {Y, S}, 1, 2, 6)
-@example(FIVE, True, "sigmoid", False, {Y}, 2, 1, 3)
-@example(FIVE, False, "box", False, {Y, S}, 2, 3, 3)
-@example(FIVE, True, "sigmoid", True, {Y, S, U, 3}, 3, 2, 3)
+@example(POOLED, True, "sigmoid", True, {S, U}, 1, False, 1, 1)
+@example(POOLED, False, "box", False, {S}, 1, True, 2, 2)
+@example(POOLED, False, "sigmoid", False, {Y}, 1, False, 2, 2)
+@example(POOLED, True, "sigmoid", True, {Y, S}, 1, True, 2, 6)
+@example(FIVE, True, "sigmoid", False, {Y}, 2, False, 1, 3)
+@example(FIVE, False, "box", False, {Y, S}, 2, True, 3, 3)
+@example(FIVE, True, "sigmoid", True, {Y, S, U, 3}, 3, True, 2, 3)
+@example(FIVE._replace(x=(30, 5, 6, 5, 3)), True, "sigmoid", True, {S}, 5, True, 1, 3)  # two blocks
 @example(
-    DENSE._replace(x=(3, 5, 40), weight=(700, 40)), True, "sigmoid", False, {Y, S}, 2, 2, 0
+    DENSE._replace(x=(3, 5, 40), weight=(700, 40)), True, "sigmoid", False, {Y, S}, 2, False, 2, 0
 )  # recordings in several blocks
 def test_gradients_are_those_of_the_steps(
-    kernel, inputs, learned, layer, hard, surrogate, refractory, used, group, n_threads, seed
+    kernel, inputs, learned, layer, hard, surrogate, refractory, used, group, transformed,
+    n_threads, seed,
 ):  # fmt: skip
     """Of x, weight, P, Q, R, from errors at outputs: autograd through the equations in float64."""
     neuron = SRM(5.0, 3.0, 2.0, 0.1, surrogate, 2.0)
@@ -295,7 +302,7 @@ def test_gradients_are_those_of_the_steps(
     with (
         kernels.forced(kernel),
         threads(n_threads),
-        groups_of(group, layer),
+        groups_of(group, layer, transformed),
         torch.backends.cudnn.flags(allow_tf32=False),
     ):
         outputs = layer.run(
@@ -452,7 +459,7 @@ KERNELS_OF = {
         "add_rows_transposed",
         "add_rows_by_fours",
     ),
-    cpu: ("_scan", "_adjoint", "_weight_gradient"),
+    cpu: ("_scan", "_adjoint", "_by_rows", "_in_frequencies"),
     kernels.reference: ("product", "weight_gradient", "input_gradient"),
 }
 
@@ -503,24 +510,54 @@ def forward_and_backward(layer, inputs, hard, learns_x=False):
 def test_which_way_is_taken(layer, inputs, hard, forward, backward, learns_x, monkeypatch):
     """Hard weights and spikes are counted, few spikes added up, all else is a dense product.
     Backward, spikes are added up one by one or by fours, in one kernel with the adjoint unless the
-    input learns too.
+    input of a convolution learns too.
     """
     monkeypatch.setattr(cpu, "RARE", 0.15)
     monkeypatch.setattr(cpu, "DENSE", 0.4)
+    monkeypatch.setattr(cpu, "_is_cheaper_in_frequencies", lambda *_: False)
     *_, there, back = forward_and_backward(layer, inputs, hard, learns_x)
     assert there.keys() - {"windows"} == forward | {"_scan"}
     assert ("windows" in there) == bool(layer.stride and {"plane_counts", "add_rows"} & forward)
-    if backward == "weight_gradient" or learns_x:
-        assert back.keys() - {"windows"} == {"_adjoint", backward} | (
-            {"input_gradient"} if learns_x else set()
-        )
-        assert ("windows" in back) == bool(layer.stride and backward != "weight_gradient")
+    if backward == "weight_gradient":
+        assert back.keys() == {"_adjoint", backward} | ({"input_gradient"} if learns_x else set())
+    elif layer.stride and learns_x:
+        assert back.keys() == {"_adjoint", "input_gradient", "windows", backward}
     else:
-        assert back.keys() == {"_weight_gradient"}
+        assert back.keys() == {"_by_rows"}
         assert all(
-            arguments[-1] == (backward == "add_rows_transposed")
-            for arguments in back["_weight_gradient"]
+            is_rare(arguments) == (backward == "add_rows_transposed")
+            for arguments in back["_by_rows"]
         )
+
+
+def is_rare(arguments) -> bool:
+    """Whether rows are added one by one; weights and the inputs' gradient follow."""
+    return arguments[-3]
+
+
+TAP_BY_TAP = {"_adjoint", "input_gradient", "windows", "add_rows_transposed"}
+
+
+@pytest.mark.parametrize(
+    ("side", "channels", "kernel", "stride", "density", "alone", "both"),
+    [
+        (12, 64, 7, 1, 0.2, {"_in_frequencies"}, {"_in_frequencies"}),
+        (10, 128, 7, 1, 0.09, {"_in_frequencies"}, {"_in_frequencies"}),
+        (12, 64, 7, 1, 0.01, {"_by_rows"}, {"_in_frequencies"}),
+        (16, 64, 3, 1, 0.1, {"_by_rows"}, {"_in_frequencies"}),
+        (34, 2, 5, 2, 0.1, {"_by_rows"}, TAP_BY_TAP),  # few channels, few outputs
+    ],
+)
+def test_which_convolutions_multiply_transforms(
+    side, channels, kernel, stride, density, alone, both
+):
+    """Those of large kernels, and those whose inputs learn too unless few taps meet a pixel."""
+    layer = Layer(
+        (2, 1, side, side, channels), (64, channels, kernel, kernel), (stride,) * 2, (2, 2)
+    )
+    for learns_x, expected in ((False, alone), (True, both)):
+        *_, back = forward_and_backward(layer, density, True, learns_x)
+        assert back.keys() == expected
 
 
 @pytest.mark.parametrize(
@@ -535,7 +572,7 @@ def test_densities_at_which_the_way_changes(density, rare, dense):
     with watched() as calls:
         layer.run(x, weight.requires_grad_(), state, False, True)[S].sum().backward()
     assert ("product" in calls) == dense
-    assert calls["_weight_gradient"][0][-1] == rare
+    assert is_rare(calls["_by_rows"][0]) == rare
 
 
 def parts(n: int, k: int) -> list[tuple[int, int]]:
@@ -688,17 +725,13 @@ def test_a_layer_uses_its_memory_again_and_never_that_of_another(no_memory):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("hard", [True, False])
 @pytest.mark.parametrize(
-    (
-        "needs_x",
-        "refractory",
-        "beside_s",
-    ),  # local learning; BPTT in the first layer, in another; a part of it; errors elsewhere too
+    ("needs_x", "refractory", "beside_s", "outputs", "slope"),
     [
-        (False, False, False),
-        (False, True, False),
-        (True, True, False),
-        (True, False, False),
-        (True, True, True),
+        (False, False, False, 3, 2.0),  # local learning
+        (False, True, False, 0, 12.0),  # BPTT in the first layer; too steep for a bound
+        (True, True, False, 3, 2.0),  # BPTT in another
+        (True, False, False, 20, 2.0),  # a part of it; many outputs
+        (True, True, True, 0, 2.0),  # errors elsewhere too
     ],
 )
 @pytest.mark.parametrize(
@@ -714,7 +747,7 @@ def test_a_layer_uses_its_memory_again_and_never_that_of_another(no_memory):
     ],
 )
 def test_half_precision_where_tf32_is_allowed(
-    hard, needs_x, refractory, beside_s, n_in, kernel, stride, padding, pool
+    hard, needs_x, refractory, beside_s, outputs, slope, n_in, kernel, stride, padding, pool
 ):
     """Gradients of weights and inputs on a GPU are close to float64 at any size of the error."""
     x, neuron = spikes(6, 5, *n_in, density=0.2), SRM(threshold=0.05)
@@ -722,7 +755,9 @@ def test_half_precision_where_tf32_is_allowed(
     w = (
         sign(w) if hard else torch.tanh(w).half().float()
     )  # already rounded: another spike would be another gradient
-    shape = kernels.reference.current_shape(x, w, stride, padding)[1:]
+    I = torch.empty(kernels.reference.current_shape(x, w, stride, padding))
+    shape, n = I.shape[1:], math.prod(kernels.reference.pooled_shape(I, pool)[2:])
+    readout = (sign(torch.randn(outputs, n, generator=seeded(3))), torch.tensor(0.5))
     for size in (1.0, 1e-12, 1e12):
         grads = []
         for device, dtype in (("cuda", torch.float32), ("cpu", torch.float64)):
@@ -732,14 +767,16 @@ def test_half_precision_where_tf32_is_allowed(
             constants = constants_of(neuron, dtype).to(device)
             zero = torch.zeros(shape, device=device, dtype=dtype)
             kappa = torch.tensor(w[0].numel() ** -0.5, device=device, dtype=dtype)
-            settings = (stride, padding, pool, LEVELS[hard], True, "sigmoid", 2.0, refractory)
+            settings = (stride, padding, pool, LEVELS[hard], True, "sigmoid", slope, refractory)
+            read = (t.to(device, dtype) if outputs else None for t in readout)
             with kernels.precision("mixed"):
-                _, s, u, P, *_ = srm_layer(
-                    x_d, weight, zero, zero, zero, kappa, constants, None, None, *settings
+                y, s, u, P, *_ = srm_layer(
+                    x_d, weight, zero, zero, zero, kappa, constants, *read, *settings
                 )
+                of_spikes = [y] * bool(outputs) + [s] * (needs_x or not outputs)
                 errors = [
                     (o, torch.randn(o.shape, generator=seeded(2), dtype=torch.float64))
-                    for o in (s, u, P)[: 3 if beside_s else 1]
+                    for o in of_spikes + [u, P] * beside_s
                 ]
                 sum((o * (size * e).to(device, dtype)).sum() for o, e in errors).backward()
             grads.append([g.double().cpu() for g in (weight.grad, x_d.grad) if g is not None])

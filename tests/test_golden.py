@@ -18,7 +18,7 @@ from bisnn import local_loss, map_weights, predict
 from bisnn.weights import draw_members
 from conftest import spikes
 from networks import build
-from test_rules import RULES
+from rules import RULES
 
 FILE = Path(__file__).parent / "golden.json"
 KINDS = ("dense", "deep", "conv", "conv stride", "pooled", "recurrent", "masked", "mixed")

@@ -22,7 +22,6 @@ from bisnn.runs.inputs import load_dataset, spikes
 from bisnn_experiments import prediction_sets
 from bisnn_experiments.prediction_sets import Scored
 from runs import ONE_D, SMALL, made_up, run_on_recordings, small
-from test_cli import run as command
 
 HALF = {"data": {"name": "two_moons", "train": 60, "test": 40, "validation": 0.5}}
 
@@ -86,6 +85,19 @@ def test_sets_are_those_of_the_networks_readouts(runs):
     assert len(set(steps)) > 1
     # of a subset, in another order
     assert np.array_equal(model.predict_set(x[[7, 3]]).sets, sets[[7, 3]])
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["bayes", "st"])
+def test_sets_are_the_same_on_a_gpu(runs, name):
+    x, y = points(200)
+    model = bisnn.load(runs[name]).calibrate(x[:100], y[:100])
+    expected = model.predict_set(x[100:])
+    model.net.to("cuda")
+    found = model.predict_set(x[100:])
+    assert np.array_equal(found.sets, expected.sets)
+    assert np.array_equal(found.steps, expected.steps)
 
 
 @pytest.mark.parametrize("name", ["st", "full"])
@@ -306,9 +318,7 @@ def test_the_verdict_says_how_the_guarantee_held(runs):
     assert names == {"coverage", "width"}
 
 
-def test_the_command_line(runs, tmp_path, capsys, monkeypatch):
-    bisnn_ = lambda *arguments: command(capsys, monkeypatch, *arguments)  # noqa: E731
-    monkeypatch.setenv("COLUMNS", "200")
+def test_the_command_line(runs, tmp_path, bisnn_):
     run = shutil.copytree(runs["bayes"], tmp_path / "run")
     code, out, error = bisnn_("calibrate", run, "--coverage", "0.7", "--looks", "5", "-q")
     assert code == 0, error

@@ -83,6 +83,77 @@ def test_ece_is_torchmetrics():
         assert metrics.ece(probs, labels, bins) == pytest.approx(theirs, abs=1e-6)
 
 
+@pytest.mark.parametrize("bins", [1, 20, 50])
+def test_adaptive_ece_of_equal_parts(bins):
+    """Without ties, and where the bins divide the recordings, a bin is a part of the sorted ones;
+    one bin has the plain ECE's gap.
+    """
+    order = np.argsort(PROBS.max(-1).values.numpy())
+    confidence = PROBS.max(-1).values.numpy()[order]
+    right = (PROBS.argmax(-1) == LABELS).numpy()[order]
+    parts = zip(np.split(confidence, bins), np.split(right, bins), strict=True)
+    gaps = [abs(stated.mean() - found.mean()) for stated, found in parts]
+    assert metrics.adaptive_ece(PROBS, LABELS, bins) == pytest.approx(np.mean(gaps))
+    if bins == 1:
+        assert metrics.ece(PROBS, LABELS, 1) == pytest.approx(np.mean(gaps))
+
+
+def test_adaptive_ece_does_not_depend_on_the_order_of_ties():
+    coarse = (PROBS * 5).round().clamp(min=1)
+    coarse = coarse / coarse.sum(-1, keepdim=True)
+    mixed = torch.randperm(N, generator=seeded(2))
+    found = metrics.adaptive_ece(coarse, LABELS)
+    assert metrics.adaptive_ece(coarse[mixed], LABELS[mixed]) == pytest.approx(found, abs=1e-12)
+    total = 0.0  # by the values themselves, where all of them are apart
+    top, predicted = coarse.max(-1)
+    for value in top.unique():
+        at = top == value
+        total += abs(float((top - (predicted == LABELS).double())[at].sum()))
+    assert metrics.adaptive_ece(coarse, LABELS, bins=10**6) == pytest.approx(total / N)
+
+
+def murphy(probs, labels, bins):
+    """Reliability, resolution, uncertainty, and what probabilities vary within bins (Stephenson et
+    al., 2008), by loops.
+    """
+    parts = np.zeros(4)
+    for c in range(probs.shape[1]):
+        hits = [float(y == c) for y in labels]
+        prior = sum(hits) / len(hits)
+        parts[2] += prior * (1 - prior)
+        for k in range(bins):
+            chosen = [i for i, p in enumerate(probs[:, c]) if min(int(p * bins), bins - 1) == k]
+            if chosen:
+                p, hit = probs[chosen, c], np.array(hits)[chosen]
+                share = len(chosen) / len(hits)
+                parts[0] += share * (p.mean() - hit.mean()) ** 2
+                parts[1] += share * (hit.mean() - prior) ** 2
+                parts[3] += share * (p.var() - 2 * np.mean((p - p.mean()) * (hit - hit.mean())))
+    return parts
+
+
+@pytest.mark.parametrize("bins", [1, 4, 16])
+def test_parts_of_the_brier_score(bins):
+    expected = murphy(PROBS.numpy(), LABELS.tolist(), bins)
+    found = metrics.brier_decomposition(PROBS, LABELS, bins)
+    assert found == pytest.approx(tuple(expected[:3]))
+    total = found.reliability - found.resolution + found.uncertainty
+    assert total + expected[3] == pytest.approx(metrics.brier(PROBS, LABELS))
+    assert abs(expected[3]) > 1e-6, "binning leaves something out"
+
+
+def test_murphys_identity_is_exact_for_few_probabilities():
+    values = torch.tensor([[0.1, 0.2, 0.7], [0.5, 0.3, 0.2], [0.0, 1.0, 0.0]])
+    which = torch.randint(0, 3, (300,), generator=seeded(5))
+    probs, labels = values[which], torch.randint(0, 3, (300,), generator=seeded(6))
+    found = metrics.brier_decomposition(probs, labels, bins=10)
+    total = found.reliability - found.resolution + found.uncertainty
+    assert total == pytest.approx(metrics.brier(probs, labels))
+    assert metrics.brier_decomposition(values, torch.tensor([2, 0, 1]), 10).uncertainty == (
+        pytest.approx(2 / 3)
+    )
+
+
 def test_paired_differences_are_tighter_than_apart():
     """Two methods that err on the same recordings: their difference is known better than either;
     runs count by their mean.
@@ -466,6 +537,10 @@ def test_a_single_recording():
             "a, b: must be predictions of the same recordings",
         ),
         (lambda: metrics.ece(PROBS, LABELS, bins=0), "bins: must be a positive whole number"),
+        (lambda: metrics.adaptive_ece(PROBS, LABELS, bins=0), "bins: must be a positive whole"),
+        (lambda: metrics.adaptive_ece(PROBS[:0], LABELS[:0]), "N >= 1"),
+        (lambda: metrics.brier_decomposition(PROBS, LABELS, 1.5), "bins: must be a positive whole"),
+        (lambda: metrics.brier_decomposition(PROBS, LABELS - 1), "labels: must lie in 0..3"),
         (lambda: metrics.paired("nll", [PROBS] * 2, [PROBS], LABELS), "by as many runs"),
         (lambda: metrics.paired("ece", [PROBS], [PROBS], LABELS), "name: must be one of accuracy"),
         (lambda: metrics.interval("ece", PROBS, LABELS), "name: must be one of accuracy"),

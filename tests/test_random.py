@@ -41,6 +41,7 @@ USERS = {
     Purpose.CALIBRATION_SPLIT: {"runs/guarantee"},
     Purpose.CAMERA_RECORDING: {"data/camera"},
     Purpose.CAMERA_SENSOR: {"data/camera"},
+    Purpose.CORRUPTION: {"data/corruption"},
 }
 
 

@@ -12,7 +12,6 @@ import pytest
 import bisnn
 from bisnn.runs import evaluation, training
 from runs import ONE_D, small
-from test_cli import run
 
 TASKS = {"classes": ({}, "nll"), "regression": (ONE_D, "rmse")}
 
@@ -26,11 +25,6 @@ def evaluated(tmp_path_factory):
         )
     training.train(small("st"), folder / "st", show=False)
     return folder
-
-
-@pytest.fixture
-def bisnn_(capsys, monkeypatch):
-    return lambda *arguments: run(capsys, monkeypatch, *arguments)
 
 
 def with_values(evaluated, tmp_path, name, ours, theirs):

@@ -34,7 +34,7 @@ def simulated(folder):
 
 def tonic(folder):
     pytest.importorskip("tonic")
-    pytest.skip("its archives are read in test_recordings.py")
+    pytest.skip("its archives are read in test_tonic.py")
 
 
 DATA = {  # by name: what the section needs beside it, written into a folder

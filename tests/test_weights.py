@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import decimal
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -47,6 +49,35 @@ def test_parameters_of_the_bernoulli_agree(logits):
     p, mu = weights.probability(w_r), weights.mean(w_r)
     torch.testing.assert_close(0.5 * torch.log(p / (1 - p)), w_r, rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(2 * p - 1, mu, rtol=0, atol=1e-12)
+
+
+def test_probabilities_against_forty_digits():
+    """In float64, within three units of the last place, from where p is 0 to where it is 1."""
+    w_r = torch.cat([torch.linspace(-354.7, 40, 1501), torch.linspace(-3, 3, 1001)]).double()
+    with decimal.localcontext(prec=40):
+        exact = [1 / (1 + (-2 * decimal.Decimal(x)).exp()) for x in w_r.tolist()]
+        errors = [
+            abs(decimal.Decimal(p) - q) / decimal.Decimal(math.ulp(float(q)))
+            for p, q in zip(weights.probability(w_r).tolist(), exact, strict=True)
+        ]
+    assert max(errors) < 3
+    far = torch.tensor([-torch.inf, -1e4, -355.0, -354.7, 0.0, 21.0, torch.inf]).double()
+    assert weights.probability(far).sign().tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert weights.probability(far)[4:].tolist() == [0.5, 1, 1]
+
+
+@given(st.floats(-20, 20, width=32), st.floats(-20, 20, width=32))
+def test_the_more_probable_weight_has_the_higher_limit(a, b):
+    w_r = torch.tensor(sorted([a, b, np.nextafter(np.float32(a), np.float32(30))])).double()
+    low, middle, high = (weights.probability(w_r) * 2**24).ceil().tolist()
+    assert 0 < low <= middle <= high <= 2**24
+
+
+def test_limits_are_those_of_another_exponential():
+    """Of two million latents none is so near to a limit that the last bits of exp decide."""
+    w_r = torch.cat([torch.linspace(-9, 9, 1_000_001), torch.linspace(-0.01, 0.01, 1_000_001)])
+    ours, theirs = weights.probability(w_r.double()), torch.sigmoid(2 * w_r.double())
+    assert torch.equal((ours * 2**24).ceil(), (theirs * 2**24).ceil())
 
 
 @pytest.mark.parametrize("w_r", [-50.0, -1.0, -0.1, 0.0, 0.3, 2.0, 50.0])

@@ -7,9 +7,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from bisnn import metrics
 from bisnn.data.loading import Clips
 from bisnn.prediction import Classification
 from bisnn.runs.model import Model
@@ -71,14 +71,10 @@ def score(
 
 
 def auroc(low: np.ndarray, high: np.ndarray) -> float | None:
-    """The probability that one of `high` (N,) is above one of `low` (M,), where a tie counts half;
-    None where either is empty.
-    """
+    """`metrics.auroc` of scores `high` (N,) above `low` (M,); None where either is empty."""
     if not len(low) or not len(high):
         return None
-    return float(
-        roc_auc_score(np.repeat([0, 1], [len(low), len(high)]), np.concatenate([low, high]))
-    )
+    return metrics.auroc(torch.from_numpy(low), torch.from_numpy(high))
 
 
 def tables(entries: Sequence[ScoreSummary]) -> str:

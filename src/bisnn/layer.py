@@ -80,6 +80,10 @@ class Readout(nn.Module):
         """(T, B, ...) -> (T, B, outputs): an exact integer where s is 0 or 1, times `scale`."""
         return reference.readout(s, self.V, self.scale)
 
+    def channels_last(self, shape: Shape) -> Tensor:
+        """V for images (C, H, W) whose channels come last in memory."""
+        return self.V.unflatten(1, shape).movedim(1, -1).flatten(1)
+
     def extra_repr(self) -> str:
         return f"{self.V.shape[1]}, {self.V.shape[0]}, scale={float(self.scale):.4g}"
 

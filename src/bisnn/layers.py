@@ -162,10 +162,7 @@ class Conv2d(Layer):
         neuron = self._neuron_settings(bptt)
         reading: tuple[Tensor | None, Tensor | None] = (None, None)
         if readout is not None:
-            reading = (
-                readout.V.unflatten(1, self.output_shape).movedim(1, -1).flatten(1),
-                readout.scale,
-            )
+            reading = (readout.channels_last(self.output_shape), readout.scale)
         constants = (self.kappa, self.constants)
         y, s, u, *after, _ = srm_layer(
             x.movedim(2, -1), weight, *before, *constants, *reading, *settings, *neuron

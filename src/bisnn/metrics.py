@@ -2,7 +2,8 @@
 with intervals.
 
 Each metric takes probabilities (N, C) and labels (N,) and returns a float; `interval` and `paired`
-say how sure that is.
+say how sure that is. What scores of uncertainty are good for, `auroc` to `abstention_threshold`, is
+in `selection`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,16 @@ from torch import Tensor
 from bisnn import intervals
 from bisnn.checks import choice, number, positive_int, tensor
 from bisnn.intervals import Interval
+from bisnn.selection import (  # noqa: F401
+    Abstention,
+    RiskCoverage,
+    abstention_threshold,
+    aupr,
+    aurc,
+    auroc,
+    fpr95,
+    risk_coverage,
+)
 
 BINS = 15
 
@@ -30,6 +41,14 @@ class Reliability(NamedTuple):
     size: Tensor  # (bins,) recordings in the bin
     confidence: Tensor  # (bins,) mean confidence
     accuracy: Tensor  # (bins,)
+
+
+class BrierParts(NamedTuple):
+    """Of the Brier score, which is about reliability - resolution + uncertainty."""
+
+    reliability: float  # how far the stated probabilities are from the shares found; 0 is best
+    resolution: float  # how far those shares are from the classes' own; large is good
+    uncertainty: float  # of the labels alone
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> float:
@@ -90,6 +109,53 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
         torch.bincount(which, weights=v, minlength=bins) / size for v in (top, right)
     )
     return Reliability(edges, size, confidence, share)
+
+
+def adaptive_ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """Expected calibration error of the most probable class, bins of equal numbers of recordings.
+
+    Recordings of equal confidence share a bin, so bins are as equal as these allow.
+
+    >>> sure, y = torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1])
+    >>> round(adaptive_ece(sure, y, bins=2), 6)  # (0.1 + 0.6) / 2
+    0.35
+    """
+    _check(probs, labels)
+    top, predicted = probs.clamp(0, 1).double().cpu().max(-1)
+    below = torch.searchsorted(top.sort().values, top)  # recordings that are less sure
+    which = below * positive_int("bins", bins) // len(top)
+    gap = torch.bincount(which, weights=top - (predicted == labels.cpu()).double())
+    return float(gap.abs().sum() / len(top))
+
+
+def brier_decomposition(probs: Tensor, labels: Tensor, bins: int = BINS) -> BrierParts:
+    """The Brier score's parts (Murphy, 1973), added over the classes.
+
+    Each class's probabilities are binned, equal widths. Murphy's identity is exact where all
+    probabilities in a bin are equal; else the score differs from the sum of its parts by what the
+    probabilities vary within bins.
+
+    >>> p, y = torch.tensor([[0.8, 0.2]]).expand(10, 2), torch.tensor([0] * 7 + [1] * 3)
+    >>> parts = brier_decomposition(p, y)
+    >>> [round(part, 6) for part in parts], round(brier(p, y), 6)
+    ([0.02, 0.0, 0.42], 0.44)
+    """
+    _check(probs, labels)
+    p, edges = probs.clamp(0, 1).cpu(), torch.linspace(0, 1, positive_int("bins", bins) + 1)
+    classes = p.shape[-1]
+    # (N, C): a bin for each class and range of its probability
+    which = _bin_of(p.contiguous(), edges.to(p.dtype)) + bins * torch.arange(classes)
+    hit = F.one_hot(labels.cpu(), classes).double()
+    size = torch.bincount(which.flatten(), minlength=bins * classes)
+    stated, share = (
+        torch.bincount(which.flatten(), weights=v.double().flatten(), minlength=bins * classes)
+        / size.clamp(min=1)
+        for v in (p, hit)
+    )
+    prior = hit.mean(0)
+    reliability = (size * (stated - share).square()).sum() / len(p)
+    resolution = (size * (share - prior.repeat_interleave(bins)).square()).sum() / len(p)
+    return BrierParts(float(reliability), float(resolution), float((prior * (1 - prior)).sum()))
 
 
 def rmse(predicted: Tensor, target: Tensor) -> float:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bisnn import kernels, realisation, weights
-from bisnn.alphabet import BINARY
+from bisnn import ensemble, kernels, realisation, weights
+from bisnn.alphabet import BINARY, Levels
 from bisnn.checks import choice, finite, positive_int
 from bisnn.losses import time_weights
 from bisnn.network import Network, Readout, check_network
@@ -70,6 +70,9 @@ def predict(
 ) -> Classification | Regression:
     """Predict from recordings x, (T, B, ...).
 
+    On a GPU members run side by side where the network allows it, in groups of at most
+    `ensemble.GROUP_BYTES`; with x as bool nothing waits for the GPU.
+
     Args:
         net: a network with a readout after its last layer. Its parameters are left as they are.
         x: input, finite.
@@ -111,17 +114,13 @@ def logits(
     It is `scale` times an integer, V s, whatever the weights.
     """
     _check(net, samples)
+    spikes = realisation.is_spikes(x)
     x = net.checked(x)
-    finite("x", x)
-    latents = [layer.weight for layer in net.layers]
+    if not spikes:
+        finite("x", x)
     if net.alphabet is None:
-        return net(x, weights=latents).logits[None]
-    if samples is None:
-        most_probable = [realisation.map_weight(w_r).to(torch.int8) for w_r in latents]
-        return _logits(net, x, [most_probable])
-    if not isinstance(samples, Sequence):
-        samples = weights.draw_members(latents, samples, seed)
-    return _logits(net, x, samples)
+        return net(x, weights=[layer.weight for layer in net.layers]).logits[None]
+    return _logits(net, x, _drawn(net, samples, seed), spikes)
 
 
 def _check(net: Network, samples: int | Members | None) -> None:
@@ -150,7 +149,6 @@ def _check(net: Network, samples: int | Members | None) -> None:
 
 def _check_members(net: Network, members: Members) -> None:
     shapes = [layer.spec.weight_shape for layer in net.layers]
-    alphabet = net.alphabet or BINARY
     for k, member in enumerate(members or [()]):
         layers = member if isinstance(member, Sequence) else ()
         drawn = [w for w in layers if isinstance(w, Tensor) and w.dtype == torch.int8]
@@ -160,29 +158,56 @@ def _check_members(net: Network, members: Members) -> None:
                 f"{', '.join(str(tuple(n)) for n in shapes)}; number {k} has others; take them "
                 "from weights.draw_members, or say how many"
             )
-        levels = [weights.level_tensor(alphabet, w.dtype, w.device) for w in drawn]
-        if not all(torch.isin(w, v).all() for w, v in zip(drawn, levels, strict=True)):
-            raise ValueError(
-                f"samples: weights of members must be levels, {alphabet.levels}; number {k} has "
-                "others; take them from weights.draw_members, or say how many"
-            )
+    alphabet = net.alphabet or BINARY
+    foreign = torch.stack([_has_others(w, alphabet) for w in _stacked(members)]).any(0)  # (K,)
+    if foreign.any():
+        raise ValueError(
+            f"samples: weights of members must be levels, {alphabet.levels}; number "
+            f"{int(foreign.nonzero()[0])} has others; take them from weights.draw_members, or say "
+            "how many"
+        )
 
 
-def _logits(net: Network, x: Tensor, members: Members) -> Tensor:
+def _has_others(w: Tensor, alphabet: Levels) -> Tensor:
+    """Whether the weights (K, ...) of a member are not all levels, (K,)."""
+    levels = weights.level_tensor(alphabet, w.dtype, w.device)
+    return ~torch.isin(w, levels).flatten(1).all(1)
+
+
+def _stacked(members: Members) -> list[Tensor]:
+    """The members' weights layer by layer, (K, ...)."""
+    return [torch.stack(layer) for layer in zip(*members, strict=True)]
+
+
+def _drawn(net: Network, samples: int | Members | None, seed: int) -> list[Tensor]:
+    """The weights of all members, layer by layer, int8 (K, ...), on the network's device."""
+    latents = [layer.weight for layer in net.layers]
+    if samples is None:
+        return [realisation.map_weight(w_r).to(torch.int8)[None] for w_r in latents]
+    if isinstance(samples, Sequence):
+        return [w.to(latents[0].device) for w in _stacked(samples)]
+    return weights.draw_weights(latents, samples, seed)
+
+
+def _logits(net: Network, x: Tensor, drawn: Sequence[Tensor], spikes: bool) -> Tensor:
     """Of each member, (K, T, B, C)."""
-    compiled = all(type(layer.neuron).compiled is not None for layer in net.layers)
-    if compiled and kernels.name_for(x.device, x.dtype) == "cpu" and realisation.is_spikes(x):
-        return _packed_logits(net, x, members)
-    run = lambda member: net(x, weights=[realisation.hard(w.to(x)) for w in member])  # noqa: E731
-    return torch.stack([run(member).logits for member in members])
+    kernel = kernels.name_for(x.device, x.dtype) if spikes else None
+    if kernel == "cpu" and all(type(layer.neuron).compiled is not None for layer in net.layers):
+        return _packed_logits(net, x, drawn)
+    if kernel == "cuda" and ensemble.is_chain(net):
+        return ensemble.logits(net, x, drawn)
+    seen = x.bool() if spikes else x  # bits need no second look
+    members = zip(*drawn, strict=True)
+    hard = ([realisation.hard(w.to(x.dtype)) for w in member] for member in members)
+    return torch.stack([net(seen, weights=member).logits for member in hard])
 
 
-def _packed_logits(net: Network, x: Tensor, members: Members) -> Tensor:
+def _packed_logits(net: Network, x: Tensor, drawn: Sequence[Tensor]) -> Tensor:
     """All members on packed bits: the network's own bits, without its potentials."""
     from bisnn import packing  # numba takes a while to load
     from bisnn.packed.engine import Engine
 
-    described = packing.describe(net, members)
+    described = packing.describe(net, list(zip(*drawn, strict=True)))
     # For one run a table does not pay
     engine = Engine(described, torch.get_num_threads(), sparse=False)
     logits = engine.run(x.numpy()).logits
@@ -194,12 +219,8 @@ def _over_time(y: Tensor, over_time: str, burn_in: int, mask: Tensor | None) -> 
     """(K, T, B, C) -> (K, B, C), or (K, T - burn_in, B, C) for one prediction a time step."""
     T, B = y.shape[1:3]
     count = time_weights(T, B, burn_in, mask, y)[burn_in:, :, None]  # (T', B, 1)
-    empty = (count.sum(0) == 0).flatten().nonzero()
-    if len(empty):
-        raise ValueError(
-            "mask: every recording needs a time step that counts; got none for recording "
-            f"{int(empty[0])} after burn_in={burn_in}; drop it or lower burn_in"
-        )
+    if mask is not None:
+        _check_mask(count, burn_in)
     y = y[:, burn_in:]
     if over_time == "step":
         return y
@@ -207,6 +228,15 @@ def _over_time(y: Tensor, over_time: str, burn_in: int, mask: Tensor | None) -> 
         # NaN before a recording's first time step that counts
         return (y * count).cumsum(1) / count.cumsum(0)
     return (y * count).sum(1) / count.sum(0)
+
+
+def _check_mask(count: Tensor, burn_in: int) -> None:
+    empty = (count.sum(0) == 0).flatten().nonzero()
+    if len(empty):
+        raise ValueError(
+            "mask: every recording needs a time step that counts; got none for recording "
+            f"{int(empty[0])} after burn_in={burn_in}; drop it or lower burn_in"
+        )
 
 
 def _entropy(p: Tensor) -> Tensor:

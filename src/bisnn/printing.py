@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bisnn.runs.guarantee import Guarantee
     from bisnn.runs.model import Model
     from bisnn.runs.results import Kept, Verdict
+    from bisnn.runs.robustness import Robustness
     from bisnn.shipping.conversion import Changes
     from bisnn.shipping.energy import Ledger
 
@@ -132,6 +133,28 @@ def print_ledger(found: Ledger) -> None:
         f"{ANN}: the same layers in one pass of 32-bit multiply-accumulates, not one for every "
         "time step."
     )
+
+
+def print_robustness(folder: Path, found: Robustness) -> None:
+    """Print accuracy, NLL and ECE of every predictor under each corruption, by strength."""
+    out = console()
+    for predictor, clean in found.clean.items():
+        title = f"{folder}: {predictor} on {found.points} test recordings, by strength"
+        # Fits 80 characters
+        table = Table(title=title, box=box.SIMPLE, collapse_padding=True, pad_edge=False)
+        for name in ("corruption", "", "clean", "1", "2", "3", "4", "5", "mean"):
+            table.add_column(name, justify="left" if name in ("corruption", "") else "right")
+        for kind in dict.fromkeys(row.kind for row in found.corrupted):
+            rows = [row.predictors[predictor] for row in found.corrupted if row.kind == kind]
+            for place, metric in enumerate(type(clean).model_fields):
+                values = [getattr(row, metric) for row in rows]
+                cells = [getattr(clean, metric), *values, sum(values) / len(values)]
+                first = "" if place else kind.replace("_", " ")
+                table.add_row(first, SHORT.get(metric, metric), *(f"{v:.3f}" for v in cells))
+        out.print(table)
+        means = found.mean[predictor].model_dump().items()
+        text = ", ".join(f"{SHORT.get(metric, metric)} {value:.4f}" for metric, value in means)
+        out.print(f"{predictor}, mean over the suite: {text}")
 
 
 def print_exported(to: str, done: Exported) -> None:

@@ -51,8 +51,8 @@ def sign(w_r: Tensor) -> Tensor:
 
 
 def probability(w_r: Tensor) -> Tensor:
-    """p = sigma(2 w^r), the probability that the weight is +1."""
-    return torch.sigmoid(2 * w_r)
+    """p = sigma(2 w^r), the probability that the weight is +1; the same on every device."""
+    return draws.probability(w_r).to(w_r.dtype)
 
 
 def mean(w_r: Tensor) -> Tensor:
@@ -207,6 +207,14 @@ class Signs:
         """Where a uniform number chooses the next level, from the highest down: (K - 1, *shape)."""
         return probability(w_r)[None]
 
+    def draw(self, w_r: Tensor, count: int, seed: int, layer: int, first: int) -> Tensor:
+        """Weights of members from the `first` on, int8 (count, *shape)."""
+        if kernels.name_for(w_r.device, torch.float32) != "cuda":
+            return _draw_levels(self, w_r, count, seed, layer, first)
+        from bisnn.kernels import cuda_draws
+
+        return cuda_draws.signs(w_r, count, seed, Purpose.MEMBERS, layer, first)
+
     def write(self, w: Tensor) -> Tensor:
         """What a parameter holds where its weights are w."""
         return w
@@ -272,6 +280,9 @@ class Nearest(Signs):
             "the network with posterior=True and train it with BayesBiSNN"
         )
 
+    def draw(self, w_r: Tensor, count: int, seed: int, layer: int, first: int) -> Tensor:
+        return self.limits(w_r)  # the same refusal
+
     def kl(self, w_r: Tensor, prior: float | Tensor) -> Tensor:
         return self.limits(w_r)  # the same refusal
 
@@ -297,6 +308,9 @@ class Categorical(Signs):
     def limits(self, w_r: Tensor) -> Tensor:
         return torch.softmax(w_r.flip(0), 0).cumsum(0)[:-1]
 
+    def draw(self, w_r: Tensor, count: int, seed: int, layer: int, first: int) -> Tensor:
+        return _draw_levels(self, w_r, count, seed, layer, first)
+
     def write(self, w: Tensor) -> Tensor:
         return torch.stack([w == v for v in self.alphabet.levels]).to(w.dtype)
 
@@ -318,6 +332,20 @@ class Categorical(Signs):
 
     def kl(self, w_r: Tensor, prior: float | Tensor) -> Tensor:
         return categorical_kl(w_r, prior)
+
+
+def _draw_levels(
+    latents: Signs, w_r: Tensor, count: int, seed: int, layer: int, first: int
+) -> Tensor:
+    """Members by limits made on the CPU, on any device."""
+    limits = torch.ceil(latents.limits(w_r.cpu().double()) * 2**24) * 2.0**-24
+    limits = limits.float().to(w_r.device)
+    levels = level_tensor(latents.alphabet, torch.int8, w_r.device).flip(0)
+    numbers = (
+        draws.uniform_like(limits[0], layer, seed, Purpose.MEMBERS, k)
+        for k in range(first, first + count)
+    )
+    return torch.stack([levels[(u >= limits).sum(0)] for u in numbers])
 
 
 def _shares(z: Tensor, K: int) -> Tensor:
@@ -353,24 +381,21 @@ def draw_members(
     weights. `latents` are the layers' parameters.
 
     They are the members of a seed from the `first` on. Member k does not depend on how many there
-    are, nor on the device: limits of the draws are made on the CPU, in float64.
+    are, nor on the device.
+    """
+    return [list(member) for member in zip(*draw_weights(latents, count, seed, first), strict=True)]
+
+
+@torch.no_grad()
+def draw_weights(latents: Sequence[Tensor], count: int, seed: int, first: int = 0) -> list[Tensor]:
+    """The members of `draw_members` layer by layer: of each the weights of all, int8 (K, *shape).
+
+    On a GPU binary weights are drawn where they are. Limits of other draws are made on the CPU, in
+    float64.
     """
     seed_number(seed)
-    kinds = [latents_of(w_r) for w_r in latents]
-    limits = [
-        (torch.ceil(kind.limits(w_r.cpu().double()) * 2**24) * 2.0**-24).float().to(w_r.device)
-        for kind, w_r in zip(kinds, latents, strict=True)
-    ]
-    levels = [
-        level_tensor(kind.alphabet, torch.int8, limit.device).flip(0)
-        for kind, limit in zip(kinds, limits, strict=True)
-    ]
     return [
-        [
-            level[(draws.uniform_like(limit[0], i, seed, Purpose.MEMBERS, k) >= limit).sum(0)]
-            for i, (level, limit) in enumerate(zip(levels, limits, strict=True))
-        ]
-        for k in range(first, first + count)
+        latents_of(w_r).draw(w_r, count, seed, layer, first) for layer, w_r in enumerate(latents)
     ]
 
 

@@ -131,6 +131,16 @@ def pack(lo, hi, x, words):
     return good
 
 
+@kernel(f"void(int64, int64, {_B}, {_M})")
+def unpack(lo, hi, words, x):
+    """x[r] = the bits of row r of words as 0.0 and 1.0: what `pack` has packed."""
+    for r in range(lo, hi):
+        for k in range(words.shape[1]):
+            word, part = words[r, k], x[r, 32 * k : 32 * k + 32]
+            for i in range(part.shape[0]):
+                part[i] = _F(np.int32((word >> np.uint32(i)) & _U1))
+
+
 @njit(inline="always")
 def _add_bits(source, start, n, target, at):
     """n bits of `source` from bit `start` go to `target` from bit `at`, where there are zeros."""
@@ -184,9 +194,9 @@ def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out)
                     start, size = first * channels, (last - first) * channels
                     at = ((h - top) * k1 + first - left) * channels
                     if whole:
-                        target[at >> 5 : (at + size) >> 5] = rows[
-                            h, start >> 5 : (start + size) >> 5
-                        ]
+                        part, seen = target[at >> 5 :], rows[h, start >> 5 :]
+                        for i in range(size >> 5):  # a slice at once would check for overlap
+                            part[i] = seen[i]
                     else:
                         _add_bits(rows[h], start, size, target, at)
 

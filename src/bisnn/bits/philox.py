@@ -44,6 +44,7 @@ class Purpose(IntEnum):
     CALIBRATION_SPLIT = 16  # recordings that give ranks, and those that give the bound
     CAMERA_RECORDING = 100  # noise of the simulated camera; NumPy's generator
     CAMERA_SENSOR = 101  # thresholds of its pixels; NumPy's generator
+    CORRUPTION = 102  # of recordings; stream and draw: by a digest of the events
 
 
 def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, Any, Any, Any]:

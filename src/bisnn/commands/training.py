@@ -95,20 +95,32 @@ def evaluate(
             ),
         ),
     ] = None,
+    corruptions: Annotated[
+        bool,
+        typer.Option(
+            "--corruptions",
+            help="Also under a worse camera: test recordings corrupted in 10 kinds, 5 strengths.",
+        ),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Judge a run's model on its test points: every metric with a 95 % interval."""
     from bisnn import printing
-    from bisnn.runs import evaluation
+    from bisnn.runs import evaluation, robustness
     from bisnn.shipping.energy import Costs
 
     costs = Costs.parse(cost or ())
     model, data = evaluation.load_run(run, show=not quiet)
+    if corruptions:
+        robustness.source_of(run, data)  # an error before the work
     verdict = evaluation.evaluate_model(run, model, data, show=not quiet, costs=costs)
     note_if_unfinished(run, model)
     printing.print_verdict(run, verdict)
     if energy or cost:
         printing.print_ledger(verdict.energy)
+    if corruptions:
+        found = robustness.evaluate_corruptions(run, model, data, show=not quiet)
+        printing.print_robustness(run, found)
 
 
 def report(

@@ -11,6 +11,7 @@ _HOME = {
     "dataset": ("Dataset",),
     "windows": ("Window",),
     "archives": ("MNISTDVS", "NMNIST"),
+    "corruption": ("CORRUPTIONS", "corrupt"),
     "events": (
         "EVENTS",
         "BadEvents",
@@ -29,6 +30,7 @@ __all__, __getattr__, __dir__ = lazy.names(__name__, _HOME, _MODULES)
 if TYPE_CHECKING:
     from bisnn.data import camera, simulation
     from bisnn.data.archives import MNISTDVS, NMNIST
+    from bisnn.data.corruption import CORRUPTIONS, corrupt
     from bisnn.data.dataset import Dataset
     from bisnn.data.events import (
         EVENTS,

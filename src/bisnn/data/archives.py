@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,11 +28,27 @@ from bisnn.kernels.graphs import to_device
 FORMAT = 1  # of the bits: another number, and caches are built anew
 
 
+class Source(NamedTuple):
+    """Where a dataset's bits come from: the events of each recording, through a window.
+
+    A loader's processes get a copy of it: no lambda.
+    """
+
+    window: Window
+    read: Callable[[int], events.Recording]
+
+
 class Recordings:
     """A sequence of (spikes (T, C, H, W) uint8, label)."""
 
-    def __init__(self, bits: cache.Bits, labels: Sequence[int], names: Sequence[str]):
-        self.bits, self.names = bits, tuple(names)
+    def __init__(
+        self,
+        bits: cache.Bits,
+        labels: Sequence[int],
+        names: Sequence[str],
+        source: Source | None = None,
+    ):
+        self.bits, self.names, self.source = bits, tuple(names), source
         self.labels = torch.tensor(labels, dtype=torch.int64)  # (N,)
 
     def __len__(self) -> int:
@@ -60,6 +77,29 @@ class Recordings:
         return bits.flatten(1)[:, : math.prod(self.shape)].reshape(-1, *self.shape).movedim(0, 1)
 
 
+class ChangedRecordings:
+    """A dataset's recordings with their events changed before they become spikes.
+
+    They are read again for every batch, and nothing is cached: each change would take as much disk
+    as the dataset.
+    """
+
+    def __init__(self, source: Source, change: Callable[[events.Recording], events.Recording]):
+        self.source, self.change = source, change
+
+    def batch(self, index: Tensor | Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """Spikes of several recordings, uint8 (T, B, C, H, W)."""
+        window, read = self.source
+        frames = [window.frames(self.change(read(int(i)))) for i in index]
+        return to_device(torch.from_numpy(np.stack(frames, 1)), device)
+
+
+def _read(
+    reader: Callable[[Path], events.Recording], files: Sequence[Path], i: int
+) -> events.Recording:
+    return reader(files[i])
+
+
 def _files(root: Path, pattern: str, layout: str) -> list[Path]:
     if not root.is_dir():
         raise ValueError(
@@ -82,18 +122,11 @@ def path_of(name: str, settings: dict[str, Any], files: Sequence[Path], root: Pa
     )
 
 
-def binned(
-    path: Path,
-    name: str,
-    count: int,
-    window: Window,
-    read: Callable[[int], events.Recording],
-    show: bool,
-) -> cache.Bits:
+def binned(path: Path, name: str, count: int, source: Source, show: bool) -> cache.Bits:
     """The bits of recordings, from the cache or made now, and a line on what was left out."""
     if path.exists():
         return cache.Bits(path)
-    found = Found()
+    found, (window, read) = Found(), source
     with bars(show=show) as progress:
         bar = progress.add_task(f"{name}: {count_of_recordings(count)}", total=count)
         try:
@@ -137,13 +170,13 @@ class NMNIST(Recordings):
                 "give digits that it has"
             )
         path = path_of("nmnist", {"steps": steps, "bin_us": bin_us}, files, root)
-        bits = binned(
-            path, "nmnist", len(files), window, lambda i: events.read_nmnist(files[i]), show
-        )
+        source = Source(window, partial(_read, events.read_nmnist, files))
+        bits = binned(path, "nmnist", len(files), source, show)
         super().__init__(
             bits,
             [list(classes).index(int(path.parent.name)) for path in files],
             [str(c) for c in classes],
+            source,
         )
 
     @classmethod
@@ -210,11 +243,13 @@ class MNISTDVS(Recordings):
                 "give the whole archive"
             )
         path = path_of("mnist_dvs", {"steps": steps, "bin_us": bin_us, "crop": crop}, files, root)
-        bits = binned(
-            path, "mnist_dvs", len(files), window, lambda i: events.read_aedat(files[i]), show
-        )
+        source = Source(window, partial(_read, events.read_aedat, files))
+        bits = binned(path, "mnist_dvs", len(files), source, show)
         super().__init__(
-            bits, [list(classes).index(digits[path]) for path in files], [str(c) for c in classes]
+            bits,
+            [list(classes).index(digits[path]) for path in files],
+            [str(c) for c in classes],
+            source,
         )
 
     @classmethod

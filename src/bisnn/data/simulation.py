@@ -27,7 +27,7 @@ from torch import Tensor
 
 from bisnn.checks import choice, positive_int
 from bisnn.data import cache, events
-from bisnn.data.archives import MNISTDVS, Recordings
+from bisnn.data.archives import MNISTDVS, Recordings, Source
 from bisnn.data.camera import MNIST_DVS, MNIST_DVS_MOTION, Camera, binned, record
 from bisnn.data.motion import Area, Motion
 from bisnn.display import bars, note
@@ -340,8 +340,8 @@ class Digits(Recordings):
                 "give MNIST's own files, all of them"
             )
         files = [] if own else [_found(folder, name) for name in NAMES]
-        source = cache.key({"images": "digits" if own else "mnist"}, files, folder)
-        pictures = lambda: (sklearn_digits() if own else mnist(folder))[0][part]  # noqa: E731
+        pictured = cache.key({"images": "digits" if own else "mnist"}, files, folder)
+        pictures = functools.partial(_pictures, None if own else folder, part)
         scene = Scene(MNIST_DVS, motion, (low, low, crop, crop))
         bits = looked_at(
             "digits",
@@ -351,10 +351,38 @@ class Digits(Recordings):
             bin_us=bin_us,
             seed=seed,
             device=device,
-            source=source,
+            source=pictured,
             show=show,
         )
-        super().__init__(bits, [int(labels[i]) for i in part], [str(digit) for digit in range(10)])
+        window = replace(MNISTDVS.window(crop, steps, bin_us), start_us=0)
+        source = Source(window, SimulatedEvents(pictures, part, motion, seed))
+        names = [str(digit) for digit in range(10)]
+        super().__init__(bits, [int(labels[i]) for i in part], names, source)
+
+
+class SimulatedEvents:
+    """All events of pictures as the camera of MNIST-DVS sees them, made when first asked for, and
+    kept: they are looked at once for each change of them.
+    """
+
+    def __init__(
+        self, pictures: Callable[[], Tensor], samples: Sequence[int], motion: Motion, seed: int
+    ):
+        self.pictures, self.samples, self.motion, self.seed = pictures, samples, motion, seed
+        self.made: dict[int, np.ndarray] = {}
+
+    def __call__(self, i: int) -> events.Recording:
+        if i not in self.made:
+            some = slice(i - i % TOGETHER, i - i % TOGETHER + TOGETHER)
+            looks: dict[str, Any] = {"seed": self.seed, "samples": self.samples[some]}
+            found = record(self.pictures()[some], MNIST_DVS, self.motion, **looks)
+            self.made.update(enumerate(found, some.start))
+        return events.Recording(self.made[i], MNISTDVS.SIZE, "simulated")
+
+
+def _pictures(folder: Path | None, part: Sequence[int]) -> Tensor:
+    """Some of MNIST's images in a folder, or of scikit-learn's."""
+    return (mnist(folder) if folder else sklearn_digits())[0][part]
 
 
 def motion_of(own: bool, duration_us: int) -> Motion:

@@ -15,7 +15,7 @@ import numpy as np
 
 from bisnn.checks import choice, positive_int
 from bisnn.data import archives, cache, events
-from bisnn.data.archives import Recordings
+from bisnn.data.archives import Recordings, Source
 from bisnn.data.windows import Window
 
 MOST_CLASSES = 2**16
@@ -73,34 +73,20 @@ class FromTonic(Recordings):
                 f"dataset: must have recordings; got a {name} of none; check its folder"
             )
         window = self.window(getattr(dataset, "sensor_size", None), steps, bin_us, pool, start_us)
-        files, known = _files_behind(dataset), dict[int, int]()  # labels of those that were read
-
-        def read(i: int) -> events.Recording:
-            place = files[i] if len(files) == count else f"{name}[{i}]"
-            try:
-                found, label = dataset[i]
-            except Exception as error:  # whatever a damaged file makes its reader say
-                raise events.BadEvents(
-                    f"{place}: cannot be read ({error}); copy or download it again"
-                ) from error
-            known[i] = _class_number(place, label)
-            return events.from_array(found, window.size, str(place))
-
-        def label_bits(i: int) -> np.ndarray:
-            if i not in known:
-                read(i)
-            return np.unpackbits(np.array([known[i]], "<u4").view(np.uint8), bitorder="little")
-
+        files = _files_behind(dataset)
+        places = files if len(files) == count else [f"{name}[{i}]" for i in range(count)]
+        read = _Reader(dataset, places, window.size)
         settings = {"window": repr(window), "dataset": _about(dataset, files)}
         root = Path(os.path.commonpath([file.parent for file in files])) if files else Path()
         path = archives.path_of(name, settings, files, root)
-        bits = archives.binned(path, name, count, window, read, show)
+        source = Source(window, read)
+        bits = archives.binned(path, name, count, source, show)
         labels = (
-            cache.build(path.with_suffix(".labels"), (32,), count, label_bits)
+            cache.build(path.with_suffix(".labels"), (32,), count, read.label_bits)
             .packed(range(count))
             .view("<u4")[:, 0]
         )
-        super().__init__(bits, labels.tolist(), _class_names(dataset, int(labels.max())))
+        super().__init__(bits, labels.tolist(), _class_names(dataset, int(labels.max())), source)
 
     @staticmethod
     def window(
@@ -122,6 +108,30 @@ class FromTonic(Recordings):
         return Window(
             (width, height), *length, start_us, None, positive_int("pool", pool), channels
         )
+
+
+class _Reader:
+    """Recordings of a dataset of tonic's, and the labels of those that were read."""
+
+    def __init__(self, dataset: Any, places: Sequence[object], size: tuple[int, int]):
+        self.dataset, self.places, self.size = dataset, places, size
+        self.known: dict[int, int] = {}
+
+    def __call__(self, i: int) -> events.Recording:
+        place = self.places[i]
+        try:
+            found, label = self.dataset[i]
+        except Exception as error:  # whatever a damaged file makes its reader say
+            raise events.BadEvents(
+                f"{place}: cannot be read ({error}); copy or download it again"
+            ) from error
+        self.known[i] = _class_number(place, label)
+        return events.from_array(found, self.size, str(place))
+
+    def label_bits(self, i: int) -> np.ndarray:
+        if i not in self.known:
+            self(i)
+        return np.unpackbits(np.array([self.known[i]], "<u4").view(np.uint8), bitorder="little")
 
 
 def tonic_dataset(name: str, root: str | Path, train: bool) -> Any:

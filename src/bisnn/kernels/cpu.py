@@ -17,11 +17,13 @@ from torch import Tensor
 from bisnn.alphabet import Levels
 from bisnn.bits import counting, threads
 from bisnn.bits.counting import kernel
-from bisnn.kernels import reference
+from bisnn.kernels import fourier, reference
+from bisnn.kernels.cpu_gradients import by_rows as _by_rows
+from bisnn.kernels.cpu_gradients import in_frequencies as _in_frequencies
 from bisnn.kernels.cpu_scan import BLOCK
 from bisnn.kernels.cpu_scan import adjoint as _adjoint
 from bisnn.kernels.cpu_scan import scan as _scan
-from bisnn.kernels.cpu_scan import weight_gradient as _weight_gradient
+from bisnn.kernels.fourier import Axis
 from bisnn.kernels.reference import Errors, LayerConstants
 from bisnn.neuron import SRM, FixedSRM, Neuron
 
@@ -40,6 +42,7 @@ def run(kernel: Callable[..., Any], work: int, size: int, *arguments: object) ->
 # from the system, every iteration anew, would cost a good part of the time of a training iteration;
 # PyTorch keeps such memory on GPUs, but not on the CPU.
 KEPT = 1 << 29  # bytes kept at most
+LINE = 64  # bytes of a cache line, where each block begins
 _free: dict[int, list[np.ndarray]] = {}  # blocks that nobody uses, by size
 
 
@@ -51,7 +54,8 @@ def _empty(shape: Sequence[int]) -> Tensor:
     try:
         block = _free[size].pop()
     except (KeyError, IndexError):
-        block = np.empty(size, np.uint8)
+        block = np.empty(size + LINE, np.uint8)
+        block = block[-block.ctypes.data % LINE :][:size]
     view = block.view(np.float32).reshape(shape)
     weakref.finalize(view, _give_back, block).atexit = False
     return torch.from_numpy(view)  # holds `view` as long as any tensor uses it
@@ -187,11 +191,16 @@ def adjoint(
     before, arguments = _adjoint_arguments(
         errors, None, u, kappa, constants, surrogate, slope, refractory
     )
-    g_I = torch.empty_like(u, memory_format=torch.contiguous_format)
+    return (_whole_adjoint(arguments, u, pool), *before)
+
+
+def _whole_adjoint(arguments: tuple[Any, ...], u: Tensor, pool: int) -> Tensor:
+    """The gradient of all currents."""
+    g_I = _empty(u.shape)
     images, units = _units(u[0], pool, u.shape[1])
     rows = images * -(-units[1] // pool)
     run(_adjoint, u.numel(), rows, *arguments, _flat(g_I, len(u)), 0, *units)
-    return (g_I, *before)
+    return g_I
 
 
 def _adjoint_arguments(
@@ -225,9 +234,12 @@ def _adjoint_arguments(
 
 # Products with spikes. Hard weights: popcounts, over the bit planes of their alphabet. Real ones:
 # adding the rows of the active inputs, up to a density of spikes DENSE beyond which a dense product
-# is faster. The weight gradient: adding rows at all densities, by fours of inputs beyond RARE.
+# is faster. The weight gradient: adding rows at all densities, by fours of inputs beyond RARE; of
+# convolutions, a product of transforms where kernels are large or inputs learn too.
 
 RARE, DENSE = 0.15, 0.25  # as measured (benchmarks/kernels.py)
+# Times of an addition of rows and of a multiplication tap by tap, to one between transforms
+ADDITION, MULTIPLICATION = 3.0, 2.0
 CACHED = 1 << 17  # numbers of a gradient that are worked on at a time
 
 
@@ -337,32 +349,96 @@ def gradients(
     needs_x: bool,
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `reference.gradients`, to float32 accuracy; from spikes, g_I is never there as a whole."""
+    """As `reference.gradients`, to float32 accuracy; from spikes, g_I is there as a whole only
+    where both gradients are taken tap by tap, or the weights do not learn.
+    """
     if not spikes:
         return reference.gradients(
             errors, u, x, x_shape, spikes, layer, needs_x, needs_weight, adjoint=adjoint
         )
-    weight, pool, places = layer.weight, layer.pool, (layer.stride, layer.padding)
+    weight, places = layer.weight.detach(), (layer.stride, layer.padding)
     g_x, g_w = u.new_empty(0), u.new_empty(0)
-    before: Sequence[Tensor]  # P, Q, R
+    before, arguments = _adjoint_arguments(errors, layer.V, u, *layer.neuron)
     n_out, channels = weight.shape[:2]
-    rare = needs_weight and _density(x, channels) <= RARE
-    if needs_x or not needs_weight:
-        g_s = reference.spike_error(errors.s, errors.y, layer.V, u, pool)
-        g_I, *before = adjoint(g_s, errors.u, errors.state, u, *layer.neuron, pool)
+    density, is_image = _density(x, channels), weight.ndim == 4
+    rare = density <= RARE
+    transformed = is_image and _is_cheaper_in_frequencies(u, x_shape, density, layer, needs_x)
+    if not needs_weight or (needs_x and is_image and not transformed):
+        g_I = _whole_adjoint(arguments, u, layer.pool)
         if needs_x:
             g_x = reference.input_gradient(g_I, x_shape, weight, *places)
         if needs_weight:
-            rows, sums = _rows(x, weight, *places), np.zeros((weight[0].numel(), n_out), np.float32)
-            add = counting.add_rows_transposed if rare else counting.add_rows_by_fours
-            run(add, u.numel(), rows.shape[1], rows, g_I.numpy().reshape(-1, n_out), sums)
+            g_w = _weight_gradient(g_I, x, weight, *places, rare)
+        return (g_x, g_w, *before)
+    g_x = _empty(x_shape) if needs_x else g_x
+    settings: tuple[Any, ...]
+    if transformed:
+        kernel, settings = _in_frequencies, _transforms(u, x_shape, layer, needs_x)
     else:
-        before, arguments = _adjoint_arguments(errors, layer.V, u, *layer.neuron)
-        group = max(1, CACHED // (len(u) * u[0, 0].numel()))
-        images, units = _units(u[0], pool, min(group, u.shape[1]))
-        inputs = (_images(x), channels, n_out, *_convolution(weight, *places), rare)
-        sums = sum(run(_weight_gradient, u.numel(), images, *arguments, *units, *inputs))
-    if needs_weight:
-        g_w = torch.from_numpy(sums).t().reshape(n_out, *weight.shape[2:], channels)
-        g_w = g_w.movedim(-1, 1).contiguous()
-    return (g_x, g_w, *before)
+        w = weight.contiguous() if needs_x else u.new_empty(0, 1)
+        kernel, settings = _by_rows, (*_convolution(weight, *places), rare, w.numpy())
+    images, units = _units(u[0], layer.pool, _group(u))
+    inputs = (*arguments, *units, _images(x), channels, n_out)
+    sums = sum(run(kernel, u.numel(), images, *inputs, *settings, _flat(g_x)))
+    return (g_x, _in_shape_of(weight, sums), *before)
+
+
+def _weight_gradient(
+    g_I: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    rare: bool,
+) -> Tensor:
+    """From the gradient of all currents and packed spikes x."""
+    rows, n_out = _rows(x, weight, stride, padding), len(weight)
+    sums = np.zeros((weight[0].numel(), n_out), np.float32)
+    add = counting.add_rows_transposed if rare else counting.add_rows_by_fours
+    run(add, g_I.numel(), rows.shape[1], rows, g_I.numpy().reshape(-1, n_out), sums)
+    return _in_shape_of(weight, sums)
+
+
+def _in_shape_of(weight: Tensor, sums: np.ndarray) -> Tensor:
+    """Sums (taps and channels, n_out) as a gradient of the weights."""
+    n_out, channels, *kernel = weight.shape
+    g_w = torch.from_numpy(sums).t().reshape(n_out, *kernel, channels)
+    return g_w.movedim(-1, 1).contiguous()
+
+
+def _group(u: Tensor) -> int:
+    """Recordings whose gradient is worked on at a time."""
+    return min(max(1, CACHED // (len(u) * u[0, 0].numel())), u.shape[1])
+
+
+def _axes(u: Tensor, x_shape: list[int], layer: LayerConstants) -> tuple[Axis, Axis]:
+    """Of the images that a convolution reads."""
+    kernel = layer.weight.shape[2:]
+    sizes = (x_shape[2:4], kernel, layer.stride, layer.padding, u.shape[2:4])
+    y, x = (Axis(*axis) for axis in zip(*sizes, strict=True))
+    return y, x
+
+
+def _is_cheaper_in_frequencies(
+    u: Tensor, x_shape: list[int], density: float, layer: LayerConstants, needs_x: bool
+) -> bool:
+    """Whether a convolution's gradients cost less as products of transforms than tap by tap: adding
+    the rows of active inputs, for the weights, and multiplying all, for the inputs.
+    """
+    n_out, channels = layer.weight.shape[:2]
+    each = ADDITION * density + MULTIPLICATION * needs_x
+    tap_by_tap = each * u[0, 0].numel() * layer.weight[0].numel()
+    axes = _axes(u, x_shape, layer)
+    return fourier.operations(*axes, channels, n_out, needs_x) < tap_by_tap
+
+
+def _transforms(
+    u: Tensor, x_shape: list[int], layer: LayerConstants, needs_x: bool
+) -> tuple[np.ndarray, ...]:
+    """Matrices for `_in_frequencies`, and the transformed weights if the inputs learn too."""
+    of_inputs, of_currents, taps = fourier.transforms(*_axes(u, x_shape, layer))
+    w = np.empty(0, np.float32)
+    if needs_x:
+        by_taps = layer.weight.detach().permute(2, 3, 0, 1).reshape(len(taps), -1)
+        w = _flat(torch.from_numpy(taps).t() @ by_taps)
+    return (*of_inputs, *of_currents, taps, w)

@@ -1,5 +1,4 @@
-"""The loops over time of `cpu`, compiled by numba: the scan of each neuron, the adjoint of the SRM,
-and the weight gradient that the adjoint is part of.
+"""The loops over time of `cpu`, compiled by numba: the scan of each neuron, the adjoint of the SRM.
 
 A block of neurons keeps its traces in the L1 cache while time runs; the inner loop over neurons is
 what the compiler vectorises. No fastmath and no fused multiply-add: the forward bits are those of
@@ -12,10 +11,8 @@ import numpy as np
 from numba import njit, types
 from numba.core.extending import overload
 
-from bisnn.bits import counting
 from bisnn.bits.counting import kernel
 from bisnn.bits.neurons import EACH, OWN, SHARED, TRACES, advance, column, loop, potential, store
-from bisnn.spec import windows_along
 
 BLOCK = 1024  # neurons whose traces (4 bytes each, four arrays) stay in L1 while time runs
 _f = np.float32
@@ -24,7 +21,6 @@ _FLUSH_GRADIENT, FLUSHED = _f(2.0**-100), 8
 _ZERO, _ONE, _HALF = _f(0), _f(1), _f(0.5)
 _V, _M = "float32[::1]", "float32[:, ::1]"  # vector, matrix
 _N = "trace[:, ::1]"  # of neurons: traces, shared constants (in one column), those of each
-_windows_along = njit(inline="always")(windows_along)
 
 # Neurons are worked on in units that lie together in memory and keep their traces in a cache while
 # time runs: BLOCK neurons, or with pooling the pixels of one row of windows. `H`, `row` and `size`
@@ -257,46 +253,3 @@ def adjoint(
             _step_back(e, u_t, g_u_t, g_I_t, p, q, r, k, c, sigmoid, slope, refractory)
             if t % FLUSHED == 0:
                 _flush(p, q)
-
-
-@kernel(
-    f"{_M}(int64, int64, {_M}, {_M}, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, "
-    "float32, boolean, int64, int64, int64, int64, int64, uint32[:, :, :, :, ::1], int64, int64, "
-    "int64, int64, int64, int64, int64, int64, boolean)"
-)
-def weight_gradient(
-    lo, hi, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory,
-    pool, H, row, size, C, x, channels, n_out, k0, k1, s0, s1, p0, p1, rare,
-):  # fmt: skip
-    """The weight gradient (n_in, n_out) of images lo..hi, each of one or more recordings.
-
-    Adjoint and product in one go: the currents' gradient of an image stays in the cache, and that
-    of the whole is never there. x is (T, B, H_in, W_in, words).
-    """
-    T, B = x.shape[:2]
-    units, per_recording = -(-H // pool), G_P.shape[0] // B  # neurons
-    group = size // per_recording  # recordings of an image
-    pixels = per_recording // n_out
-    y = _windows_along(x.shape[2], k0, s0, p0)
-    g_w = np.zeros((k0 * k1 * channels, n_out), np.float32)
-    g_I = np.empty(T * size, np.float32)
-    inputs = np.empty((T * group, x.shape[2], x.shape[3], x.shape[4]), np.uint32)
-    rows = np.empty((T * group, y, pixels // y, -(-k0 * k1 * channels // 32)), np.uint32)
-    for image in range(lo, hi):
-        b = image * group
-        n = min(group, B - b)
-        g = g_I[: T * n * per_recording].reshape((T, n * per_recording))
-        adjoint(
-            image * units, (image + 1) * units, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c,
-            sigmoid, slope, refractory, g, image * size, pool, H, row, size, C,
-        )  # fmt: skip
-        for t in range(T):
-            inputs[t * n : (t + 1) * n] = x[t, b : b + n]
-        counting.windows(0, T * n, inputs[: T * n], channels, k0, k1, s0, s1, p0, p1, rows[: T * n])
-        bits = rows[: T * n].reshape((T * n * pixels, rows.shape[3]))
-        errors = g.reshape((T * n * pixels, n_out))
-        if rare:
-            counting.add_rows_transposed(0, bits.shape[1], bits, errors, g_w)
-        else:
-            counting.add_rows_by_fours(0, bits.shape[1], bits, errors, g_w)
-    return g_w

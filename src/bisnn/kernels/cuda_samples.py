@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bisnn.kernels.cuda_draws import word_at
 from bisnn.kernels.draws import Noise
 
 _BLOCK = 1024
@@ -21,16 +22,7 @@ _EPS_MIN, _MAX_EXPONENT = tl.constexpr(2.0**-24), tl.constexpr(20.0)
 @triton.jit
 def _noise(i, key, stream, number):
     """delta = 1/2 log(eps / (1 - eps)) of elements i, with the uniform numbers of `cuda_draws`."""
-    zero = tl.zeros_like(i).to(tl.uint32)
-    w0, w1, w2, w3 = tl.philox(
-        key,
-        (i // 4).to(tl.uint32),
-        (zero + stream).to(tl.uint32),
-        zero + tl.load(number).to(tl.uint32),
-        zero,
-    )
-    j = i % 4
-    word = tl.where(j < 2, tl.where(j == 0, w0, w1), tl.where(j == 2, w2, w3))
+    word = word_at(i, stream, tl.load(number), key)
     eps = (word >> 8).to(tl.float32) * 5.9604644775390625e-08  # 2^-24
     eps = tl.minimum(tl.maximum(eps, _EPS_MIN), 1 - _EPS_MIN)
     return 0.5 * tl.log(eps / (1 - eps))

@@ -1,7 +1,10 @@
-"""The random numbers of `bits.philox` as tensors, the same on every device."""
+"""The random numbers of `bits.philox` as tensors, and the probability of a weight that they are
+compared with: the same on every device.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -10,6 +13,36 @@ from torch import Tensor
 from bisnn import kernels
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
+
+# exp(t) = 2^k exp(r), with k the whole number nearest to t / log 2: adding 1.5 2^52 rounds to it.
+# log 2 comes in two parts, of which the upper times k is exact; then 14 terms of the series, which
+# leave an error below 1e-17.
+EXPONENTIAL = (
+    1 / math.log(2),
+    1.5 * 2.0**52,
+    float.fromhex("0x1.62e42feep-1"),
+    float.fromhex("0x1.a39ef35793c76p-33"),
+    *(1 / math.factorial(j) for j in range(13, -1, -1)),
+)
+LEAST, MOST = -40.0, 710.0  # beyond these, 1 / (1 + exp(t)) is 1, and 0
+
+
+def probability(w_r: Tensor) -> Tensor:
+    """p = sigma(2 w^r) in float64, to 4e-16 of itself.
+
+    Libraries differ in the last bits of exp. This is made of additions, multiplications, a division
+    and shifts in a fixed order, each of which has one result, so p is the same on every device, and
+    in `cuda_draws`.
+    """
+    per_log_2, whole, upper, lower, *series = EXPONENTIAL
+    t = (-2 * w_r.detach().double()).clamp(LEAST, MOST)
+    k = (t * per_log_2 + whole) - whole
+    r = (t - k * upper) - k * lower
+    e = torch.full_like(r, series[0])
+    for c in series[1:]:
+        e.mul_(r).add_(c)
+    power = ((k.long() + 1023) << 52).view(torch.float64)  # 2^k; infinite for k = 1024
+    return 1 / (1 + e * power)
 
 
 def uniform(streams: Tensor, n: int, seed: int, purpose: Purpose, draw: int | Tensor = 0) -> Tensor:

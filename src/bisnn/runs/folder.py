@@ -159,6 +159,7 @@ class RunFolder:
         self.previous_file = self.path / "state.previous.safetensors"
         self.model_file = self.path / "model.safetensors"
         self.evaluation_file = self.path / "evaluation.safetensors"
+        self.corruptions_file = self.path / "corruptions.json"
         self.report_file = self.path / "report.html"
 
     def __str__(self) -> str:
