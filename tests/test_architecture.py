@@ -11,7 +11,7 @@ import bisnn
 
 SOURCE = Path(bisnn.__file__).parent
 BASE = {"lazy", "checks", "files", "errors", "display"}  # what every part may use
-DESCRIPTION = {"alphabet", "neuron", "spec"}  # of a network: values, without PyTorch
+DESCRIPTION = {"alphabet", "neuron", "spec", "conformal"}  # values, without PyTorch
 PAPER = {
     *(
         "weights",

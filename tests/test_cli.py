@@ -25,6 +25,7 @@ COMMANDS = (
     "resume",
     "evaluate",
     "predict",
+    "calibrate",
     "reproduce",
     "report",
     "export",
@@ -45,6 +46,7 @@ LOADS = {  # of the model, of the data, and validations of a config
     "evaluate RUN -q": (1, 1, 1),
     "evaluate RUN --energy -q": (1, 1, 1),
     "predict RUN POINTS": (1, 0, 1),
+    "calibrate RUN --data LABELLED --coverage 0.5 -q": (1, 1, 1),
     "export RUN --to packed --as members": (1, 0, 1),
     "export RUN --to c --as map": (1, 0, 1),
     "export RUN --to packed --neuron fixed": (1, 1, 1),
@@ -70,12 +72,14 @@ def test_a_command_loads_model_and_data_once(bisnn_, trained, tmp_path, monkeypa
     run = shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "small.toml").write_text(small().to_toml())
     (tmp_path / "points.csv").write_text("0.5,0.5\n")
+    (tmp_path / "labelled.csv").write_text("0.5,0.5,1\n0.25,0.5,0\n" * 9)
     assert bisnn_("evaluate", run, "-q")[0] == 0
     counted(models, "load_tree", "model")
     counted(data_sections.TwoMoonsData, "load", "data")
     counted(config, "load", "config")
     counted(config, "parse", "validation")
     words = {"CONFIG": "small.toml", "RUN": "run", "OUT": "new", "POINTS": "points.csv"}
+    words["LABELLED"] = "labelled.csv"
     for command, loads in LOADS.items():
         counts.clear()
         arguments = [tmp_path / words[w] if w in words else w for w in command.split()]

@@ -129,6 +129,7 @@ def test_every_command_that_writes_says_where_it_may_not(trained, tmp_path):
     shutil.copytree(run, tmp_path / "locked").joinpath(".lock").unlink(missing_ok=True)
     (tmp_path / "small.toml").write_text(small().to_toml())
     (tmp_path / "x.csv").write_text("1,2\n")
+    (tmp_path / "y.csv").write_text("0.5,0.5,1\n" * 9)
     events.write_aedat(tmp_path / "a.aedat", made_up(100, 128, 0))
     for name in ("closed", "folder.csv", "folder.safetensors"):
         (tmp_path / name).mkdir()
@@ -140,6 +141,7 @@ def test_every_command_that_writes_says_where_it_may_not(trained, tmp_path):
         ("train small.toml -q --out x.csv/a", f"x.csv/a: {file}"),
         ("resume locked -q", f"{tmp_path}/locked/.lock{denied}"),
         ("evaluate locked -q", f"{tmp_path}/locked/.lock{denied}"),
+        ("calibrate locked -q --data y.csv --coverage 0.5", f"{tmp_path}/locked/.lock{denied}"),
         ("predict run x.csv --out closed/a.csv", "closed/a.csv" + denied),
         (
             "predict run x.csv --out folder.csv",

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, replace
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from bisnn import Conv2d, Linear, Network, Recurrent, weights
+from bisnn.realisation import hard
 from bisnn.shipping.energy import ANN, HYPOTHETICAL, Costs, Ledger, ledger, reach, si, work
 from conftest import seeded
 from networks import KINDS, build
@@ -96,6 +98,32 @@ def test_every_synapse_of_every_kind(kind):
         assert (line.weight_bytes, real.weight_bytes) == tuple(
             line.synaptic_operations * size for size in (1 / 8, 4)
         )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("members", [None, 3])
+def test_stopped_early_is_each_recording_cut_short(kind, members):
+    net = build(kind)
+    x, until = spikes(net), torch.tensor([[2, 5], [2, 4], [1, 3]][: members or 1])
+    rows = ledger(net, x, {"a": members}, early={"a": until}).rows
+    drawn = [[weights.sign(p.detach()) for p in net.parameters()]]
+    if members:
+        drawn = [
+            [w.to(x) for w in member] for member in weights.draw_members([*net.parameters()], 3, 0)
+        ]
+    expected = 0
+    for k, b in product(range(len(drawn)), range(B)):
+        realised = [hard(w) for w in drawn[k]]
+        expected = expected + np.array(counted(net, x[: until[k, b], b : b + 1], realised))
+    found = [layer.synaptic_operations for layer in rows["a, stopped early"].layers]
+    assert found == pytest.approx((expected / B).tolist())
+    whole, part = rows["a"], rows["a, stopped early"]
+    share = float(until.double().mean()) / T
+    assert part.neuron_updates == pytest.approx(share * whole.neuron_updates)
+    assert part.weight_bits == whole.weight_bits
+    assert part.joules < whole.joules
+    everything = ledger(net, x, {"a": members}, early={"a": torch.full_like(until, T)}).rows
+    assert everything["a, stopped early"].joules == pytest.approx(whole.joules)
 
 
 @given(data=st.data())

@@ -38,6 +38,7 @@ USERS = {
     Purpose.LOST_SPIKES: {"data/augmentation"},
     Purpose.EXPORT: {"runs/exporting", "shipping/c_golden"},
     Purpose.BOOTSTRAP: {"intervals"},
+    Purpose.CALIBRATION_SPLIT: {"runs/guarantee"},
     Purpose.CAMERA_RECORDING: {"data/camera"},
     Purpose.CAMERA_SENSOR: {"data/camera"},
     Purpose.CORRUPTION: {"data/corruption"},

@@ -26,16 +26,27 @@ _HOME = {
     "runs.training": ("train", "resume"),
     "runs.model": ("Model", "load"),
     "runs.evaluation": ("evaluate",),
+    "runs.calibration": ("calibrate",),
     "reporting.page": ("report",),
     "runs.exporting": ("export",),
     "system": ("info",),
 }
-_PARTS = ("data", "encode", "kernels", "metrics", "packed", "packing", "shipping", "weights")
+_PARTS = (
+    "conformal",
+    "data",
+    "encode",
+    "kernels",
+    "metrics",
+    "packed",
+    "packing",
+    "shipping",
+    "weights",
+)
 _MODULES = {name: name for name in _PARTS} | {"config": "runs.config"}
 __all__, __getattr__, __dir__ = lazy.names(__name__, _HOME, _MODULES, own=["__version__"])
 
 if TYPE_CHECKING:
-    from bisnn import data, encode, kernels, metrics, packed, packing, shipping, weights
+    from bisnn import conformal, data, encode, kernels, metrics, packed, packing, shipping, weights
     from bisnn.alphabet import Binary, Levels, Ternary
     from bisnn.layers import Conv2d, Linear, Recurrent
     from bisnn.losses import activity_loss, chunked_backward, global_loss, local_loss, spike_loss
@@ -46,6 +57,7 @@ if TYPE_CHECKING:
     from bisnn.reporting.page import report
     from bisnn.rules import BayesBiSNN, Bop, STBiSNN
     from bisnn.runs import config
+    from bisnn.runs.calibration import calibrate
     from bisnn.runs.evaluation import evaluate
     from bisnn.runs.exporting import export
     from bisnn.runs.model import Model, load

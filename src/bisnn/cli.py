@@ -33,6 +33,7 @@ app = typer.Typer(
         "bisnn resume runs/two_moons_bayes_seed0",
         "bisnn evaluate runs/two_moons_bayes_seed0 --energy",
         "bisnn predict runs/two_moons_bayes_seed0 points.csv",
+        "bisnn calibrate runs/two_moons_bayes_seed0 --data more.csv --coverage 0.9",
         "bisnn reproduce fig2",
         "bisnn report runs/two_moons_bayes_seed0",
         "bisnn export runs/two_moons_bayes_seed0 --to packed",
@@ -67,6 +68,11 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
         "bisnn predict runs/two_moons_bayes_seed0 points.csv",
         "bisnn predict runs/mine points.npy --out predictions.csv",
         "bisnn predict runs/nmnist_st_seed0 N-MNIST/Test/7 recording.bin",
+    ],
+    prediction.calibrate: [
+        "bisnn calibrate runs/mine --coverage 0.95",
+        "bisnn calibrate runs/mine --data more_points.csv",
+        "bisnn calibrate runs/nmnist_st_seed0 --data more_recordings --correction bonferroni",
     ],
     paper.reproduce: [
         "bisnn reproduce fig2",

@@ -172,6 +172,27 @@ def mae(predicted: Tensor, target: Tensor) -> float:
     return float(_errors(predicted, target).abs().mean())
 
 
+def coverage(sets: Tensor, labels: Tensor) -> float:
+    """Share of recordings whose class is in their prediction set; sets (N, C) bool.
+
+    >>> coverage(torch.tensor([[True, True], [True, False]]), torch.tensor([1, 1]))
+    0.5
+    """
+    _check_sets(sets)
+    _check_labels(labels, sets)
+    return float(sets.gather(1, labels[:, None]).double().mean())
+
+
+def set_size(sets: Tensor) -> float:
+    """Mean number of classes in prediction sets (N, C) bool.
+
+    >>> set_size(torch.tensor([[True, True], [True, False]]))
+    1.5
+    """
+    _check_sets(sets)
+    return float(sets.sum(1).double().mean())
+
+
 METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
     "accuracy": accuracy,
     "balanced_accuracy": balanced_accuracy,
@@ -414,8 +435,31 @@ def _check(probs: Tensor, labels: Tensor) -> None:
             "probs: rows must be probabilities, >= 0 and summing to 1; got others; apply softmax "
             "to logits first"
         )
-    if labels.min() < 0 or labels.max() >= probs.shape[-1]:
+    _check_range(labels, probs.shape[-1])
+
+
+def _check_sets(sets: Tensor) -> None:
+    tensor("sets", sets)
+    if sets.dtype != torch.bool or sets.ndim != 2 or len(sets) == 0:
         raise ValueError(
-            f"labels: must lie in 0..{probs.shape[-1] - 1}; got "
+            f"sets: must be bool, (N, C) with N >= 1; got {sets.dtype} {tuple(sets.shape)}; "
+            "True where a class is inside"
+        )
+
+
+def _check_labels(labels: Tensor, sets: Tensor) -> None:
+    tensor("labels", labels)
+    if labels.shape != sets.shape[:1] or labels.dtype != torch.int64:
+        raise ValueError(
+            f"labels: must be int64, ({len(sets)},), one per set; got {labels.dtype} "
+            f"{tuple(labels.shape)}; use .long()"
+        )
+    _check_range(labels, sets.shape[1])
+
+
+def _check_range(labels: Tensor, classes: int) -> None:
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(
+            f"labels: must lie in 0..{classes - 1}; got "
             f"{int(labels.min())}..{int(labels.max())}; check the classes"
         )

@@ -97,20 +97,30 @@ def predict(
     """
     choice("task", task, ("classification", "regression"))
     choice("over_time", over_time, ("mean", "running", "step"))
+    y = logits(net, x, samples, seed=seed)
+    if task == "classification":
+        # Several times faster so, for few classes
+        y = y.movedim(-1, 0).contiguous().softmax(0).movedim(0, -1)
+    each = _over_time(y, over_time, burn_in, mask)
+    return Regression.of(each) if task == "regression" else Classification.of(each)
+
+
+@torch.no_grad()
+def logits(
+    net: Network, x: Tensor, samples: int | Members | None = None, *, seed: int = 0
+) -> Tensor:
+    """The last readout of every member at every time step, (K, T, B, C); arguments as in `predict`.
+
+    It is `scale` times an integer, V s, whatever the weights.
+    """
     _check(net, samples)
     spikes = realisation.is_spikes(x)
     x = net.checked(x)
     if not spikes:
         finite("x", x)
     if net.alphabet is None:
-        y = net(x, weights=[layer.weight for layer in net.layers]).logits[None]
-    else:
-        y = _logits(net, x, _drawn(net, samples, seed), spikes)  # (K, T, B, C)
-    if task == "classification":
-        # Several times faster so, for few classes
-        y = y.movedim(-1, 0).contiguous().softmax(0).movedim(0, -1)
-    each = _over_time(y, over_time, burn_in, mask)
-    return Regression.of(each) if task == "regression" else Classification.of(each)
+        return net(x, weights=[layer.weight for layer in net.layers]).logits[None]
+    return _logits(net, x, _drawn(net, samples, seed), spikes)
 
 
 def _check(net: Network, samples: int | Members | None) -> None:

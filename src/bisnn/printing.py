@@ -18,8 +18,9 @@ from bisnn.display import console, visible
 if TYPE_CHECKING:
     from bisnn.intervals import Interval
     from bisnn.runs.exporting import Exported
+    from bisnn.runs.guarantee import Guarantee
     from bisnn.runs.model import Model
-    from bisnn.runs.results import Verdict
+    from bisnn.runs.results import Kept, Verdict
     from bisnn.runs.robustness import Robustness
     from bisnn.shipping.conversion import Changes
     from bisnn.shipping.energy import Ledger
@@ -56,11 +57,28 @@ def print_verdict(folder: Path, found: Verdict) -> None:
     )
     for predictor, ece in found.calibration.items():
         out.print(f"{predictor}: {calibration.format(**ece.model_dump())}")
+    if found.guarantee is not None:
+        _print_kept(found.guarantee)
     out.print(
         "{weights:,} weights: {bytes:,} bytes at {bits} bit, {bytes_32_bit:,} at 32".format(
             **found.memory.model_dump()
         ),
     )
+
+
+def _print_kept(found: Kept) -> None:
+    """Print how the guarantee of a calibrated run holds."""
+    by = f", {found.correction}" if found.correction else ""
+    what = "sets" if found.correction else "intervals"
+    table = Table(
+        title=f"{what} that hold the truth in {found.coverage:.10g} of all cases"
+        f" (calibrated on {found.recordings}{by}); time steps of {found.steps}",
+        box=box.SIMPLE,
+    )
+    for name in found.metrics:
+        table.add_column(name.replace("_", " "))
+    table.add_row(*map(_interval, found.metrics.values()))
+    console().print(table)
 
 
 def _interval(found: Interval) -> str:
@@ -148,6 +166,8 @@ def print_exported(to: str, done: Exported) -> None:
         bits = f"{done.members} x 1 bit" if done.members else "the posterior at 8 bits"
         out.print(f"{done.weights:,} weights, {bits} each: {done.bytes:,} bytes in {done.path}")
         out.print(f'run it without PyTorch: bisnn.packed.load("{done.path}").{done.call}')
+        if done.sets_call:
+            out.print(f"its prediction sets, which stop early: .{done.sets_call}")
     elif to == "c":
         out.print(
             f"C99 in {done.path}: {done.flash:,} bytes of tables (flash), {done.ram:,} of state "
@@ -174,6 +194,33 @@ def _changes_text(changes: Changes) -> str:
     decided = changes.changed_decisions
     text = f"{spikes:,} spikes differ on the test set, where the network has {of:,}"
     return text if decided is None else f"{text}; {decided} of {n:,} decisions change"
+
+
+def print_guarantee(found: Guarantee, path: Path) -> None:
+    """Print what `calibrate` found."""
+    from bisnn.conformal import ConformalIntervals
+
+    out, rule = console(), found.rule
+    by = "the one set of weights" if found.samples is None else f"{found.samples} members"
+    promise = f"hold the truth in {rule.coverage:.10g} of all cases like these"
+    on = f"calibrated on {rule.recordings} by {by}"
+    if isinstance(rule, ConformalIntervals):
+        unit = " deviations" if rule.scaled else ""
+        out.print(f"intervals of the mean +- {rule.width:.4g}{unit} {promise}; {on}")
+    else:
+        looks = f"{len(rule.path)} looks from time step {rule.path[0][0]} to {rule.path[-1][0]}"
+        out.print(f"sets {promise}, at all of {looks}; {on}, {rule.correction}")
+    out.print(f"calibration: {path}")
+
+
+def set_columns(model: Model, found: Any) -> tuple[list[str], list[list[Any]]]:
+    """Header and cells of each prediction's set, its size and the time step; or its interval."""
+    if not model.classes:
+        return ["low", "high"], [list(ends) for ends in zip(*map(list, found), strict=True)]
+    pairs = (zip(model.classes, inside, strict=True) for inside in found.sets.tolist())
+    sets = ("|".join(name for name, inside in row if inside) for row in pairs)
+    rows = zip(sets, found.sizes.tolist(), found.steps.tolist(), strict=True)
+    return ["set", "set_size", "time_steps"], [list(row) for row in rows]
 
 
 def prediction_rows(model: Model, result: Any) -> tuple[list[str], list[list[Any]]]:

@@ -41,6 +41,7 @@ class Purpose(IntEnum):
     LOST_SPIKES = 13  # of augmentation; stream: sample, draw: epoch
     EXPORT = 14  # inputs that exports are tried on
     BOOTSTRAP = 15  # NumPy's generator
+    CALIBRATION_SPLIT = 16  # recordings that give ranks, and those that give the bound
     CAMERA_RECORDING = 100  # noise of the simulated camera; NumPy's generator
     CAMERA_SENSOR = 101  # thresholds of its pixels; NumPy's generator
     CORRUPTION = 102  # of recordings; stream and draw: by a digest of the events

@@ -1,8 +1,11 @@
-"""The command that predicts: from a file of points, or from recordings."""
+"""The commands that predict, from a file of points or from recordings, and that calibrate what is
+predicted.
+"""
 
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +41,7 @@ def predict(
     """Predict from a file of points, or from recordings of an event camera, and say how sure."""
     from bisnn.data import table
     from bisnn.display import bars, note
+    from bisnn.runs import guarantee
     from bisnn.runs import model as models
     from bisnn.runs.recommendation import warn_of_map
 
@@ -53,15 +57,84 @@ def predict(
     labels = None
     if not files:
         x, labels = table.read_points(data[0], model.schema, model.features)
-    count = len(next(iter(x.values()))) if isinstance(x, dict) else len(x)
-    members: Any = None if map_ else samples or "usual"
-    with bars(show=not quiet and count > model.batch) as progress:
-        bar = progress.add_task("recordings" if files else "points", total=count)
-        answer = model.predict_recordings if files else model.predict
-        result = answer(x, members, advance=lambda some: progress.advance(bar, some))
+    points: Any = model.inputs(x)
+    members = model.count(None if map_ else samples or "usual")
+    calibrated = _calibrated(run, model, members)
+    with bars(show=not quiet and len(points) > model.batch) as progress:
+        bar = progress.add_task("recordings" if files else "points", total=len(points))
+        result = model.predict_points(
+            points, members, advance=lambda some: progress.advance(bar, some)
+        )
+        if files:
+            points.recordings.say()
+        sets = guarantee.answers(model, points) if calibrated else None
     if labels is not None:
         note(f"{data[0]}: {model.score(result, labels)}")
-    _write(model, result, files, out)
+    _write(model, result, sets, files, out)
+
+
+def _calibrated(run: Path, model: Model, members: int | None) -> bool:
+    """Whether the run's calibration is of this predictor."""
+    from bisnn.display import note
+
+    if model.guarantee is None or model.guarantee.samples == members:
+        return model.guarantee is not None
+    predictor = "the one set of weights" if members is None else f"{members} members"
+    note(f"{run}: was not calibrated for {predictor}, so there are no sets")
+    return False
+
+
+class Correction(StrEnum):
+    joint = "joint"
+    bonferroni = "bonferroni"
+
+
+def calibrate(
+    run: Run,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file of points with their classes or targets, or a folder of recordings, in "
+            "folders named after their classes. Default: the run's validation share."
+        ),
+    ] = None,
+    coverage: Annotated[
+        float, typer.Option(help="How often the truth is to be inside, in (0, 1).")
+    ] = 0.9,
+    correction: Annotated[
+        Correction, typer.Option(help="For looking several times while a recording goes on.")
+    ] = Correction.joint,
+    looks: Annotated[
+        int | None, typer.Option(min=1, help="Looks, evenly over the time steps. Default: 10.")
+    ] = None,
+    most: Annotated[
+        int, typer.Option(min=1, help="Classes of a set that is small enough to stop.")
+    ] = 1,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Members of the ensemble. Default: the config's.")
+    ] = None,
+    map_: Annotated[
+        bool, typer.Option("--map", help="The most probable weights alone, no ensemble.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make predictions sets, or intervals, that hold the truth as often as asked for."""
+    from bisnn import conformal, printing
+    from bisnn.runs import calibration, guarantee
+
+    if map_ and samples is not None:
+        raise typer.BadParameter("--map and --samples exclude each other")
+    found = calibration.calibrate(
+        run,
+        data,
+        coverage,
+        samples=None if map_ else samples or "usual",
+        correction=correction.value,
+        looks=looks or conformal.LOOKS,
+        most=most,
+        show=not quiet,
+    )
+    printing.print_guarantee(found, run / guarantee.FILE)
 
 
 def _check_out(out: Path | None, data: list[Path]) -> None:
@@ -92,12 +165,16 @@ def _recordings(run: Path, model: Model, data: list[Path]) -> list[Path]:
     return []
 
 
-def _write(model: Model, result: Any, files: list[Path], out: Path | None) -> None:
+def _write(model: Model, result: Any, sets: Any, files: list[Path], out: Path | None) -> None:
     """The predictions as CSV to a file or a pipe, as a table to a terminal."""
     from bisnn import printing
     from bisnn.files import write_atomic
 
     header, rows = printing.prediction_rows(model, result)
+    if sets is not None:
+        more, cells = printing.set_columns(model, sets)
+        header = [*header, *more]
+        rows = [[*row, *of] for row, of in zip(rows, cells, strict=True)]
     if files:
         header = ["file", *header]
         rows = [[str(file), *row] for file, row in zip(files, rows, strict=True)]

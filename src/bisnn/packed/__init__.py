@@ -19,6 +19,7 @@ _HOME = {
     "engine": ("Engine", "Prediction", "Result", "State", "load"),
     "file": ("read", "write"),
     "header": ("BadFile", "Unfit"),
+    "sets": ("EarlySets",),
     "network": ("PackedLayer", "PackedNetwork", "PackedReadout"),
 }
 __all__, __getattr__, __dir__ = lazy.names(__name__, _HOME, {})
@@ -28,3 +29,4 @@ if TYPE_CHECKING:
     from bisnn.packed.file import read, write
     from bisnn.packed.header import BadFile, Unfit
     from bisnn.packed.network import PackedLayer, PackedNetwork, PackedReadout
+    from bisnn.packed.sets import EarlySets

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from bisnn.neuron import Neuron
 from bisnn.packed import encoding, file, loops
 from bisnn.packed.network import PackedLayer, PackedNetwork, cost
 from bisnn.packed.network import words as words_of
+from bisnn.packed.sets import EarlySets, member_blocks, predict_sets
 from bisnn.spec import LayerSpec, windows_along
 
 # Recordings of a dense layer that are worked on together: weights are then read once for all of
@@ -123,6 +124,7 @@ class Engine:
         each = cost(network.layers, inputs, network.outputs, network.count, steps)[1]
         # Predicted at a time, whatever a file's time steps
         self._points = max(1, min(POINTS, most_bytes() // (4 * each)))
+        self._blocks: list[Engine] | None = None  # of members, made when sets are asked for
         self._V = np.empty((0, 0), np.uint32)
         if network.readout is not None:
             self._V = _by_pixel(network.readout.V, network.layers[-1].output_shape)
@@ -194,6 +196,35 @@ class Engine:
             )
         return Prediction.of(members, self.network.task)
 
+    def predict_sets(self, x: np.ndarray) -> EarlySets:
+        """Sets of classes that hold the truth as often as the model was calibrated for, from
+        recordings x, (T, B, *input_shape): the time steps after a recording is decided are not run.
+        """
+        return self._sets_of([np.asarray(x)])
+
+    def predict_feature_sets(self, x: Any) -> EarlySets:
+        """As `predict_sets`, from raw features, as `predict_features` takes them."""
+        coded = self._coded(x)
+        return EarlySets.joined([self._sets_of(recordings) for recordings in coded])
+
+    def _sets_of(self, recordings: list[np.ndarray]) -> EarlySets:
+        rule = self.network.sets
+        if rule is None:
+            raise ValueError(
+                "predict_sets: needs a calibration of these members, and this network has none; "
+                "use `bisnn calibrate RUN`, and export the run again"
+            )
+        if len(recordings[0]) < rule.path[-1][0]:
+            raise ValueError(
+                f"x: must have {rule.path[-1][0]} time steps or more, as the calibration has; "
+                f"got {len(recordings[0])}; record longer"
+            )
+        if self._blocks is None:
+            networks = member_blocks(self.network, rule)
+            whole = networks[0].count == self.network.count
+            self._blocks = [self] if whole else [Engine(part, self.threads) for part in networks]
+        return predict_sets(self._blocks, rule, recordings)
+
     def predict_features(self, x: Any) -> Prediction:
         """Predict from raw features, in the units of the training file, by the file's own encoding.
 
@@ -201,19 +232,22 @@ class Engine:
         its columns, numbers or text, NaN where a cell is blank, or a mapping from their names to a
         value, or to one per point. Cells that no training row was like raise a UserWarning.
         """
+        members = [
+            np.mean([self.predict(recording).members for recording in recordings], 0)
+            for recordings in self._coded(x)
+        ]
+        return Prediction.of(np.concatenate(members, 1), self.network.task)
+
+    def _coded(self, x: Any) -> Iterator[list[np.ndarray]]:
+        """Features as spikes (T, B, N), some at a time, for each encoding."""
         if self.network.schema is not None:
             x, notes = self.network.schema.encode(x)
             for note in notes:
-                warnings.warn(note, stacklevel=2)
+                warnings.warn(note, stacklevel=3)
         x, code, some = np.asarray(x), self.network.encoding, self._points
-        members = []
         for i in range(0, max(1, len(x)), some):
-            results = [
-                self.predict(encoding.spikes(code, x[i : i + some], e))
-                for e in range(code.get("encodings", 1))
-            ]
-            members.append(np.mean([result.members for result in results], 0))
-        return Prediction.of(np.concatenate(members, 1), self.network.task)
+            encodings = range(code.get("encodings", 1))
+            yield [encoding.spikes(code, x[i : i + some], e) for e in encodings]
 
     def _packed(self, x: np.ndarray) -> np.ndarray:
         """Words (1, T, B, H, W, words) of an input, checked."""

@@ -72,6 +72,8 @@ def write(network: PackedNetwork, path: str | Path) -> int:
         "count": 0 if network.layers[0].posterior is not None else network.count,
         "generator": GENERATOR,
     }
+    if network.sets is not None:
+        about["sets"] = network.sets.to_json()
     body = json.dumps(about, separators=(",", ":"))
     digest = _digest(body, tensors)
     entry = {"kind": "packed", "version": VERSION, "network": body, "digest": digest}
@@ -246,6 +248,7 @@ def _network(
     )
     header.require(isinstance(classes, list), "its classes are no list")
     header.require(not classes or outputs == len(classes), f"it names {len(classes)} classes")
+    calibrated = header.sets_of(about.get("sets"), outputs, asked.stored)
     return PackedNetwork(
         layers,
         shape,
@@ -257,6 +260,7 @@ def _network(
         source=header.text(about.get("source"), "the source"),
         members=asked.suggested,
         seed=asked.seed,
+        sets=calibrated if len(layers[0].weights) == asked.stored else None,  # of all or none
     )
 
 

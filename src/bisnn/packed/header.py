@@ -8,6 +8,7 @@ from typing import Any
 
 from bisnn.alphabet import BINARY, Levels
 from bisnn.bits import philox
+from bisnn.conformal import ConformalSets
 from bisnn.neuron import SRM, FixedSRM, Neuron
 from bisnn.packed.columns import Schema
 from bisnn.spec import INPUT, KINDS, LayerSpec, Shape
@@ -169,3 +170,16 @@ def units_of(about: dict[str, Any], encoding: dict[str, Any]) -> dict[str, Any]:
         fits = _is_finite(value) and (name == "target_mean" or value > 0)
         require(fits, f"its {name} is {value!r:.50}")
     return {"encoding": encoding, "schema": schema, **target}
+
+
+def sets_of(about: Any, outputs: int, members: int) -> ConformalSets | None:
+    """The thresholds of prediction sets by so many members, checked; None where there are none."""
+    if about is None:
+        return None
+    found = ConformalSets.from_json(about, outputs)
+    steps, asked = found.path[-1]
+    require(
+        asked <= members and steps <= MOST_NEURONS and found.score == "margin",
+        f"its prediction sets are of {asked!r:.50} members and {steps!r:.50} time steps",
+    )
+    return found

@@ -14,6 +14,7 @@ import numpy as np
 from bisnn.alphabet import BINARY, Levels
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
+from bisnn.conformal import ConformalSets
 from bisnn.packed.columns import Schema
 from bisnn.spec import LayerSpec, Shape
 
@@ -69,6 +70,7 @@ class PackedNetwork:
     source: str = ""  # digest of the model file it was made from
     members: int = 0  # that the file suggests to draw from its posterior
     seed: int = 0  # for drawing them
+    sets: ConformalSets | None = None  # of a calibrated model: thresholds of its prediction sets
 
     @property
     def count(self) -> int:

@@ -7,19 +7,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from rich.progress import Progress
 from torch import Tensor
 
-from bisnn import kernels, metrics, realisation, weights
+from bisnn import intervals, kernels, metrics, realisation, weights
 from bisnn.alphabet import BINARY
+from bisnn.conformal import ConformalSets, PredictionIntervals, PredictionSets
 from bisnn.data.dataset import Dataset
 from bisnn.data.loading import Clips, LoadedData, Split
 from bisnn.display import bars, note
 from bisnn.files import file_digest, write_atomic
+from bisnn.intervals import Interval
 from bisnn.prediction import Classification, Regression
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
+from bisnn.runs.guarantee import answers
 from bisnn.runs.inputs import check_unchanged, load_dataset, spikes
 from bisnn.runs.model import Model, load, weight_count
 from bisnn.runs.results import (
@@ -27,6 +31,7 @@ from bisnn.runs.results import (
     Evaluation,
     FeatureMaps,
     Histogram,
+    Kept,
     Memory,
     Metrics,
     PlainCalibration,
@@ -108,6 +113,7 @@ def evaluate_model(
         tree = _judged(model, data, progress)
         tree["energy"] = _energy(model, data.test[0], costs)
         tree["recordings"] = data.test.x.digest().hex() if isinstance(data.test.x, Clips) else ""
+        tree["guarantee"] = kept(model, data.test, progress)
         tree |= {"seconds": _seconds(run), "epoch": model.epoch}
         tree |= {"model": file_digest(run.model_file), "format": FORMAT}
         evaluation = Evaluation(**tree, beaten_by=_beaten_by(tree["metrics"], tree["baseline"]))
@@ -229,6 +235,41 @@ def judge(result: Classification | Regression, y: Tensor, seed: int) -> Metrics:
     return judged
 
 
+def kept(model: Model, test: Split, progress: Progress) -> Kept | None:
+    """How the guarantee of a calibrated model holds on the test points."""
+    if model.guarantee is None:
+        return None
+    bar = progress.add_task("sets", total=len(test.x))
+    found = answers(model, test.x, lambda points: progress.advance(bar, points))
+    rule, y = model.guarantee.rule, test.y.numpy()
+    if isinstance(found, PredictionIntervals):
+        inside = (found.low <= y[:, 0]) & (y[:, 0] <= found.high)
+        widths = metrics.mean_interval(found.high - found.low)
+        judged = {"coverage": _share(inside), "width": widths}
+    else:
+        inside = found.sets[np.arange(len(y)), y]
+        judged = {
+            "coverage": _share(inside),
+            "set_size": metrics.mean_interval(found.sizes),
+            "time_steps": metrics.mean_interval(found.steps),
+            "decided": _share(found.decided),
+        }
+        if found.decided.any():
+            judged["accuracy_of_decided"] = _share(inside[found.decided])
+    return Kept(
+        coverage=rule.coverage,
+        correction=rule.correction if isinstance(rule, ConformalSets) else "",
+        recordings=rule.recordings,
+        steps=model.config.steps,
+        samples=model.guarantee.samples,
+        metrics=judged,
+    )
+
+
+def _share(hits: np.ndarray) -> Interval:
+    return Interval(float(hits.mean()), *intervals.of_share(int(hits.sum()), len(hits)))
+
+
 def _ece(result: Classification, y: Tensor, seed: int) -> PlainCalibration:
     """The plain ECE of a predictor, and what it would be if its confidences were calibrated."""
     found = metrics.calibration(result.mean.cpu(), y, seed=seed)
@@ -317,8 +358,20 @@ def _test_spikes(model: Model, x: Tensor | Clips, points: Tensor) -> Tensor:
 
 def _energy(model: Model, x: Tensor | Clips, costs: Costs | None) -> Ledger:
     """The energy ledger of every predictor, with the ensemble's members, on a few test points."""
-    s = _test_spikes(model, x, _evenly(len(x), COUNTED))
-    return ledger(model.net, s, predictors(model), costs, model.config.seed)
+    some = _evenly(len(x), COUNTED)
+    s, names = _test_spikes(model, x, some), predictors(model)
+    return ledger(model.net, s, names, costs, model.config.seed, _early(model, x[some], names))
+
+
+def _early(model: Model, x: Tensor | Clips, names: dict[str, int | None]) -> dict[str, Tensor]:
+    """For how many time steps each member of the calibrated predictor sees each point, (K, B)."""
+    found = None if model.guarantee is None else answers(model, x)
+    if not isinstance(found, PredictionSets) or model.guarantee is None:
+        return {}
+    samples = model.guarantee.samples
+    asked = np.arange(samples or 1)[:, None] < found.members
+    until = torch.from_numpy(np.where(asked, found.steps, 0))
+    return {name: until for name, members in names.items() if members == samples}
 
 
 @torch.no_grad()

@@ -18,13 +18,16 @@ from bisnn import weights
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.checks import choice, positive_int
+from bisnn.conformal import ConformalSets
 from bisnn.data.dataset import Dataset
+from bisnn.display import note
 from bisnn.files import file_digest
 from bisnn.neuron import FixedSRM
 from bisnn.packed import file
 from bisnn.packed.network import PackedNetwork
 from bisnn.packing import describe
 from bisnn.runs import model
+from bisnn.runs.guarantee import Guarantee
 from bisnn.runs.inputs import load_dataset, spikes
 from bisnn.runs.own import imported
 from bisnn.runs.recommendation import recommended, warn_of_map
@@ -50,6 +53,7 @@ class Exported:
     weights: int = 0  # of "packed"
     members: int = 0  # of "packed" and "c"; 0: the posterior itself
     call: str = ""  # of "packed": the engine's method that predicts
+    sets_call: str = ""  # of "packed", calibrated: the one that predicts sets
     flash: int = 0  # bytes of tables, of "c"
     ram: int = 0  # bytes of state, of "c"
     prefix: str = ""  # of "c"
@@ -136,10 +140,30 @@ def export_model(
     packed = describe_model(trained, chosen, members)
     packed = replace(packed, source=file_digest(source))
     changes = None
-    if neuron is not None and neuron != trained.config.neuron.kind:
+    converted = neuron is not None and neuron != trained.config.neuron.kind
+    if trained.guarantee is not None:
+        packed = replace(packed, sets=_sets(trained.guarantee, packed, chosen, converted))
+    if neuron is not None and converted:
         packed, changes = _with_neuron(packed, neuron, trained, data)
     written = _written(packed, trained, to, out, folder, profile, prefix)
     return replace(written, neuron=neuron or "", changes=changes)
+
+
+def _sets(
+    found: Guarantee, packed: PackedNetwork, predictor: str, converted: bool
+) -> ConformalSets | None:
+    """The thresholds that go along: those of the very weights and neurons that are shipped."""
+    samples = {"map": None, "members": packed.count, "posterior": 0}[predictor]
+    if not isinstance(found.rule, ConformalSets):
+        return None  # intervals are no part of a packed file
+    if found.samples == samples and found.rule.score == "margin" and not converted:
+        return found.rule
+    by = "the one set of weights" if found.samples is None else f"{found.samples} members"
+    note(
+        f"the run's calibration is by {by} as trained and the score {found.rule.score}, and what "
+        "is shipped differs: its prediction sets stay behind"
+    )
+    return None
 
 
 def _check(to: str, profile: str, prefix: str | None, neuron: str | None) -> None:
@@ -211,7 +235,9 @@ def _write_packed(packed: PackedNetwork, path: Path) -> Exported:
     synapses = sum(layer.synapses for layer in packed.layers)
     members = packed.count if packed.layers[0].posterior is None else 0
     call = "predict_features(x)" if packed.encoding else "predict(spikes)"
-    return Exported(path, file.write(packed, path), synapses, members, call)
+    sets_call = "predict_feature_sets(x)" if packed.encoding else "predict_sets(spikes)"
+    size = file.write(packed, path)
+    return Exported(path, size, synapses, members, call, sets_call if packed.sets else "")
 
 
 def _check_target(path: Path) -> None:

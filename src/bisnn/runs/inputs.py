@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from bisnn.bits.philox import Purpose
 from bisnn.data.augmentation import Augmentation, augmented
-from bisnn.data.dataset import Dataset
-from bisnn.data.loading import Clips, LoadedData, encoded
+from bisnn.data.dataset import Dataset, SpikeTrains
+from bisnn.data.events import Recording
+from bisnn.data.loading import Clips, LoadedData, encoded, rescaled
+from bisnn.data.windows import Loose
+from bisnn.display import note
+from bisnn.packed.columns import Schema
 from bisnn.runs.config import Config
 
 
@@ -75,3 +84,59 @@ def training_spikes(
         return augmented(x.spikes(device), how, config.seed, epoch, samples).bool()
     code = config.encode.model_dump()
     return encoded(x, code, config.seed, Purpose.TRAINING_ENCODING, epoch, device)
+
+
+def points_of(config: Config, x: Any, schema: Schema | None, low: Tensor, high: Tensor) -> Tensor:
+    """Raw features from a user, as a model of points takes them, (N, d) float32 in [0, 1]."""
+    if config.recorded:
+        raise ValueError(
+            f"x: this model was trained on {config.data.name} recordings and takes no "
+            "features; use predict_recordings"
+        )
+    if schema is not None:
+        x, notes = schema.encode(x)
+        for text in notes:
+            note(text)
+    x = np.asarray(x, dtype=np.float64)
+    if x.ndim != 2 or x.shape[1] != len(low) or len(x) == 0 or not np.isfinite(x).all():
+        raise ValueError(
+            f"x: must be finite, (N, {len(low)}) with N >= 1; got shape {x.shape}; "
+            "one row per point"
+        )
+    return rescaled(x, low, high)
+
+
+def recordings_of(
+    config: Config, recordings: Sequence[str | Path | np.ndarray | Recording]
+) -> tuple[Clips, Loose]:
+    """Recordings from a user, as a model of recordings takes them, and what reads them."""
+    if not config.recorded:
+        raise ValueError(
+            f"recordings: this model was trained on the points of {config.data.name} and takes no "
+            "recordings; use predict"
+        )
+    if not isinstance(recordings, (list, tuple)) or not recordings:
+        raise ValueError(
+            f"recordings: must be a list of one or more; got {type(recordings).__name__}; "
+            "give e.g. [file]"
+        )
+    config.data.check_recordings(recordings)
+    loose = Loose(recordings, config.data.window())
+    return Clips(loose, torch.arange(len(recordings))), loose
+
+
+def spike_trains_of(config: Config, x: Any, shape: tuple[int, ...]) -> Clips:
+    """Spikes (N, T, *shape) from a user, as a model of recordings takes them."""
+    if not config.recorded:
+        raise ValueError(
+            f"x: this model was trained on the points of {config.data.name} and takes no "
+            "spikes; use predict"
+        )
+    trains, wanted = np.asarray(x), (config.steps, *shape)
+    if trains.shape[1:] != wanted or len(trains) == 0 or not np.isin(trains, (0, 1)).all():
+        raise ValueError(
+            f"x: must be spikes, 0 or 1, (N, {', '.join(map(str, wanted))}) with N >= 1; "
+            f"got shape {trains.shape}; "
+            "recordings come first, then time"
+        )
+    return Clips(SpikeTrains(torch.from_numpy(trains.astype(np.uint8))), torch.arange(len(trains)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,23 +15,28 @@ from torch import Tensor
 from bisnn import metrics
 from bisnn.alphabet import BINARY, alphabet_of
 from bisnn.checks import positive_int
+from bisnn.conformal import PredictionIntervals, PredictionSets
 from bisnn.data import table
-from bisnn.data.dataset import SpikeTrains
 from bisnn.data.events import Recording
-from bisnn.data.loading import Clips, LoadedData, rescaled
-from bisnn.data.windows import Loose
-from bisnn.display import note
+from bisnn.data.loading import Clips, LoadedData
 from bisnn.files import afford
 from bisnn.layer import Layer
 from bisnn.layers import Conv2d, Linear, Recurrent
 from bisnn.network import Network
 from bisnn.neuron import SRM, FixedSRM
 from bisnn.packed.columns import BadSchema, Schema, category, is_blank
-from bisnn.prediction import Classification, Regression, predict
+from bisnn.prediction import Classification, Members, Regression, predict
 from bisnn.runs import config as config_module
 from bisnn.runs.config import Config, Convolution, Dense
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
-from bisnn.runs.inputs import input_shape, spikes
+from bisnn.runs.guarantee import Guarantee, answers, calibrated, usable
+from bisnn.runs.inputs import (
+    input_shape,
+    points_of,
+    recordings_of,
+    spike_trains_of,
+    spikes,
+)
 from bisnn.spec import LayerSpec, Shape, read_from, side_by_side
 from bisnn.weights import draw_members, latents_for
 
@@ -122,6 +127,7 @@ class Model:
     # a table's target is what the network says, times the scale, plus the mean
     target_mean: float = 0.0
     target_scale: float = 1.0
+    guarantee: Guarantee | None = None  # of its sets or intervals, if it is calibrated
 
     @classmethod
     def of(cls, net: Network, config: Config, data: LoadedData, epoch: int) -> Model:
@@ -176,23 +182,8 @@ class Model:
             over_time: as in `bisnn.predict`.
             advance: called with the number of points done, now and then.
         """
-        if self.config.recorded:
-            raise ValueError(
-                f"x: this model was trained on {self.config.data.name} recordings and takes no "
-                "features; use predict_recordings"
-            )
-        if self.schema is not None:
-            x, notes = self.schema.encode(x)
-            for text in notes:
-                note(text)
-        x = np.asarray(x, dtype=np.float64)
-        if x.ndim != 2 or x.shape[1] != self.features or len(x) == 0 or not np.isfinite(x).all():
-            raise ValueError(
-                f"x: must be finite, (N, {self.features}) with N >= 1; got shape {x.shape}; "
-                "one row per point"
-            )
-        members = self._members(samples)
-        return self.predict_points(rescaled(x, self.low, self.high), members, over_time, advance)
+        points = points_of(self.config, x, self.schema, self.low, self.high)
+        return self.predict_points(points, self.count(samples), over_time, advance)
 
     def predict_recordings(
         self,
@@ -212,21 +203,8 @@ class Model:
             samples, over_time: as in `predict`.
             advance: called with the number of recordings done, now and then.
         """
-        data = self.config.data
-        if not self.config.recorded:
-            raise ValueError(
-                f"recordings: this model was trained on the points of {data.name} and takes no "
-                "recordings; use predict"
-            )
-        if not isinstance(recordings, (list, tuple)) or not recordings:
-            raise ValueError(
-                f"recordings: must be a list of one or more; got {type(recordings).__name__}; "
-                "give e.g. [file]"
-            )
-        data.check_recordings(recordings)
-        loose = Loose(recordings, data.window())
-        clips = Clips(loose, torch.arange(len(recordings)))
-        result = self.predict_points(clips, self._members(samples), over_time, advance)
+        clips, loose = recordings_of(self.config, recordings)
+        result = self.predict_points(clips, self.count(samples), over_time, advance)
         loose.say()
         return result
 
@@ -243,25 +221,52 @@ class Model:
             x: an array or tensor (N, T, ...), 0 or 1, as the model was trained on.
             samples, over_time, advance: as in `predict`.
         """
-        if not self.config.recorded:
-            raise ValueError(
-                f"x: this model was trained on the points of {self.config.data.name} and takes no "
-                "spikes; use predict"
-            )
-        trains = np.asarray(x)
-        shape = (self.config.steps, *self.net.input_shape)
-        if trains.shape[1:] != shape or len(trains) == 0 or not np.isin(trains, (0, 1)).all():
-            raise ValueError(
-                f"x: must be spikes, 0 or 1, (N, {', '.join(map(str, shape))}) with N >= 1; "
-                f"got shape {trains.shape}; "
-                "recordings come first, then time"
-            )
-        clips = Clips(
-            SpikeTrains(torch.from_numpy(trains.astype(np.uint8))), torch.arange(len(trains))
-        )
-        return self.predict_points(clips, self._members(samples), over_time, advance)
+        clips = spike_trains_of(self.config, x, self.net.input_shape)
+        return self.predict_points(clips, self.count(samples), over_time, advance)
 
-    def _members(self, samples: int | Literal["usual"] | None) -> int | None:
+    def inputs(self, x: Any) -> Tensor | Clips:
+        """What a user has, as `predict_points` takes it: features for a model of points; for one of
+        recordings a list of them, or spikes (N, T, ...).
+        """
+        if not self.config.recorded:
+            return points_of(self.config, x, self.schema, self.low, self.high)
+        if isinstance(x, (list, tuple)):
+            return recordings_of(self.config, x)[0]
+        return spike_trains_of(self.config, x, self.net.input_shape)
+
+    def calibrate(
+        self,
+        x: Any,
+        y: Any,
+        coverage: float = 0.9,
+        *,
+        samples: int | Literal["usual"] | None = "usual",
+        **options: Any,
+    ) -> Model:
+        """This model with prediction sets, or intervals, that hold the truth as often as asked for.
+
+        The guarantee is for data like (x, y), which must not have been trained on.
+
+        Args:
+            x: features (N, d), a list of recordings, or spikes (N, T, ...).
+            y: numbers of the classes, (N,), or targets.
+            coverage: in (0, 1).
+            samples: as in `predict`.
+            options: of `bisnn.runs.guarantee.calibrated`: correction, looks, most, by_class, score;
+                scaled for intervals.
+        """
+        points, members = self.inputs(x), self.count(samples)
+        found = calibrated(self, points, y, coverage, samples=members, **options)
+        return replace(self, guarantee=found)
+
+    def predict_set(self, x: Any) -> PredictionSets | PredictionIntervals:
+        """Sets of classes, and the time step at which each was small enough; of a regression,
+        intervals. Needs `calibrate`, or a run folder with a calibration.
+        """
+        return answers(self, self.inputs(x))
+
+    def count(self, samples: int | Literal["usual"] | None) -> int | None:
+        """The members that are meant: None for one set of weights."""
         if samples not in (None, "usual") and self.members is None:
             raise ValueError(
                 f"samples: the rule {self.config.rule.name!r} has no posterior to draw from; "
@@ -272,6 +277,13 @@ class Model:
             afford("samples", count * weight_count(self.net), f"an ensemble of {count:,} members")
         return count
 
+    def draw(self, samples: int | None) -> Members | None:
+        """So many members, always the same first ones; None for the one set of weights."""
+        if samples is None:
+            return None
+        latents = [layer.weight for layer in self.net.layers]
+        return draw_members(latents, positive_int("samples", samples), self.config.seed)
+
     def predict_points(
         self,
         x: Tensor | Clips,
@@ -281,11 +293,7 @@ class Model:
     ) -> Classification | Regression:
         """Predict points x (N, d), encoded alike, or recordings: all by the same members."""
         members_of: list[Tensor] = []  # each (K, ..., C), of some of the points
-        device = next(self.net.parameters()).device
-        members = None
-        if samples is not None:
-            latents = [layer.weight for layer in self.net.layers]
-            members = draw_members(latents, positive_int("samples", samples), self.config.seed)
+        device, members = next(self.net.parameters()).device, self.draw(samples)
         options: dict[str, Any] = {"task": self.config.task, "over_time": over_time}
         options |= {"burn_in": self.config.burn_in}
         for index in torch.arange(len(x)).split(self.batch):
@@ -384,7 +392,7 @@ def load(path: str | Path) -> Model:
         raise Damaged(f"{file}: is no model of this version of bisnn ({error})") from None
     if not all(torch.isfinite(p).all() for p in net.state_dict().values()):
         raise Damaged(f"{file}: holds weights that are not finite; train again")
-    return model
+    return replace(model, guarantee=usable(file, len(classes)))
 
 
 def _check(

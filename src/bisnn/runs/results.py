@@ -37,6 +37,19 @@ class Memory(Finding):
     bytes_32_bit: int
 
 
+class Kept(Finding):
+    """How a guarantee held on the test points: of sets coverage, set size, time steps, the share
+    that was decided and the accuracy of these; of intervals coverage and width.
+    """
+
+    coverage: float  # asked for
+    correction: str  # for several looks; empty for intervals
+    recordings: int  # calibrated on
+    steps: int  # of a whole recording
+    samples: int | None  # members of the predictor
+    metrics: Metrics
+
+
 class Verdict(Finding):
     """A run's model judged on its test points: what `evaluate` returns and writes."""
 
@@ -52,6 +65,7 @@ class Verdict(Finding):
     beaten_by: list[str]  # predictors that are better than it by their whole interval
     memory: Memory
     energy: Ledger
+    guarantee: Kept | None = None  # of a calibrated run
 
     def numbers(self, predictor: str) -> dict[str, float]:
         """A predictor's metrics as plain numbers, the ECE among them as it is usually computed."""

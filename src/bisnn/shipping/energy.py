@@ -20,6 +20,8 @@ All counts are for one recording of T time steps, mean over the batch. The rules
   that memory.
 - An *ensemble* of K does all this K times, each member with its own spikes and in a memory of its
   own; only the input's spikes are read once for all.
+- *Stopped early*: time steps after a prediction set is decided take nothing, nor do members that
+  are not asked.
 - The *ANN* has the same layers with 32-bit weights, its readout's too, and real activations: one
   multiply-accumulate per synapse, one comparison (ReLU) per neuron, a weight read per operation.
   It makes one pass and not T, and knows no time.
@@ -51,6 +53,7 @@ from bisnn.spec import LayerSpec
 
 # Bytes
 CAPACITY = {"sram_8k": 8 * 2**10, "sram_32k": 32 * 2**10, "sram_1m": 2**20, "dram": math.inf}
+EARLY = ", stopped early"  # behind the name of a predictor
 HYPOTHETICAL, ANN = "full precision, hypothetical", "ANN"
 SOURCE = (
     "M. Horowitz, Computing's energy problem (and what we can do about it), ISSCC 2014: "
@@ -107,7 +110,7 @@ class Work(NamedTuple):
     operations: float  # synaptic operations
     neurons: int  # 0 for a readout
     values: int  # that come in and go out in one time step
-    steps: int  # T
+    steps: float  # T; the mean, where recordings stop early
     neuron: Neuron = SRM()
 
     @property
@@ -122,7 +125,7 @@ class Expenses:
 
     weight_bits: int
     synaptic_operations: float
-    neuron_updates: int
+    neuron_updates: int | float  # whole, unless recordings stop early
     weight_bytes: float
     state_bytes: float
     spike_bytes: float
@@ -177,15 +180,23 @@ def _windows(n: int, windows: int, kernel: int, stride: int, padding: int) -> Te
 
 
 @torch.no_grad()
-def work(net: Network, x: Tensor, realised: Sequence[Tensor]) -> list[Work]:
-    """The work of each layer and of the last readout on input spikes x, (T, B, *input_shape)."""
+def work(
+    net: Network, x: Tensor, realised: Sequence[Tensor], until: Tensor | None = None
+) -> list[Work]:
+    """The work of each layer and of the last readout on input spikes x, (T, B, *input_shape), each
+    recording to the end or for `until` (B,) time steps.
+    """
     x = net.checked(x)
     if not realisation.is_spikes(x):
         raise ValueError(
             "x: must be spikes, 0 or 1, or there is nothing to count; got other values; encode "
             "them first"
         )
-    output, steps = net(x, weights=realised), len(x)
+    output, seen = net(x, weights=realised), None
+    steps: float = len(x)
+    if until is not None:
+        seen = torch.arange(len(x), device=x.device)[:, None] < until.to(x.device)  # (T, B)
+        steps = float(until.double().mean())
     counts = []
     for i, (layer, u) in enumerate(zip(net.layers, output.potentials, strict=True)):
         s = net.read(i, x, output.spikes).flatten(2)
@@ -199,19 +210,23 @@ def work(net: Network, x: Tensor, realised: Sequence[Tensor]) -> list[Work]:
                 "net: every neuron must say its `operations`, multiplications and additions of an "
                 f"update; got {type(layer.neuron).__name__}, which does not; add them"
             )
-        synapses = (layer.spec.synapses, planes, int(reached.sum()), _fired(s, reached))
+        synapses = (layer.spec.synapses, planes, int(reached.sum()), _fired(s, reached, seen))
         values = len(reached) + outputs
         counts.append(Work(name, *synapses, neurons, values, steps, layer.neuron))
     readout = net.readouts[-1]
     if isinstance(readout, Readout):
         classes, n = readout.V.shape
-        operations = _fired(output.spikes[-1].flatten(2), torch.full((n,), classes))
+        operations = _fired(output.spikes[-1].flatten(2), torch.full((n,), classes), seen)
         counts.append(Work("readout", classes * n, 1, classes * n, operations, 0, n, steps))
     return counts
 
 
-def _fired(s: Tensor, reached: Tensor) -> float:
-    """Mean over the batch of the synapses that all spikes s, (T, B, N), reach together."""
+def _fired(s: Tensor, reached: Tensor, seen: Tensor | None) -> float:
+    """Mean over the batch of the synapses that all spikes s, (T, B, N), reach together, those that
+    are `seen` (T, B) alone.
+    """
+    if seen is not None:
+        s = s * seen[:, :, None].to(s)
     return float(s.sum((0, 1), dtype=torch.float64).cpu() @ reached.double()) / s.shape[1]
 
 
@@ -222,6 +237,7 @@ def ledger(
     predictors: Mapping[str, int | None],
     costs: Costs | None = None,
     seed: int = 0,
+    early: Mapping[str, Tensor] | None = None,
 ) -> Ledger:
     """What one inference takes: a row for each predictor, for full precision at the same spikes,
     and for the ANN.
@@ -233,6 +249,8 @@ def ledger(
             an ensemble.
         costs: of the operations; by default those of `SOURCE`.
         seed: of the members; that of `bisnn.predict` gives its members.
+        early: by name of a predictor, for how many time steps each member sees each recording, (K,
+            B); adds a row.
 
     A row has the sums over its layers, their ratio to the ANN's energy and the layers themselves.
     Real weights on a binary network's MAP spikes are hypothetical: trained so, the network would
@@ -254,11 +272,19 @@ def ledger(
             "predictors: a full-precision network has no posterior to draw from; got "
             f"{dict(predictors)}; give None"
         )
-    single = work(net, x, latents if real else [realisation.map_weight(p) for p in latents])
+    realised = latents if real else [realisation.map_weight(p) for p in latents]
+    single = work(net, x, realised)
     rows = {} if real else {HYPOTHETICAL: _spiking([single], True, costs)}
     for name, members in predictors.items():
         counts = [single] if members is None else _drawn(net, x, latents, members, seed)
         rows[name] = _spiking(counts, real, costs)
+        if early and name in early:
+            counts = (
+                [work(net, x, realised, early[name][0])]
+                if members is None
+                else _drawn(net, x, latents, members, seed, early[name])
+            )
+            rows[f"{name}{EARLY}"] = _spiking(counts, real, costs)
     rows[ANN] = _one_pass(single, costs)
     ratio = {name: row.joules / rows[ANN].joules for name, row in rows.items()}
     rows = {name: replace(row, ratio=ratio[name]) for name, row in rows.items()}
@@ -266,7 +292,12 @@ def ledger(
 
 
 def _drawn(
-    net: Network, x: Tensor, latents: list[Tensor], members: int, seed: int
+    net: Network,
+    x: Tensor,
+    latents: list[Tensor],
+    members: int,
+    seed: int,
+    until: Tensor | None = None,
 ) -> list[list[Work]]:
     """The work of each member of an ensemble; the first one alone reads the input."""
     counts = []
@@ -274,7 +305,7 @@ def _drawn(
         weights.draw_members(latents, positive_int("predictors", members), seed)
     ):
         realised = [realisation.hard(w.to(x.dtype)) for w in member]
-        first, *others = work(net, x, realised)
+        first, *others = work(net, x, realised, None if until is None else until[k])
         if k:
             first = first._replace(values=first.values - math.prod(net.input_shape))
         counts.append([first, *others])
@@ -336,7 +367,7 @@ def _entry(
     layer: str,
     bits: int,
     operations: float,
-    updates: int,
+    updates: int | float,
     traffic: tuple[float, float, float],
     picojoules: tuple[float, float],
     memory: str,

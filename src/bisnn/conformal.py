@@ -1,0 +1,462 @@
+"""Prediction sets and intervals with a guarantee, whatever the model: conformal prediction.
+
+A set of classes is formed several times while a recording is seen, at *looks* (t, k): after t time
+steps, by the first k members. The first set that is small enough is the answer. Thresholds from
+recordings that were never trained on make sure that the true class is in the sets of *all* looks at
+once with the probability asked for, on recordings that are exchangeable with those, so that
+stopping early, however it is decided, costs no coverage (SpikeCP: Chen, Park and Simeone, 2023).
+
+Scores are integers, larger where a class conforms less, so that a set is a comparison of integers:
+the same bits in PyTorch, in the packed engine, and in C. NumPy alone.
+
+Axes: P looks, K members, T time, N recordings, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bisnn.checks import choice, positive_int
+
+LOOKS = 10  # unless the user says how many, or where: more stop little earlier, at more calls
+CORRECTIONS = ("joint", "bonferroni")
+SCORES = ("margin", "surprisal")
+RESOLUTION = 1 << 20  # of surprisals: units in a nat
+
+Looks = tuple[tuple[int, int], ...]  # looks (t, k), each sees at least as much as the one before
+
+
+def even_path(steps: int, members: int = 1, looks: int = LOOKS) -> Looks:
+    """So many looks, at most one per time step, evenly over the time steps, by all members.
+
+    >>> even_path(10, members=5, looks=3)
+    ((4, 5), (7, 5), (10, 5))
+    """
+    count = min(positive_int("looks", looks), positive_int("steps", steps))
+    return tuple((-(-steps * (i + 1) // count), members) for i in range(count))
+
+
+def checked_path(path: Any, steps: int | None = None, members: int | None = None) -> Looks:
+    """The looks of a path as whole numbers, within so many time steps and members."""
+    try:
+        looks = [(t, k) for t, k in path]
+    except (TypeError, ValueError):
+        looks = []
+    whole = all(isinstance(n, int | np.integer) and n >= 1 for look in looks for n in look)
+    found = tuple((int(t), int(k)) for t, k in looks) if whole else ()
+    forward = all(a != b and a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(found))
+    if not found or not forward:
+        raise ValueError(
+            "path: must be looks (time steps, members), 1 or more each, of which every one sees "
+            f"more than the one before; got {path!r:.200}; give e.g. [(5, 1), (10, 1)]"
+        )
+    last = found[-1]
+    if (steps is not None and last[0] > steps) or (members is not None and last[1] > members):
+        raise ValueError(
+            f"path: must end within {steps} time steps and {members} members; got {last}; "
+            "leave out later looks"
+        )
+    return found
+
+
+# Scores
+
+
+def margins(counts: np.ndarray, path: Looks) -> np.ndarray:
+    """How far each class lies behind the best one, int64 (P, N, C): 0 for the best.
+
+    `counts` are the integers V s of the last readout, (K, T, N, C); those of the time steps and
+    members that a look has seen are added up.
+
+    >>> margins(np.array([[[[3, 1]], [[0, 1]]]]), ((1, 1), (2, 1))).tolist()
+    [[[0, 2]], [[0, 1]]]
+    """
+    sums = np.stack(_seen(np.asarray(counts, np.int64), path))
+    return margins_of(sums)
+
+
+def margins_of(sums: np.ndarray) -> np.ndarray:
+    """As `margins`, of counts that are added up already, (..., C)."""
+    return sums.max(-1, keepdims=True) - sums
+
+
+def surprisals(logits: np.ndarray, path: Looks) -> np.ndarray:
+    """-log p of the mean probability so far, in nats times `RESOLUTION`, int64 (P, N, C).
+
+    For comparison with `margins`: a look is a mean over time steps and members of the softmax of
+    the logits (K, T, N, C).
+    """
+    y = np.asarray(logits, np.float64)
+    if not np.isfinite(y).all():
+        raise ValueError(
+            "logits: must be finite; got NaN or infinite values; check the model and its input"
+        )
+    y = np.exp(y - y.max(-1, keepdims=True))
+    y /= y.sum(-1, keepdims=True)
+    means = [part / (t * k) for part, (t, k) in zip(_seen(y, path), path, strict=True)]
+    return np.rint(-RESOLUTION * np.log(np.stack(means).clip(1e-300, 1))).astype(np.int64)
+
+
+def _seen(values: np.ndarray, path: Looks) -> list[np.ndarray]:
+    """The sums (N, C) over what each look has seen of (K, T, N, C)."""
+    over_time = values.cumsum(1)
+    return [over_time[:k, t - 1].sum(0) for t, k in path]
+
+
+def p_values(calibration: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """(1 + #{i : s_i >= s}) / (n + 1) for each of the scores s, from n calibration scores s_i.
+
+    >>> p_values(np.array([1, 2, 3]), np.array([0, 2, 4])).tolist()
+    [1.0, 0.75, 0.25]
+    """
+    below = np.searchsorted(np.sort(calibration), scores, side="left")
+    return (1 + len(calibration) - below) / (len(calibration) + 1)
+
+
+# Thresholds: the largest score that is inside
+
+
+def order(n: int, coverage: float, looks: int = 1) -> int:
+    """Which of n calibration scores, by size, is the largest inside: the ceil((n + 1)(1 - alpha))th
+    with alpha = (1 - coverage) / looks; an error where n is too small to have it.
+
+    Coverage counts as the decimal number that it prints as: 0.9 with 9 recordings is the 9th.
+
+    >>> order(9, 0.9), order(150, 0.9), order(150, 0.9, looks=10)
+    (9, 136, 150)
+    """
+    alpha = (1 - Fraction(str(checked_coverage(coverage)))) / looks
+    found = math.ceil((n + 1) * (1 - alpha))
+    if found > n:
+        over = f" at {looks} looks, each corrected for the others," if looks > 1 else ""
+        raise ValueError(
+            f"coverage: {coverage:g}{over} needs {math.ceil(1 / alpha) - 1} calibration "
+            f"recordings or more; got {n}; give more of them, or lower the coverage"
+            + (", the number of looks, or use the joint correction" if looks > 1 else "")
+        )
+    return found
+
+
+def bonferroni_thresholds(scores: np.ndarray, coverage: float) -> np.ndarray:
+    """Of each look, (P,), from the true classes' scores (P, n): {s : p(s) > alpha / P}.
+
+    The chances of an error at one of the looks add up to at most alpha.
+    """
+    which = order(scores.shape[1], coverage, len(scores))
+    return np.sort(scores, 1)[:, which - 1]
+
+
+def joint_thresholds(first: np.ndarray, second: np.ndarray, coverage: float) -> np.ndarray:
+    """Of each look, (P,), all looks at once: no sum of chances, and no price for more looks.
+
+    Args:
+        first: the true classes' scores (P, n1) of some recordings, which give each look's scores
+            their ranks: of s, how many lie below it, and in between in proportion.
+        second: those of others, (P, n2). The highest rank that a recording has at any look is one
+            number, and the ceil((n2 + 1) coverage)th smallest of these bounds the ranks of all
+            looks.
+    """
+    which = order(second.shape[1], coverage)
+    if first.shape[1] == 0:
+        raise ValueError(
+            "coverage: the joint correction needs a recording or more for the ranks; got none; "
+            "give more calibration recordings"
+        )
+    maps = [_RankMap(row) for row in first]
+    ranks = np.stack([of(row) for of, row in zip(maps, second, strict=True)])
+    bound = np.sort(ranks.max(0))[which - 1]
+    return np.array([of.largest(bound) for of in maps], np.int64)
+
+
+class _RankMap:
+    """From whole scores >= 0 to their ranks among some of them: increasing, so that scores without
+    ties have ranks without ties."""
+
+    def __init__(self, scores: np.ndarray):
+        self.n = len(scores)
+        self.values, self.below = np.unique(np.sort(scores), return_index=True)
+
+    def __call__(self, scores: np.ndarray) -> np.ndarray:
+        highest = self.values[-1]
+        beyond = self.n * (scores / highest if highest > 0 else 1.0 + scores)
+        within = np.interp(scores, self.values, self.below)
+        return np.where(scores > highest, beyond, within)
+
+    def largest(self, bound: float) -> int:
+        """The largest score whose rank is at most `bound`."""
+        highest = float(self.values[-1])
+        if bound >= self.n:
+            score = bound / self.n * highest if highest > 0 else bound / self.n - 1
+        else:
+            score = np.interp(bound, self.below, self.values)
+        found = math.floor(score)  # perhaps beside it by what floating point rounds
+        while self(np.array(found)) > bound:
+            found -= 1
+        while self(np.array(found + 1)) <= bound:
+            found += 1
+        return found
+
+
+# Classification
+
+
+@dataclass(frozen=True)
+class PredictionSets:
+    """Sets of classes, at the look at which each recording stopped."""
+
+    sets: np.ndarray  # bool (N, C)
+    sizes: np.ndarray  # (N,)
+    steps: np.ndarray  # (N,) time steps seen
+    members: np.ndarray  # (N,) asked
+    decided: np.ndarray  # bool (N,): whether the set is as small as was asked for
+
+
+@dataclass(frozen=True)
+class ConformalSets:
+    """Thresholds that turn scores into sets: what calibration leaves behind."""
+
+    path: Looks
+    thresholds: tuple[tuple[int, ...], ...]  # (P, C): the largest score that is inside
+    coverage: float
+    correction: str = CORRECTIONS[0]
+    score: str = SCORES[0]
+    most: int = 1  # classes of a set that is small enough to stop
+    by_class: bool = False  # each class has the coverage, and thresholds of its own
+    recordings: int = 0  # that it was calibrated on
+
+    def at(self, look: int, scores: np.ndarray) -> np.ndarray:
+        """The sets, bool (N, C), of a look's scores; the best class, where none is inside."""
+        inside = scores <= np.array(self.thresholds[look])
+        empty = ~inside.any(-1)
+        inside[empty, scores[empty].argmin(-1)] = True
+        return inside
+
+    def stop(self, scores: np.ndarray) -> PredictionSets:
+        """The first set of at most `most` classes, or the last, from scores (P, N, C)."""
+        sets = np.stack([self.at(look, some) for look, some in enumerate(scores)])
+        small = sets.sum(-1) <= self.most
+        looks = np.where(small.any(0), small.argmax(0), len(sets) - 1)
+        return self.stopped(sets[looks, np.arange(len(looks))], looks)
+
+    def stopped(self, sets: np.ndarray, looks: np.ndarray) -> PredictionSets:
+        """Sets (N, C) that were answered at these looks (N,)."""
+        sizes, (steps, members) = sets.sum(-1), np.array(self.path)[looks].T
+        return PredictionSets(sets, sizes, steps, members, sizes <= self.most)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, about: Any, classes: int) -> ConformalSets:
+        """What `to_json` gave, checked, for so many classes; else a ValueError."""
+        if not isinstance(about, dict) or set(about) != set(cls.__dataclass_fields__):
+            raise ValueError("its thresholds of prediction sets are not described")
+        path = checked_path(about["path"])
+        choice("correction", about["correction"], CORRECTIONS)
+        choice("score", about["score"], SCORES)
+        rows = about["thresholds"]
+        whole = isinstance(rows, list | tuple) and all(
+            isinstance(row, list | tuple)
+            and len(row) == classes
+            and all(type(n) is int and abs(n) < 1 << 62 for n in row)
+            for row in rows
+        )
+        if not whole or len(rows) != len(path) or type(about["by_class"]) is not bool:
+            raise ValueError("its thresholds are not whole numbers for every look and class")
+        counts = {name: about[name] for name in ("most", "recordings")}
+        return cls(
+            path,
+            tuple(map(tuple, rows)),
+            checked_coverage(about["coverage"]),
+            about["correction"],
+            about["score"],
+            positive_int("most", counts["most"]),
+            about["by_class"],
+            positive_int("recordings", counts["recordings"]),
+        )
+
+
+def calibrate_sets(
+    scores: np.ndarray,
+    labels: np.ndarray,
+    path: Looks,
+    coverage: float = 0.9,
+    *,
+    correction: str = CORRECTIONS[0],
+    first: np.ndarray | None = None,
+    most: int = 1,
+    by_class: bool = False,
+    score: str = SCORES[0],
+) -> ConformalSets:
+    """Thresholds from recordings that were never trained on.
+
+    Args:
+        scores: of every class at every look, whole numbers >= 0, (P, N, C).
+        labels: (N,) the true classes.
+        path: the looks.
+        coverage: how often the true class is to be in the sets of all looks, in (0, 1).
+        correction: "joint", or "bonferroni", which takes each look by itself.
+        first: of the joint correction, bool (N,): the recordings that give ranks, chosen without a
+            look at their scores; the others give the bound. By default the first half, which is
+            right where recordings come in no order.
+        most: a set of so many classes is small enough to stop.
+        by_class: calibrate each class by itself (Mondrian): the coverage then holds within every
+            class, and each needs as many recordings as all do otherwise.
+        score: what the scores are.
+    """
+    path, scores, labels = checked_path(path), np.asarray(scores), np.asarray(labels)
+    choice("correction", correction, CORRECTIONS)
+    choice("score", score, SCORES)
+    _check_scores(scores, labels, path)
+    if first is None:
+        first = np.arange(len(labels)) < len(labels) // 2
+    first = np.asarray(first, bool)
+    classes = scores.shape[2]
+    true = np.take_along_axis(scores, labels[None, :, None], 2)[:, :, 0]  # (P, N)
+
+    def thresholds(chosen: np.ndarray) -> np.ndarray:
+        if correction == "bonferroni":
+            return bonferroni_thresholds(true[:, chosen], coverage)
+        return joint_thresholds(true[:, chosen & first], true[:, chosen & ~first], coverage)
+
+    if by_class:
+        rows = np.stack([_of_class(c, labels, thresholds) for c in range(classes)], 1)
+    else:
+        rows = np.repeat(thresholds(np.ones(len(labels), bool))[:, None], classes, 1)
+    return ConformalSets(
+        path,
+        tuple(map(tuple, rows.tolist())),
+        float(coverage),
+        correction,
+        score,
+        positive_int("most", most),
+        by_class,
+        len(labels),
+    )
+
+
+def _of_class(c: int, labels: np.ndarray, thresholds: Any) -> np.ndarray:
+    """The thresholds of one class, from its own recordings."""
+    chosen = labels == c
+    if not chosen.any():
+        raise ValueError(
+            f"labels: sets by class need recordings of every class; got none of class {c}; "
+            "give some, or leave out by_class"
+        )
+    try:
+        return thresholds(chosen)
+    except ValueError as error:
+        raise ValueError(f"class {c}: {error}") from None
+
+
+def _check_scores(scores: np.ndarray, labels: np.ndarray, path: Looks) -> None:
+    if scores.ndim != 3 or scores.dtype.kind not in "iu" or len(scores) != len(path):
+        raise ValueError(
+            f"scores: must be whole numbers, ({len(path)} looks, N, C); got {scores.dtype} "
+            f"{scores.shape}; take them from margins or surprisals"
+        )
+    check_labels(labels, scores.shape[1], scores.shape[2])
+    if scores.min() < 0:
+        raise ValueError(
+            f"scores: must be 0 or more; got {scores.min()}; take them from margins or surprisals"
+        )
+
+
+def check_labels(labels: np.ndarray, count: int, classes: int) -> None:
+    """See that there is a class for each of so many recordings."""
+    if labels.shape != (count,) or count == 0 or labels.dtype.kind not in "iu":
+        raise ValueError(
+            f"labels: must be whole numbers, one for each of {count} recordings, of which there "
+            f"must be some; got {labels.dtype} {labels.shape}; give the numbers of the classes"
+        )
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(
+            f"labels: must lie in 0..{classes - 1}; got {labels.min()}..{labels.max()}; "
+            "leave out recordings of other classes"
+        )
+
+
+# Regression
+
+
+class PredictionIntervals(NamedTuple):
+    """Of targets, (N,) each."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+
+@dataclass(frozen=True)
+class ConformalIntervals:
+    """Split conformal intervals: mean +- width, or +- width times the ensemble's deviation."""
+
+    width: float
+    coverage: float
+    scaled: bool = False
+    recordings: int = 0  # that it was calibrated on
+
+    def around(self, mean: np.ndarray, std: np.ndarray) -> PredictionIntervals:
+        """The intervals of predictions with this mean and deviation."""
+        half = self.width * (std if self.scaled else np.ones_like(mean))
+        return PredictionIntervals(mean - half, mean + half)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, about: Any) -> ConformalIntervals:
+        """What `to_json` gave, checked; else a ValueError."""
+        if not isinstance(about, dict) or set(about) != set(cls.__dataclass_fields__):
+            raise ValueError("its width of prediction intervals is not described")
+        width = about["width"]
+        number = isinstance(width, int | float) and math.isfinite(width) and width >= 0
+        if not number or type(about["scaled"]) is not bool:
+            raise ValueError("its width of prediction intervals is no number")
+        recordings = positive_int("recordings", about["recordings"])
+        coverage = checked_coverage(about["coverage"])
+        return cls(float(width), coverage, about["scaled"], recordings)
+
+
+def calibrate_intervals(
+    mean: np.ndarray,
+    std: np.ndarray,
+    targets: np.ndarray,
+    coverage: float = 0.9,
+    *,
+    scaled: bool = False,
+) -> ConformalIntervals:
+    """The width that holds the targets (N,) of recordings that were never trained on as often as
+    asked for; `scaled` divides errors by the ensemble's deviations first.
+    """
+    mean, std, targets = (np.asarray(part, np.float64) for part in (mean, std, targets))
+    if not mean.shape == std.shape == targets.shape or mean.ndim != 1 or len(mean) == 0:
+        raise ValueError(
+            "mean, std, targets: must be (N,) each, with N >= 1; got "
+            f"{mean.shape}, {std.shape}, {targets.shape}; reshape them"
+        )
+    if not all(np.isfinite(part).all() for part in (mean, std, targets)):
+        raise ValueError(
+            "mean, std, targets: must be finite; got NaN or infinite values; leave those out"
+        )
+    if scaled and not (std > 0).all():
+        raise ValueError(
+            "scaled: needs members that differ on every point; got a deviation of 0; "
+            "leave scaled out"
+        )
+    errors = np.abs(targets - mean) / (std if scaled else 1)
+    width = float(np.sort(errors)[order(len(errors), coverage) - 1])
+    return ConformalIntervals(width, float(coverage), scaled, len(errors))
+
+
+def checked_coverage(value: Any) -> float:
+    """A probability that is asked for."""
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not number or not 0 < value < 1:
+        raise ValueError(f"coverage: must lie in (0, 1); got {value!r}; give e.g. 0.9")
+    return float(value)

@@ -1,0 +1,275 @@
+"""Prediction sets and intervals of a model: what calibration found, its file, and answers by it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bisnn import conformal
+from bisnn.bits import philox
+from bisnn.bits.philox import Purpose
+from bisnn.conformal import (
+    CORRECTIONS,
+    LOOKS,
+    SCORES,
+    ConformalIntervals,
+    ConformalSets,
+    Looks,
+    PredictionIntervals,
+    PredictionSets,
+)
+from bisnn.data.loading import Clips
+from bisnn.display import note
+from bisnn.files import file_digest, read_text, write_atomic
+from bisnn.network import Readout
+from bisnn.prediction import Regression, logits
+from bisnn.runs.folder import Damaged
+from bisnn.runs.inputs import spikes
+
+if TYPE_CHECKING:
+    from bisnn.runs.model import Model
+
+FILE = "calibration.json"
+VERSION = 1  # of the file
+
+
+class OtherModel(ValueError):
+    """A calibration of another model than the one beside it."""
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What calibration found for a model, by which predictor, on which data."""
+
+    rule: ConformalSets | ConformalIntervals
+    samples: int | None  # members of the predictor; None: the one set of weights
+    data: str  # digest of the calibration recordings, with their labels
+
+
+def calibrated(
+    model: Model,
+    x: Tensor | Clips,
+    y: Any,
+    coverage: float = 0.9,
+    *,
+    samples: int | None,
+    correction: str = CORRECTIONS[0],
+    looks: int | Sequence[tuple[int, int]] = LOOKS,
+    most: int = 1,
+    by_class: bool = False,
+    score: str = SCORES[0],
+    scaled: bool = False,
+    advance: Callable[[int], Any] = lambda points: None,
+) -> Guarantee:
+    """Calibrate a model on points x, encoded alike, or recordings, that it was not trained on.
+
+    Args:
+        y: numbers of the classes (N,), or targets (N,) or (N, 1).
+        coverage: how often the truth is to be inside.
+        samples: members of the predictor; None for the one set of weights.
+        correction: for several looks, "joint" or "bonferroni"; see `bisnn.conformal`.
+        looks: how many, evenly over time, or which: pairs (time steps, members).
+        most: classes of a set that is small enough to stop.
+        by_class: the coverage holds within every class.
+        score: "margin", integers that ship, or "surprisal", -log p.
+        scaled: for intervals: in proportion to the ensemble's deviation.
+        advance: called with the number of recordings done, now and then.
+    """
+    y = np.asarray(y)
+    rule: ConformalSets | ConformalIntervals
+    if model.classes:
+        if scaled:
+            raise ValueError(
+                "scaled: is of intervals, and this model predicts classes; got True; leave it out"
+            )
+        conformal.check_labels(y, len(x), len(model.classes))
+        options = {"correction": correction, "most": most, "by_class": by_class, "score": score}
+        rule = _sets(model, x, y, coverage, samples, looks, options, advance)
+    else:
+        given = (correction, looks, most, by_class, score)
+        if given != (CORRECTIONS[0], LOOKS, 1, False, SCORES[0]):
+            raise ValueError(
+                "correction, looks, most, by_class, score: are of sets of classes, and this model "
+                f"predicts targets; got {given}; leave them out"
+            )
+        conformal.order(len(x), coverage)
+        y = y.reshape(-1)
+        mean, std = _outputs(model, x, samples, advance)
+        rule = conformal.calibrate_intervals(mean, std, y, coverage, scaled=scaled)
+    return Guarantee(rule, samples, digest_of(fingerprints(model, x), y))
+
+
+def _sets(
+    model: Model,
+    x: Tensor | Clips,
+    y: np.ndarray,
+    coverage: float,
+    samples: int | None,
+    looks: int | Sequence[tuple[int, int]],
+    options: dict[str, Any],
+    advance: Callable[[int], Any],
+) -> ConformalSets:
+    members = samples or 1
+    path = (
+        conformal.even_path(model.config.steps, members, looks)
+        if isinstance(looks, int)
+        else conformal.checked_path(looks, model.config.steps, members)
+    )
+    half = len(y) // 2  # give ranks
+    # Too few recordings are refused before the network runs
+    if options["correction"] == "joint":
+        conformal.order(len(y) - half, coverage)
+    else:
+        conformal.order(len(y), coverage, len(path))
+    order = philox.permutation(len(y), model.config.seed, Purpose.CALIBRATION_SPLIT)
+    first = np.isin(np.arange(len(y)), order[:half])
+    scores = scores_of(model, x, samples, path, options["score"], advance)
+    return conformal.calibrate_sets(scores, y, path, coverage, first=first, **options)
+
+
+def _outputs(
+    model: Model, x: Tensor | Clips, samples: int | None, advance: Callable[[int], Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of a regression, (N,) each."""
+    result = model.predict_points(x, samples, advance=advance)
+    assert isinstance(result, Regression)
+    mean, std = (part[:, 0].double().cpu().numpy() for part in (result.mean, result.std))
+    return mean, std
+
+
+def scores_of(
+    model: Model,
+    x: Tensor | Clips,
+    samples: int | None,
+    path: Looks,
+    score: str = SCORES[0],
+    advance: Callable[[int], Any] = lambda points: None,
+) -> np.ndarray:
+    """Scores of every class at every look, (P, N, C)."""
+    device, members = next(model.net.parameters()).device, model.draw(samples)
+    encodings = model.config.predict.encodings
+    # Other spikes of a point are as other members
+    path = tuple((t, k * encodings) for t, k in path)
+    readout = model.net.readouts[-1]
+    assert isinstance(readout, Readout)
+    found = []
+    for index in torch.arange(len(x)).split(model.batch):
+        coded = (spikes(model.config, x[index], device, e) for e in range(encodings))
+        y = torch.stack([logits(model.net, s, members) for s in coded], 1).flatten(0, 1)
+        if score == "margin":
+            counts = (y / readout.scale).round().long()
+            found.append(conformal.margins(counts.cpu().numpy(), path))
+        else:
+            found.append(conformal.surprisals(y.cpu().numpy(), path))
+        advance(len(index))
+    return np.concatenate(found, 1)
+
+
+def answers(
+    model: Model, x: Tensor | Clips, advance: Callable[[int], Any] = lambda points: None
+) -> PredictionSets | PredictionIntervals:
+    """The sets or intervals of a calibrated model for points, encoded alike, or recordings."""
+    if model.guarantee is None:
+        raise ValueError(
+            "predict_set: this model is not calibrated; use model.calibrate(x, y), or "
+            "`bisnn calibrate RUN` and load the run"
+        )
+    rule, samples = model.guarantee.rule, model.guarantee.samples
+    if isinstance(rule, ConformalSets):
+        return rule.stop(scores_of(model, x, samples, rule.path, rule.score, advance))
+    return rule.around(*_outputs(model, x, samples, advance))
+
+
+def fingerprints(model: Model, x: Tensor | Clips) -> list[bytes]:
+    """Of each point or recording as the network sees it."""
+    found = []
+    for index in torch.arange(len(x)).split(model.batch):
+        some = x[index]
+        rows = (
+            np.packbits(some.spikes().movedim(1, 0).flatten(1).numpy(), axis=1)
+            if isinstance(some, Clips)
+            else some.numpy()
+        )
+        found += [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows]
+    return found
+
+
+def digest_of(recordings: Sequence[bytes], y: np.ndarray) -> str:
+    """Of recordings in their order, with their labels or targets."""
+    digest = hashlib.blake2b(b"".join(recordings), digest_size=16)
+    digest.update(np.asarray(y, np.float64).tobytes())
+    return digest.hexdigest()
+
+
+# The file
+
+
+def write(found: Guarantee, model_file: Path) -> Path:
+    """Write calibration.json beside a model, whole or not at all."""
+    kind = "sets" if isinstance(found.rule, ConformalSets) else "intervals"
+    body = {
+        "version": VERSION,
+        "kind": kind,
+        "model": file_digest(model_file),
+        "data": found.data,
+        "samples": found.samples,
+        kind: found.rule.to_json(),
+    }
+    path = model_file.with_name(FILE)
+    text = json.dumps({**body, "digest": _digest(body)}, indent=1)
+    write_atomic(path, f"{text}\n".encode())
+    return path
+
+
+def read(model_file: Path, classes: int) -> Guarantee | None:
+    """The calibration beside a model of so many classes; None where there is none.
+
+    One of another model is an OtherModel, a changed file Damaged.
+    """
+    path = model_file.with_name(FILE)
+    if not path.exists():
+        return None
+    again = f"calibrate again with: bisnn calibrate {model_file.parent}"
+    try:
+        body = json.loads(read_text(path))
+        stated = body.pop("digest")
+        if stated != _digest(body) or body["version"] != VERSION:
+            raise ValueError("its content does not match its digest")
+        rule: ConformalSets | ConformalIntervals = (
+            ConformalSets.from_json(body["sets"], classes)
+            if classes
+            else ConformalIntervals.from_json(body["intervals"])
+        )
+        samples, data, model = body["samples"], body["data"], body["model"]
+        if not (samples is None or (type(samples) is int and samples > 0)) or type(data) is not str:
+            raise ValueError("its predictor or its data are not named")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"{path}: is damaged or no calibration ({error}); {again}") from None
+    if model != file_digest(model_file):
+        raise OtherModel(
+            f"{path}: is of another model than {model_file.name}: its guarantee does not hold for "
+            f"this one; {again}, or remove the file"
+        )
+    return Guarantee(rule, samples, data)
+
+
+def usable(model_file: Path, classes: int) -> Guarantee | None:
+    """As `read`; one that cannot be used is named on stderr, and is not."""
+    try:
+        return read(model_file, classes)
+    except (OtherModel, Damaged) as error:
+        note(f"{error}; it is not used")
+        return None
+
+
+def _digest(body: dict[str, Any]) -> str:
+    text = json.dumps(body, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
