@@ -1,10 +1,22 @@
-"""Small networks of every kind, for tests that hold each of them to the same law."""
+"""Small networks of every kind, and ways to run and differentiate them, for laws they share."""
 
 from __future__ import annotations
 
 import torch
 
-from bisnn import SRM, Conv2d, FixedSRM, Levels, Linear, Network, Recurrent
+from bisnn import (
+    SRM,
+    BayesBiSNN,
+    Conv2d,
+    FixedSRM,
+    Levels,
+    Linear,
+    Network,
+    Recurrent,
+    STBiSNN,
+    map_weights,
+)
+from bisnn.weights import draw_members
 from conftest import seeded
 
 NEURON = SRM(tau_mem=5.0, tau_syn=3.0, tau_ref=2.0, threshold=0.05, slope=2.0)
@@ -82,3 +94,38 @@ def build(kind: str, seed: int = 0, **options) -> Network:
         )
         return Network(*layers, input_shape=(2, 6, 6), **options)
     raise AssertionError(kind)
+
+
+def run(net, x, relaxed=False):
+    """Weights and output at a realisation: hard, or real-valued in (-1, 1)."""
+    params = [layer.weight for layer in net.layers]
+    if relaxed:
+        rule = BayesBiSNN(net.parameters(), lr=1.0, temperature=0.0)
+        with rule.sampled():
+            return [p.detach().clone() for p in params], net(x)
+    with map_weights(net):
+        return [p.detach().clone() for p in params], net(x)
+
+
+def inputs_of(net, x, out):
+    """What arrives at each layer, as numpy arrays; a recurrent layer's own spikes included."""
+    left = [x, *out.spikes]
+    for layer, u in zip(net.layers, out.potentials, strict=True):
+        read = [left[n + 1] for n in layer.spec.inputs]
+        a = torch.cat(read if isinstance(layer, Conv2d) else [z.flatten(2) for z in read], dim=2)
+        if isinstance(layer, Recurrent):
+            a = torch.cat([a, (u > layer.neuron.threshold).double()], dim=-1)
+        yield a.detach().numpy()
+
+
+def gradients(net, x, labels, loss, rule=None):
+    """Gradients at the MAP weights, by way of ST-BiSNN, whose factor is 1."""
+    rule = rule or STBiSNN(net.parameters(), lr=1.0)
+    with rule.sampled():
+        loss(net(x), labels).backward()
+    return [p.grad.clone() for p in net.parameters()]
+
+
+def drawn(net: Network, K: int, seed: int = 0) -> list[list[torch.Tensor]]:
+    """K realisations of hard weights, drawn from the posterior: a tensor for each layer."""
+    return draw_members([layer.weight for layer in net.layers], K, seed)

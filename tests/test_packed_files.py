@@ -17,8 +17,7 @@ from safetensors.numpy import save as save_tensors
 from bisnn import SRM, packing
 from bisnn.packed import BadFile, Engine, PackedLayer, PackedNetwork, Unfit, file
 from conftest import taking
-from networks import EVERY, build
-from test_packed import drawn
+from networks import EVERY, build, drawn
 
 
 def contents(network: PackedNetwork, path) -> bytes:
