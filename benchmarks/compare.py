@@ -157,6 +157,7 @@ def main() -> None:
         parser.error("give two folders, OLD and NEW, and at least two rounds")
     passed = [f"--case={case}" for case in cases] + [f"--device={options.device}"]
     old, new = (Version(folder, passed) for folder in options.folders)
+    versions = dict(zip(("old", "new"), map(_commit, options.folders), strict=True))
     found = {}
     for name in rows(cases, options.device):
         found[name] = row = compared(old, new, name, options.rounds, options.iterations)
@@ -171,8 +172,9 @@ def main() -> None:
         from bisnn_experiments.measurement import machine
 
         about = {name: getattr(options, name) for name in ("device", "rounds", "iterations")}
-        about |= {"versions": [_commit(folder) for folder in options.folders]}
-        results.write(options.out, about | {"machine": machine(), "rows": found})
+        results.write(
+            options.out, about | {"versions": versions, "machine": machine(), "rows": found}
+        )
 
 
 if __name__ == "__main__":
