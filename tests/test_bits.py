@@ -114,9 +114,12 @@ def test_windows_are_the_inputs_under_the_kernel(
         np.moveaxis(views, 3, -1).reshape(*views.shape[:3], -1)
     )  # taps in row order, channels within
     out = np.full_like(expected, 0xFFFFFFFF)
-    ours = written(
-        counting.windows, n, cut, out, packed(images), channels, *kernel, *stride, *padding
+    lines = packed(images.reshape(n, H, -1))
+    joined = np.full_like(lines, 0xFFFFFFFF)
+    assert np.array_equal(
+        written(counting.join_pixels, n, cut, joined, packed(images), channels), lines
     )
+    ours = written(counting.windows, n, cut, out, lines, W, channels, *kernel, *stride, *padding)
     assert np.array_equal(ours, expected)
 
 

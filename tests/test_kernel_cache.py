@@ -17,7 +17,7 @@ from numba.core.caching import CompileResultCacheImpl
 
 import bisnn
 from bisnn import packing
-from bisnn.bits import counting
+from bisnn.bits import compilation
 from bisnn.bits.neurons import SHARED, TRACES, advance, column, loop, store
 from bisnn.packed import Engine, file
 from networks import build
@@ -54,7 +54,7 @@ DAMAGE = {
 @pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_cache_is_made_anew(twice, tmp_path, capsys, suffix, damage):
-    compiled = counting.kernel("int64(int64)")
+    compiled = compilation.kernel("int64(int64)")
     assert compiled(twice)(21) == 42
     path = kept(tmp_path)[suffix]
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
@@ -66,10 +66,10 @@ def test_a_damaged_cache_is_made_anew(twice, tmp_path, capsys, suffix, damage):
 
 
 def test_without_a_place_kernels_are_compiled_in_memory(twice, tmp_path, monkeypatch, capsys):
-    counting._say_not_kept.cache_clear()
+    compilation._say_not_kept.cache_clear()
     monkeypatch.setattr(CompileResultCacheImpl, "_locator_classes", [])
-    assert counting.kernel("int64(int64)")(twice)(21) == 42
-    assert counting.kernel("float64(float64)")(twice)(1.5) == 3
+    assert compilation.kernel("int64(int64)")(twice)(21) == 42
+    assert compilation.kernel("float64(float64)")(twice)(1.5) == 3
     said = capsys.readouterr().err
     assert said.count("\n") == 1, "one note, however many kernels"
     assert "NUMBA_CACHE_DIR" in said
@@ -80,9 +80,9 @@ def test_a_full_disk_is_no_reason_to_stop(twice, monkeypatch, capsys):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    counting._say_not_kept.cache_clear()
+    compilation._say_not_kept.cache_clear()
     monkeypatch.setattr(numba.core.caching.IndexDataCacheFile, "_save_data", full)
-    assert counting.kernel("int64(int64)")(twice)(21) == 42
+    assert compilation.kernel("int64(int64)")(twice)(21) == 42
     assert "NUMBA_CACHE_DIR" in capsys.readouterr().err
 
 
@@ -148,7 +148,7 @@ def test_loops_of_neurons_without_a_place_in_a_file_stay_in_memory(tmp_path, mon
 
 def test_a_kernel_that_does_not_compile_says_so(twice):
     with pytest.raises(numba.core.errors.TypingError):
-        counting.kernel("void(ListType(int64), DictType(int64, int64))")(lambda a, b: a + b)
+        compilation.kernel("void(ListType(int64), DictType(int64, int64))")(lambda a, b: a + b)
 
 
 def read_only(folder: Path) -> tuple[list[str], dict[str, str]]:

@@ -164,6 +164,62 @@ def test_damaged_results_are_found_before_training(stand_ins, tmp_path, monkeypa
     assert (tmp_path / "results.json").read_text() == content
 
 
+STAGED = """
+import sys
+from pathlib import Path
+from bisnn_experiments import workers
+log = Path(sys.argv[1])
+def note(name):
+    with log.open("a") as file:
+        file.write(name)
+def first():
+    note("a")
+def second():
+    note("b")
+if __name__ == "__main__":
+    stages = ((first, first), (second,))
+    settings = dict(length=lambda task: 1, progress=lambda task: 0)
+    workers.run_all(note, [("c",)] * 3, 2, False, **settings, before=stages)
+"""
+
+
+def test_stages_come_before_the_tasks(tmp_path):
+    (tmp_path / "script.py").write_text(STAGED)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "log")]
+    subprocess.run(command, env=environment, check=True)
+    assert (tmp_path / "log").read_text() == "aabccc"
+
+
+COMPILED = """
+import sys, tempfile
+from numba.core.caching import FunctionCache
+from bisnn_experiments import compilation, reproduction
+from pathlib import Path
+from runs import small
+
+for stage in compilation.STAGES:
+    for function in stage:
+        function()
+FunctionCache.save_overload = lambda self, *arguments: print("compiled", self._name)
+reproduction.measure("ST", small("st"), Path(tempfile.mkdtemp()) / "run")
+"""
+
+
+@pytest.mark.slow
+def test_a_run_uses_no_kernels_beside_those_of_the_stages(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment["NUMBA_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "compiled" not in done.stdout, done.stdout
+
+
 SCRIPT = """
 import sys
 from bisnn_experiments import reproduction

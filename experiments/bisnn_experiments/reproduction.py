@@ -31,7 +31,7 @@ from bisnn.runs.config import Config
 from bisnn.runs.folder import RunFolder
 from bisnn.runs.inputs import load_dataset
 from bisnn.runs.results import Evaluation
-from bisnn_experiments import drawing, recognition, workers
+from bisnn_experiments import compilation, drawing, recognition, workers
 from bisnn_experiments.measurement import processor
 from bisnn_experiments.results import (
     FigureResults,
@@ -312,6 +312,7 @@ def run_all(
         show,
         length=lambda task: task.config.train.epochs,
         progress=_progress,
+        before=compilation.STAGES if tasks[0].config.train.device == "cpu" else (),
     )
 
 

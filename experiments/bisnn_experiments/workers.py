@@ -24,6 +24,7 @@ def run_all(
     *,
     length: Callable[[Any], float],
     progress: Callable[[Any], float],
+    before: Sequence[Sequence[Callable[[], None]]] = (),
 ) -> list[Any]:
     """`function(*task)` for each task, in the order of the tasks.
 
@@ -35,18 +36,26 @@ def run_all(
         length: how long a task takes, in any unit. The longest are started first, so that none is
             left running alone.
         progress: how much of a task that is under way has been done, from 0 to 1.
+        before: functions of modules that the workers call first, in stages: those of a stage at
+            the same time.
     """
     others = multiprocessing.active_children()
     # numba's and torch's threads do not survive a fork.
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
     longest_first = sorted(range(len(tasks)), key=lambda i: -length(tasks[i]))
-    with _workers_ignore_ctrl_c():
-        started: dict[int, Future] = {i: pool.submit(function, *tasks[i]) for i in longest_first}
-    futures = [started[i] for i in range(len(tasks))]
+    waiting: set[Future] = set()
     with pool, bars(show=show, transient=False) as shown, signals() as caught:
         bar = shown.add_task("", total=len(tasks))
-        waiting = set(futures)
         try:
+            for stage in before:
+                waiting = set() if caught[0] else {_submit(pool, each) for each in stage}
+                while waiting and not caught[0]:
+                    done, waiting = wait(waiting, timeout=0.5)
+                    for future in done:
+                        future.result()
+            started = {i: _submit(pool, function, *tasks[i]) for i in longest_first}
+            futures = [started[i] for i in range(len(tasks))]
+            waiting = set(futures)
             while waiting and not caught[0]:
                 done, waiting = wait(waiting, timeout=0.5)
                 for future in done if not caught[0] else ():
@@ -67,6 +76,11 @@ def run_all(
     if caught[0]:
         raise Interrupted("stopped and saved; the same command goes on", caught[0])
     return [future.result() for future in futures]
+
+
+def _submit(pool: ProcessPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Future:
+    with _workers_ignore_ctrl_c():  # it may start one
+        return pool.submit(function, *arguments)
 
 
 def _stop(processes: list[Any]) -> None:

@@ -298,7 +298,8 @@ class Rule(Optimizer):
                     # The loss does not depend on it, and a prior still pulls
                     g = torch.zeros_like(p)
                 if g is not None:
-                    p.copy_(update(p, g / self._blocks, group, self.state[p]))
+                    mean = g if self._blocks == 1 else g / self._blocks
+                    p.copy_(update(p, mean, group, self.state[p]))
         self.advance(0, 1, 0)
         self.zero_grad()
         return loss

@@ -21,21 +21,17 @@ numba are needed here.
 
 from __future__ import annotations
 
-import functools
-import sys
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 from numba import njit, types
-from numba.core.caching import FunctionCache
 from numba.core.extending import intrinsic
+
+from bisnn.bits.compilation import kernel
 
 _M, _B = "float32[:, ::1]", "uint32[:, ::1]"  # matrix of floats, of words
 _F = np.float32
 _ONE_BITS = np.uint32(0x3F800000)  # of the float32 1.0
 _NO_SIGN = np.uint32(0x7FFFFFFF)
-_U0, _U1 = np.uint32(0), np.uint32(1)
+_U0, _U1, _L1 = np.uint32(0), np.uint32(1), np.uint64(1)
 # Rows of a gradient whose selections are added while they stay in the L2 cache; a multiple of 32
 ROWS = 512
 BLOCK = 16  # words of inputs whose weights stay there, likewise
@@ -44,45 +40,6 @@ WORDS = (
 )
 # Columns that a block of rows is counted for at a time, so that the counts stay in the L1 cache
 COLUMNS = 512
-
-
-def kernel(
-    signature: str, contract: bool = False, reorder: bool = False, keep: bool = True
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """One signature each, compiled at import, or from numba's cache on disk where it is to `keep`.
-
-    No fastmath, or bits would differ from kernel to kernel; only gradients may `contract`, fuse
-    products and sums, and only sums of small integers, which are exact in any order, may `reorder`.
-    """
-    allowed = {name for name, chosen in (("contract", contract), ("reassoc", reorder)) if chosen}
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": allowed or False}
-    if not keep:
-        return njit(signature, **options)
-    return lambda function: _compiled(function, signature, options)
-
-
-def _compiled(
-    function: Callable[..., Any], signature: str, options: dict[str, Any]
-) -> Callable[..., Any]:
-    """Compile or load from numba's cache, anew if damaged; in memory where none can be kept."""
-    for emptied in (False, True):
-        try:
-            if emptied:
-                FunctionCache(function).flush()
-            return njit(signature, cache=True, **options)(function)
-        # Whatever reading a damaged cache raises; the function's own errors come again below
-        except Exception:
-            continue
-    compiled = njit(signature, **options)(function)
-    _say_not_kept()
-    return compiled
-
-
-@functools.cache
-def _say_not_kept() -> None:
-    """Once a process, on stderr. (`display.note` needs rich, and nothing here does.)"""
-    text = "no folder for compiled kernels is writable: they are compiled in memory, at every start"
-    print(f"bisnn: {text}; set NUMBA_CACHE_DIR to a folder that is", file=sys.stderr)
 
 
 @intrinsic
@@ -97,12 +54,21 @@ def popcount(typingctx, x):
 
 @intrinsic
 def _lowest(typingctx, x):
-    """Index of the lowest one of a uint32 that is not 0."""
+    """Index of the lowest one of a uint32 or uint64 that is not 0."""
 
     def generate(context, builder, signature, arguments):
         return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
 
-    return types.uint32(types.uint32), generate
+    return x(x), generate
+
+
+@njit(inline="always")
+def _two_words(x, k, end):
+    """Words k and k + 1 of a row, of words before `end`, as one: loops over its ones end once for
+    both, and it is at such ends that processors guess wrong.
+    """
+    high = x[k + 1] if k + 1 < end else _U0
+    return np.uint64(x[k]) | np.uint64(high) << np.uint64(32)
 
 
 @kernel(f"boolean(int64, int64, {_B}, {_B})")
@@ -159,29 +125,34 @@ def _add_bits(source, start, n, target, at):
         n, start, at = n - m, start + m, at + m
 
 
+@kernel("void(int64, int64, uint32[:, :, :, ::1], int64, uint32[:, :, ::1])")
+def join_pixels(lo, hi, images, channels, rows):
+    """rows[n] (H, words) = the rows of images[n] (H, W, words), whose pixels begin with a word,
+    without the gaps behind their channels.
+    """
+    for n in range(lo, hi):
+        for h in range(images.shape[1]):
+            row = rows[n, h]
+            if channels % 32 == 0:
+                row[:] = images[n, h].reshape(-1)
+                continue
+            row[:] = _U0
+            for w in range(images.shape[2]):
+                _add_bits(images[n, h, w], 0, channels, row, w * channels)
+
+
 @kernel(
-    "void(int64, int64, uint32[:, :, :, ::1], int64, int64, int64, int64, int64, int64, int64, "
+    "void(int64, int64, uint32[:, :, ::1], int64, int64, int64, int64, int64, int64, int64, int64, "
     "uint32[:, :, :, ::1])"
 )
-def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out):
-    """out[n, y, x] = the k0 k1 channels bits of images[n] (H, W, words) under the kernel at output
-    pixel (y, x), 0 outside.
+def windows(lo, hi, images, W, channels, k0, k1, stride0, stride1, pad0, pad1, out):
+    """out[n, y, x] = the k0 k1 channels bits of images[n] under the kernel at output pixel (y, x),
+    0 outside. Images are (H, words): rows of W pixels without gaps, as `join_pixels` makes them.
 
-    What a row of the kernel sees is one run of bits: of whole words where channels fill them, else
-    of the image's row without gaps.
+    So what a row of the kernel sees is one run of bits: of whole words where channels fill them.
     """
-    H, W, n_words = images.shape[1], images.shape[2], images.shape[3]
-    whole = channels % 32 == 0
-    rows = np.empty((H, W * n_words + 1), np.uint32)
+    H, whole = images.shape[1], channels % 32 == 0
     for n in range(lo, hi):
-        for h in range(H):
-            row = rows[h]
-            if whole:
-                row[: W * n_words] = images[n, h].reshape(-1)
-            else:
-                row[:] = _U0
-                for w in range(W):
-                    _add_bits(images[n, h, w], 0, channels, row, w * channels)
         for y in range(out.shape[1]):
             top = y * stride0 - pad0
             for x in range(out.shape[2]):
@@ -190,15 +161,15 @@ def windows(lo, hi, images, channels, k0, k1, stride0, stride1, pad0, pad1, out)
                 first, last = max(left, 0), min(left + k1, W)
                 if first >= last:
                     continue
+                start, size = first * channels, (last - first) * channels
                 for h in range(max(top, 0), min(top + k0, H)):
-                    start, size = first * channels, (last - first) * channels
                     at = ((h - top) * k1 + first - left) * channels
                     if whole:
-                        part, seen = target[at >> 5 :], rows[h, start >> 5 :]
+                        part, seen = target[at >> 5 :], images[n, h, start >> 5 :]
                         for i in range(size >> 5):  # a slice at once would check for overlap
                             part[i] = seen[i]
                     else:
-                        _add_bits(rows[h], start, size, target, at)
+                        _add_bits(images[n, h], start, size, target, at)
 
 
 @njit(inline="always")
@@ -379,13 +350,14 @@ def add_rows(lo, hi, x, w, out):
     index = np.empty(32 * BLOCK, np.uint32)
     out[lo:hi] = _F(0)
     for first in range(0, x.shape[1], BLOCK):
+        end = min(first + BLOCK, x.shape[1])
         for r in range(lo, hi):
             count = 0
-            for k in range(first, min(first + BLOCK, x.shape[1])):
-                word = x[r, k]
+            for k in range(first, end, 2):
+                word = _two_words(x[r], k, end)
                 while word:
-                    index[count] = np.uint32(32 * k) + _lowest(word)
-                    word &= word - _U1
+                    index[count] = np.uint32(32 * k + _lowest(word))
+                    word &= word - _L1
                     count += 1
             _add_listed(index, count, w, out[r])
 
@@ -393,19 +365,19 @@ def add_rows(lo, hi, x, w, out):
 @kernel(f"void(int64, int64, {_B}, {_M}, {_M})")
 def add_rows_transposed(lo, hi, x, g, out):
     """out[j] += the sum of g[r] over rows r of x (R, words) with bit j set; j in words lo..hi."""
-    index = np.empty((32, ROWS), np.uint32)  # of one word's inputs: the rows where each is active
-    count = np.empty(32, np.int64)
+    index = np.empty((64, ROWS), np.uint32)  # of two words' inputs: the rows where each is active
+    count = np.empty(64, np.int64)
     for first in range(0, x.shape[0], ROWS):
-        for k in range(lo, hi):
+        for k in range(lo, hi, 2):
             count[:] = 0
             for r in range(first, min(first + ROWS, x.shape[0])):
-                word = x[r, k]
+                word = _two_words(x[r], k, hi)
                 while word:
-                    j = _lowest(word)
+                    j = np.int64(_lowest(word))
                     index[j, count[j]] = r
                     count[j] += 1
-                    word &= word - _U1
-            for j in range(min(32, out.shape[0] - 32 * k)):
+                    word &= word - _L1
+            for j in range(min(64, out.shape[0] - 32 * k)):
                 _add_listed(index[j], count[j], g, out[32 * k + j])
 
 

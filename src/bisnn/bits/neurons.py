@@ -20,7 +20,7 @@ from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.core.extending import intrinsic
 
-from bisnn.bits.counting import kernel
+from bisnn.bits.compilation import kernel
 from bisnn.neuron import Neuron
 
 # What loops call, and every neuron has its own of.

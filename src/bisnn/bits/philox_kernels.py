@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from bisnn.bits.counting import kernel
+from bisnn.bits.compilation import kernel
 from bisnn.bits.philox import philox
 
 _block = njit(inline="always")(philox)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bisnn.alphabet import Levels
 from bisnn.bits import counting, threads
-from bisnn.bits.counting import kernel
+from bisnn.bits.compilation import kernel
 from bisnn.kernels import fourier, reference
 from bisnn.kernels.cpu_gradients import by_rows as _by_rows
 from bisnn.kernels.cpu_gradients import in_frequencies as _in_frequencies
@@ -27,7 +27,7 @@ from bisnn.kernels.fourier import Axis
 from bisnn.kernels.reference import Errors, LayerConstants
 from bisnn.neuron import SRM, FixedSRM, Neuron
 
-FEW = 4  # outputs of a readout
+FEW = 12  # outputs of a readout
 _f = np.float32
 _ZERO = _f(0)
 _M = "float32[:, ::1]"  # matrix
@@ -244,18 +244,20 @@ CACHED = 1 << 17  # numbers of a gradient that are worked on at a time
 
 
 def keep(x: Tensor, padding: list[int]) -> Tensor:
-    """Spikes as bits, packed along the last axis into int32."""
+    """Spikes as bits, packed into int32 along the last axis, or of images along their rows."""
     x = x.contiguous()
-    rows = x.detach().numpy().reshape(-1, x.shape[-1]).view(np.uint32)
     shape, dtype = kept_shape(x.shape, padding)
     kept = torch.empty(shape, dtype=dtype)
-    run(counting.pack, x.numel(), len(rows), rows, _words(kept))
+    words = _words(kept)
+    rows = x.detach().numpy().reshape(len(words), -1).view(np.uint32)
+    run(counting.pack, x.numel(), len(rows), rows, words)
     return kept
 
 
 def kept_shape(shape: torch.Size, padding: list[int]) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape and dtype of what `keep` returns."""
-    return (*shape[:-1], -(-shape[-1] // 32)), torch.int32
+    n = shape[-1] if len(shape) < 5 else shape[-2] * shape[-1]
+    return (*shape[: min(len(shape) - 1, 3)], -(-n // 32)), torch.int32
 
 
 def _words(kept: Tensor) -> np.ndarray:
@@ -263,16 +265,19 @@ def _words(kept: Tensor) -> np.ndarray:
     return kept.numpy().view(np.uint32).reshape(-1, kept.shape[-1])
 
 
-def _density(kept: Tensor, channels: int) -> float:
-    words = _words(kept)
-    return int(np.bitwise_count(words).sum()) / (len(words) * channels)
+def _density(kept: Tensor, shape: Sequence[int]) -> float:
+    """Share of the inputs of this shape that are active."""
+    return int(np.bitwise_count(_words(kept)).sum()) / math.prod(shape)
 
 
 def _images(kept: Tensor) -> np.ndarray:
-    """Packed spikes as (T, B, H, W, words); those of a dense layer are images of one pixel."""
-    T, B, *image = kept.shape
-    size = image if len(image) == 3 else (1, 1, *image)
-    return kept.numpy().view(np.uint32).reshape(T, B, *size)
+    """Packed spikes as (T, B, H, words); those of a dense layer are images of one pixel."""
+    return kept.numpy().view(np.uint32).reshape(*kept.shape[:2], -1, kept.shape[-1])
+
+
+def _width(shape: Sequence[int]) -> int:
+    """Of images; inputs of a dense layer are one pixel."""
+    return shape[3] if len(shape) == 5 else 1
 
 
 def _convolution(weight: Tensor, stride: list[int], padding: list[int]) -> tuple[int, ...]:
@@ -280,14 +285,16 @@ def _convolution(weight: Tensor, stride: list[int], padding: list[int]) -> tuple
     return (1, 1, 1, 1, 0, 0) if weight.ndim == 2 else (*weight.shape[2:], *stride, *padding)
 
 
-def _rows(kept: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> np.ndarray:
+def _rows(
+    kept: Tensor, shape: Sequence[int], weight: Tensor, stride: list[int], padding: list[int]
+) -> np.ndarray:
     """The inputs of each output neuron or pixel, as rows of bits: (R, words)."""
     if weight.ndim == 2:
         return _words(kept)
     images = _images(kept).reshape(-1, *kept.shape[2:])
-    _, _, *size, _ = reference.current_shape(kept, weight, stride, padding)
+    _, _, *size, _ = reference.current_shape(shape, weight, stride, padding)
     windows = np.empty((len(images), *size, -(-weight[0].numel() // 32)), np.uint32)
-    inputs = (images, weight.shape[1], *_convolution(weight, stride, padding))
+    inputs = (images, _width(shape), weight.shape[1], *_convolution(weight, stride, padding))
     run(counting.windows, windows.size, len(images), *inputs, windows)
     return windows.reshape(-1, windows.shape[-1])
 
@@ -318,15 +325,15 @@ def product(
     levels: list[int],
 ) -> Tensor:
     """As `reference.product`; the same bits for hard weights and spikes."""
-    if kept is None or not (levels or _density(kept, x.shape[-1]) <= DENSE):
+    if kept is None or not (levels or _density(kept, x.shape) <= DENSE):
         if kept is None or not _rounds():
             return reference.product(x, kept, weight, stride, padding, levels)
         x, weight = x.bfloat16(), weight.detach().bfloat16()
         return reference.product(x, kept, weight, stride, padding, levels).float()
     # Inputs in the order of `counting.windows`
     w = weight.detach() if weight.ndim == 2 else weight.detach().movedim(1, -1).flatten(1)
-    I = _empty(reference.current_shape(x, weight, stride, padding))
-    rows = _rows(kept, weight, stride, padding)
+    I = _empty(reference.current_shape(x.shape, weight, stride, padding))
+    rows = _rows(kept, x.shape, weight, stride, padding)
     out = I.numpy().reshape(-1, len(w))
     if levels:
         of = _alphabet(*levels)
@@ -360,7 +367,7 @@ def gradients(
     g_x, g_w = u.new_empty(0), u.new_empty(0)
     before, arguments = _adjoint_arguments(errors, layer.V, u, *layer.neuron)
     n_out, channels = weight.shape[:2]
-    density, is_image = _density(x, channels), weight.ndim == 4
+    density, is_image = _density(x, x_shape), weight.ndim == 4
     rare = density <= RARE
     transformed = is_image and _is_cheaper_in_frequencies(u, x_shape, density, layer, needs_x)
     if not needs_weight or (needs_x and is_image and not transformed):
@@ -368,7 +375,7 @@ def gradients(
         if needs_x:
             g_x = reference.input_gradient(g_I, x_shape, weight, *places)
         if needs_weight:
-            g_w = _weight_gradient(g_I, x, weight, *places, rare)
+            g_w = _weight_gradient(g_I, x, x_shape, weight, *places, rare)
         return (g_x, g_w, *before)
     g_x = _empty(x_shape) if needs_x else g_x
     settings: tuple[Any, ...]
@@ -378,7 +385,7 @@ def gradients(
         w = weight.contiguous() if needs_x else u.new_empty(0, 1)
         kernel, settings = _by_rows, (*_convolution(weight, *places), rare, w.numpy())
     images, units = _units(u[0], layer.pool, _group(u))
-    inputs = (*arguments, *units, _images(x), channels, n_out)
+    inputs = (*arguments, *units, _images(x), _width(x_shape), channels, n_out)
     sums = sum(run(kernel, u.numel(), images, *inputs, *settings, _flat(g_x)))
     return (g_x, _in_shape_of(weight, sums), *before)
 
@@ -386,13 +393,14 @@ def gradients(
 def _weight_gradient(
     g_I: Tensor,
     x: Tensor,
+    x_shape: list[int],
     weight: Tensor,
     stride: list[int],
     padding: list[int],
     rare: bool,
 ) -> Tensor:
     """From the gradient of all currents and packed spikes x."""
-    rows, n_out = _rows(x, weight, stride, padding), len(weight)
+    rows, n_out = _rows(x, x_shape, weight, stride, padding), len(weight)
     sums = np.zeros((weight[0].numel(), n_out), np.float32)
     add = counting.add_rows_transposed if rare else counting.add_rows_by_fours
     run(add, g_I.numel(), rows.shape[1], rows, g_I.numpy().reshape(-1, n_out), sums)

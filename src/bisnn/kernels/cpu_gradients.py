@@ -11,14 +11,14 @@ import numpy as np
 from numba import njit
 
 from bisnn.bits import counting
-from bisnn.bits.counting import kernel
+from bisnn.bits.compilation import kernel
 from bisnn.kernels.cpu_products import aligned, multiply
 from bisnn.kernels.cpu_scan import adjoint
 from bisnn.spec import windows_along
 
 _V, _M = "float32[::1]", "float32[:, ::1]"
 _ADJOINT = f"{_M}, {_M}, {_M}, {_M}, {_V}, {_V}, {_V}, {_M}, {_V}, {_V}, boolean, float32, boolean"
-_UNITS, _INPUTS = "int64, int64, int64, int64, int64", "uint32[:, :, :, :, ::1], int64, int64"
+_UNITS, _INPUTS = "int64, int64, int64, int64, int64", "uint32[:, :, :, ::1], int64, int64, int64"
 IMAGES = 64  # transformed at a time
 _windows_along = njit(inline="always")(windows_along)
 
@@ -29,12 +29,12 @@ _windows_along = njit(inline="always")(windows_along)
 )
 def by_rows(
     lo, hi, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory,
-    pool, H, row, size, C, x, channels, n_out, k0, k1, s0, s1, p0, p1, rare, w, g_x,
+    pool, H, row, size, C, x, W, channels, n_out, k0, k1, s0, s1, p0, p1, rare, w, g_x,
 ):  # fmt: skip
     """The weight gradient (n_in, n_out) of images lo..hi, each of one or more recordings.
 
-    x is (T, B, H_in, W_in, words). Where g_x is not empty, that of a dense layer's inputs, of
-    weights w (n_out, n_in), is written there.
+    x is (T, B, H_in, words), rows of W pixels. Where g_x is not empty, the gradient of a dense
+    layer's inputs, of weights w (n_out, n_in), is written there.
     """
     T, B = x.shape[:2]
     units, per_recording = -(-H // pool), G_P.shape[0] // B  # neurons
@@ -44,7 +44,7 @@ def by_rows(
     g_w = aligned(k0 * k1 * channels * n_out).reshape((-1, n_out))
     g_w[:] = 0
     g_I = aligned(T * size)
-    inputs = np.empty((T * group, x.shape[2], x.shape[3], x.shape[4]), np.uint32)
+    inputs = np.empty((T * group, x.shape[2], x.shape[3]), np.uint32)
     rows = np.empty((T * group, y, pixels // y, -(-k0 * k1 * channels // 32)), np.uint32)
     for image in range(lo, hi):
         b = image * group
@@ -56,11 +56,11 @@ def by_rows(
         )  # fmt: skip
         for t in range(T):
             inputs[t * n : (t + 1) * n] = x[t, b : b + n]
-        if k0 * k1 * x.shape[2] * x.shape[3] * pixels == 1:  # a dense layer: nothing to gather
-            rows[: T * n] = inputs[: T * n]
+        if k0 * k1 * x.shape[2] * W * pixels == 1:  # a dense layer: nothing to gather
+            rows[: T * n, :, 0] = inputs[: T * n]
         else:
             counting.windows(
-                0, T * n, inputs[: T * n], channels, k0, k1, s0, s1, p0, p1, rows[: T * n]
+                0, T * n, inputs[: T * n], W, channels, k0, k1, s0, s1, p0, p1, rows[: T * n]
             )
         bits = rows[: T * n].reshape((T * n * pixels, rows.shape[3]))
         errors = g.reshape((T * n * pixels, n_out))
@@ -132,7 +132,7 @@ def _multiply_weights(G, w, f, n_products, count, channels, n_out, along_x, poin
 )
 def in_frequencies(
     lo, hi, g_s, g_y, V, g_u, G_P, G_Q, G_R, u, kappa, c, sigmoid, slope, refractory,
-    pool, H, row, size, C, x, channels, n_out, a_y, a_x, b_y, b_x, taps, w, g_x,
+    pool, H, row, size, C, x, W, channels, n_out, a_y, a_x, b_y, b_x, taps, w, g_x,
 ):  # fmt: skip
     """As `by_rows`, of a convolution with the matrices of `fourier.Transforms`.
 
@@ -143,12 +143,9 @@ def in_frequencies(
     units, per_recording = -(-H // pool), G_P.shape[0] // B
     group = size // per_recording
     points, n_products = a_y.shape[0], a_x.shape[0]  # along y; of one frequency along y
-    pixels, in_row, out_row = (
-        x.shape[2] * x.shape[3],
-        x.shape[3] * channels,
-        b_x.shape[1] // 2 * n_out,
-    )
-    g_I, s = aligned(T * size), aligned(IMAGES * pixels * channels)
+    in_row, out_row = W * channels, b_x.shape[1] // 2 * n_out
+    in_size = x.shape[2] * in_row
+    g_I, s = aligned(T * size), aligned(IMAGES * in_size)
     half_s, half_g = aligned(IMAGES * points * in_row), aligned(IMAGES * points * out_row)
     S, G = aligned(IMAGES * n_products * channels), aligned(IMAGES * n_products * n_out)
     sums = aligned(taps.shape[1] * channels * n_out)
@@ -164,8 +161,8 @@ def in_frequencies(
         for first in range(0, T * n, IMAGES):
             count = min(IMAGES, T * n - first)
             for i in range(count):
-                words = x[(first + i) // n, b + (first + i) % n].reshape((pixels, x.shape[4]))
-                counting.unpack(0, pixels, words, s.reshape((-1, channels))[i * pixels :])
+                words = x[(first + i) // n, b + (first + i) % n]
+                counting.unpack(0, len(words), words, s.reshape((-1, in_row))[i * len(words) :])
             _along_y(a_y, s, 0, count, in_row, half_s)
             _along_y(b_y, g_I, first * per_recording, count, out_row, half_g)
             for f in range(points // 2):
@@ -177,7 +174,7 @@ def in_frequencies(
                         G, w, f, n_products, count, channels, n_out, a_x, points, S, half_s
                     )
             for i in range(count if g_x.shape[0] > 0 else 0):
-                to = ((first + i) // n * B + b + (first + i) % n) * pixels * channels
+                to = ((first + i) // n * B + b + (first + i) % n) * in_size
                 multiply(
                     a_y.reshape(-1), 0, 1, x.shape[2], half_s, i * points * in_row, in_row,
                     g_x, to, in_row, x.shape[2], points, in_row, False,

@@ -14,7 +14,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.core.extending import intrinsic
 
-from bisnn.bits.counting import kernel
+from bisnn.bits.compilation import kernel
 
 LANES = 16
 ROWS = 6

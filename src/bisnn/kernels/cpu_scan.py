@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit, types
 from numba.core.extending import overload
 
-from bisnn.bits.counting import kernel
+from bisnn.bits.compilation import kernel
 from bisnn.bits.neurons import EACH, OWN, SHARED, TRACES, advance, column, loop, potential, store
 
 BLOCK = 1024  # neurons whose traces (4 bytes each, four arrays) stay in L1 while time runs

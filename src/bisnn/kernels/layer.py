@@ -125,7 +125,7 @@ def _(
     refractory,
     integers=None,
 ):
-    u = constants.new_empty(reference.current_shape(x, weight, stride, padding))
+    u = constants.new_empty(reference.current_shape(x.shape, weight, stride, padding))
     s = reference.pooled_shape(u, pool)
     y = u.new_empty(0 if V is None else (*u.shape[:2], V.shape[0]))
     shape, dtype = kernels.choose(x).kept_shape(x.shape, padding) if spikes else ((0,), x.dtype)

@@ -7,7 +7,7 @@ Every other kernel gives the bits of this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -168,12 +168,14 @@ def kept_shape(shape: torch.Size, padding: list[int]) -> tuple[tuple[int, ...], 
     return tuple(shape), torch.uint8
 
 
-def current_shape(x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> list[int]:
-    """Shape of the currents."""
+def current_shape(
+    shape: Sequence[int], weight: Tensor, stride: list[int], padding: list[int]
+) -> list[int]:
+    """Shape of the currents that inputs of this shape make."""
     if weight.ndim == 2:
-        return [*x.shape[:2], weight.shape[0]]
-    places = zip(x.shape[2:4], weight.shape[2:], stride, padding, strict=True)
-    return [*x.shape[:2], *(windows_along(*place) for place in places), weight.shape[0]]
+        return [*shape[:2], weight.shape[0]]
+    places = zip(shape[2:4], weight.shape[2:], stride, padding, strict=True)
+    return [*shape[:2], *(windows_along(*place) for place in places), weight.shape[0]]
 
 
 def product(

@@ -323,9 +323,12 @@ class Engine:
 
     def _windows(self, x: np.ndarray, layer: _Layer) -> np.ndarray:
         images = x.reshape(-1, *x.shape[3:])
-        out = np.empty((len(images), *layer.size(x), layer.weights.shape[2]), np.uint32)
-        places = (layer.channels, *layer.kernel, *layer.stride, *layer.padding)
-        self._spread(counting.windows, out.size, len(images), images, *places, out)
+        n, H, W, _ = images.shape
+        rows = np.empty((n, H, -(-W * layer.channels // 32)), np.uint32)
+        self._spread(counting.join_pixels, images.size, n, images, layer.channels, rows)
+        out = np.empty((n, *layer.size(x), layer.weights.shape[2]), np.uint32)
+        places = (W, layer.channels, *layer.kernel, *layer.stride, *layer.padding)
+        self._spread(counting.windows, out.size, n, rows, *places, out)
         return out.reshape(*x.shape[:3], *out.shape[1:])
 
     def _spread(self, kernel: Any, work: int, size: int, *arguments: Any) -> list[Any]:

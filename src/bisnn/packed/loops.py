@@ -15,7 +15,7 @@ from numba import njit, types
 from numba.core.extending import intrinsic
 
 from bisnn.bits import counting
-from bisnn.bits.counting import kernel
+from bisnn.bits.compilation import kernel
 from bisnn.bits.neurons import (
     EACH,
     SHARED,
@@ -108,13 +108,15 @@ def spikes(
     is empty, all begins at rest.
     """
     T, B, n_words, n_out = x.shape[1], x.shape[2], weights.shape[2], weights.shape[3]
-    height, width = _windows_along(x.shape[3], k0, s0, p0), _windows_along(x.shape[4], k1, s1, p1)
+    H, W = x.shape[3:5]
+    height, width = _windows_along(H, k0, s0, p0), _windows_along(W, k1, s1, p1)
     pixels, groups = height * width, -(-B // group)
     # Time steps whose currents are counted together
     steps = max(1, ROWS // (min(group, B) * pixels))
     kept = state.shape[1] > 0
     own = np.empty((TRACES, 0 if kept else group * pixels * n_out), TRACE)
     traces = state if kept else own
+    lines = np.empty((group, H, -(-W * channels // 32)), np.uint32)  # of the images
     rows = np.empty((steps, group, height, width, n_words), np.uint32)
     u = np.empty((steps * group * pixels, n_out), np.float32)
     for item in range(lo, hi):
@@ -134,7 +136,8 @@ def spikes(
                 if k0 * k1 * s0 * s1 == 1 and p0 + p1 == 0:
                     inputs[t] = seen
                 else:
-                    counting.windows(0, n, seen, channels, k0, k1, s0, s1, p0, p1, inputs[t])
+                    counting.join_pixels(0, n, seen, channels, lines)
+                    counting.windows(0, n, lines, W, channels, k0, k1, s0, s1, p0, p1, inputs[t])
             size = m * n * pixels
             if table.shape[1]:
                 counting.events(0, size, flat, weights[member], low, gap, table[member], u)

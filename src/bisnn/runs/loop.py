@@ -68,6 +68,12 @@ def _state_after_a_step(rule: Rule | torch.optim.Optimizer) -> dict[str, Any]:
     return twin.state_dict()
 
 
+@functools.lru_cache(maxsize=1)
+def _shuffled(points: int, seed: int, epoch: int) -> Tensor:
+    """The order in which an epoch takes its points; made once for all of its steps."""
+    return torch.from_numpy(philox.permutation(points, seed, Purpose.SHUFFLING, epoch))
+
+
 # Attributes of a Training
 PROGRESS = ("step", "rows", "seconds", "sums", "before", "best", "since_best", "stopped_early")
 
@@ -201,9 +207,7 @@ class Training:
         """Update the weights once; return what this process adds to the epoch's sums."""
         config, data = self.config, self.data.train
         epoch, position = divmod(self.step, self.steps_per_epoch)
-        order = torch.from_numpy(
-            philox.permutation(len(data.x), config.seed, Purpose.SHUFFLING, epoch)
-        )
+        order = _shuffled(len(data.x), config.seed, epoch)
         batch = order[position * config.train.batch_size : (position + 1) * config.train.batch_size]
         mine = batch[self.processes.rank :: self.processes.count]
         share = len(mine) / len(batch)  # of the mean over points; processes add theirs up

@@ -18,6 +18,7 @@ from bisnn.display import RunDisplay
 from bisnn.runs.config import Config
 from bisnn.runs.folder import RunFolder
 from bisnn.runs.loop import Training
+from bisnn.runs.memory import keep_freed
 from bisnn.runs.model import Model, load
 from bisnn.runs.monitoring import (
     advice_on_a_full_disk,
@@ -111,6 +112,7 @@ def _run(
     """Train `fresh` from the start, or what lies in the folder from its last checkpoint."""
     read = lambda: _with_threads(fresh or folder.read_config(overrides))  # noqa: E731
     asked = read()
+    keep_freed()
     with Processes.joined(asked.train.device) as processes, contextlib.ExitStack() as stack:
         config = processes.first(lambda: asked)
         stack.enter_context(_threads(config.train.threads))
