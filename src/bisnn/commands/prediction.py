@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bisnn.commands.shared import Quiet, Run, console, note_if_unfinished
+from bisnn.commands.shared import Quiet, Run, Samples, console, note_if_unfinished
 
 if TYPE_CHECKING:
     from bisnn.runs.model import Model
+
+MapAlone = Annotated[
+    bool, typer.Option("--map", help="The most probable weights alone, no ensemble.")
+]
 
 
 def predict(
@@ -30,12 +34,8 @@ def predict(
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Write the predictions here, as CSV.")] = None,
-    samples: Annotated[
-        int | None, typer.Option(min=1, help="Members of the ensemble. Default: the config's.")
-    ] = None,
-    map_: Annotated[
-        bool, typer.Option("--map", help="The most probable weights alone, no ensemble.")
-    ] = False,
+    samples: Samples = None,
+    map_: MapAlone = False,
     quiet: Quiet = False,
 ) -> None:
     """Predict from a file of points, or from recordings of an event camera, and say how sure."""
@@ -110,15 +110,11 @@ def calibrate(
     most: Annotated[
         int, typer.Option(min=1, help="Classes of a set that is small enough to stop.")
     ] = 1,
-    samples: Annotated[
-        int | None, typer.Option(min=1, help="Members of the ensemble. Default: the config's.")
-    ] = None,
-    map_: Annotated[
-        bool, typer.Option("--map", help="The most probable weights alone, no ensemble.")
-    ] = False,
+    samples: Samples = None,
+    map_: MapAlone = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make predictions sets, or intervals, that hold the truth as often as asked for."""
+    """Make prediction sets, or intervals, that hold the truth as often as asked for."""
     from bisnn import conformal, printing
     from bisnn.runs import calibration, guarantee
 

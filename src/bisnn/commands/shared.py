@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 Run = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run folder, as `bisnn train` wrote it.")
 ]
+Samples = Annotated[
+    int | None, typer.Option(min=1, help="Members of the ensemble. Default: the config's.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bisnn.commands.shared import Run, note_if_unfinished
+from bisnn.commands.shared import Run, Samples, note_if_unfinished
 
 
 class Predictor(StrEnum):
@@ -61,9 +61,7 @@ def export(
         Path | None, typer.Option(help="File (c: folder) to write. Default: in the run folder.")
     ] = None,
     as_: As = None,
-    members: Annotated[
-        int | None, typer.Option(min=1, help="Members of the ensemble. Default: the config's.")
-    ] = None,
+    members: Samples = None,
     profile: Annotated[
         Profile,
         typer.Option(help="Of nir. cubalif: for importers that know nothing else; not exact."),

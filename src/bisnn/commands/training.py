@@ -13,6 +13,10 @@ from bisnn.commands.shared import Quiet, Run, console, note_if_unfinished
 if TYPE_CHECKING:
     from bisnn.runs.training import TrainedRun
 
+NoReport = Annotated[
+    bool, typer.Option("--no-report", help="Train only: no evaluation, no report.")
+]
+
 
 def train(
     config: Annotated[
@@ -29,9 +33,7 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable."),
     ] = None,
-    no_report: Annotated[
-        bool, typer.Option("--no-report", help="Train only: no evaluation, no report.")
-    ] = False,
+    no_report: NoReport = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a network, judge it on its test points, write a report."""
@@ -53,9 +55,7 @@ def resume(
             help="Change e.g. train.epochs or train.patience; repeatable.",
         ),
     ] = None,
-    no_report: Annotated[
-        bool, typer.Option("--no-report", help="Train only: no evaluation, no report.")
-    ] = False,
+    no_report: NoReport = False,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was stopped, to the same bits as without; or train it longer."""

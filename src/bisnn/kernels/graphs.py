@@ -1,5 +1,5 @@
-"""What keeps a GPU busy: copies that wait for nothing, and a pass over a mini-batch as one CUDA
-graph.
+"""What keeps a GPU busy: copies that wait for nothing, and a training step, or the pass of one, as
+one CUDA graph.
 
 Python hands out the kernels of a training step more slowly than a GPU runs them, so it must never
 wait, and better hand out few.
@@ -47,7 +47,7 @@ class Counting(Protocol):
 
 
 class _RecordedStep(NamedTuple):
-    """A pass over inputs of certain shapes, all of it at fixed places in memory."""
+    """A step, or its pass, over inputs of certain shapes, all of it at fixed places in memory."""
 
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]

@@ -237,7 +237,7 @@ class Errors(NamedTuple):
 
 
 class LayerConstants(NamedTuple):
-    """What a layer's backward pass needs to know of it; see `fused.srm_layer`."""
+    """What a layer's backward pass needs to know of it; see `layer.srm_layer`."""
 
     weight: Tensor
     kappa: Tensor
