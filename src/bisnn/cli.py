@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from bisnn.commands import paper, prediction, recordings, shipping, training
+from bisnn.commands import paper, prediction, recordings, shipping, starting, training
 from bisnn.errors import Interrupted, Lost, Stopped, sentence
 
 
@@ -38,6 +38,7 @@ app = typer.Typer(
         "bisnn report runs/two_moons_bayes_seed0",
         "bisnn export runs/two_moons_bayes_seed0 --to packed",
         "bisnn inspect recording.aedat",
+        "bisnn new points.csv",
         "bisnn simulate simulated",
         "bisnn info",
     ),
@@ -88,6 +89,10 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
     training.report: [
         "bisnn report runs/two_moons_bayes_seed0",
         "bisnn report runs/* --out comparison.html",
+    ],
+    starting.new: [
+        "bisnn new points.csv",
+        "bisnn new gestures --out gestures.toml",
     ],
     recordings.inspect: [
         "bisnn inspect recording.aedat",
