@@ -148,7 +148,7 @@ def _recordings(run: Path, model: Model, data: list[Path]) -> list[Path]:
 
     if model.config.recorded:
         return windows.files_of(data)
-    if data[0].suffix.lower() in events.SUFFIXES:
+    if data[0].suffix.lower() in events.CAMERA_SUFFIXES:
         raise ValueError(
             f"{data[0]}: is a recording, and {run} was trained on points; "
             "give a CSV, NPY or NPZ file of them"
