@@ -9,7 +9,10 @@ import pytest
 from sklearn.datasets import load_iris
 
 import bisnn
+from bisnn.data import events
 from bisnn.runs import config as configs
+from camera_files import csv_text
+from runs import made_up
 
 QUICK = ("--set", "train.epochs=3", "--set", "encode.steps=20")
 
@@ -71,3 +74,54 @@ def test_mistakes_are_one_line(bisnn_, iris, tmp_path):
         assert message in err
         assert err.count("\n") == 1
     assert (tmp_path / "old.toml").read_text() == "old"
+
+
+def gestures(root, suffix="bin", count=4):
+    """Recordings of two gestures, which differ in where events are."""
+    for name, side in (("swipe", 12), ("wave", 34)):
+        for i in range(count):
+            path = root / name / f"{i}.{suffix}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            some = made_up(1500, side, i)
+            if suffix == "csv":
+                path.write_bytes(csv_text(some))
+            else:
+                events.write_nmnist(path, some)
+    return root
+
+
+@pytest.mark.parametrize(("suffix", "count"), [("bin", 12), ("csv", 5)])
+def test_a_folder_of_recordings(bisnn_, tmp_path, own_cache, suffix, count):
+    root = gestures(tmp_path / "gestures", suffix, count)
+    out = tmp_path / "my.toml"
+    code, shown, err = bisnn_("new", root, "--out", out)
+    assert code == 0, err
+    assert "2: swipe, wave" in shown
+    config = configs.load(out)
+    assert config.data.size == [34, 34]
+    assert config.data.classes == ["swipe", "wave"]
+    assert config.data.steps * config.data.bin_us >= 299_000, "whole recordings are seen"
+    assert bool(config.data.validation) == (count >= 10)
+    run = tmp_path / "run"
+    code, _, err = bisnn_(
+        "train", out, "--out", run, "-q", "--no-report", "--set", "train.epochs=8"
+    )
+    assert code == 0, err
+    code, predicted, _ = bisnn_("predict", run, root / "wave")
+    assert code == 0
+    assert predicted.splitlines()[0].startswith("file,class,confidence,p(swipe),p(wave),")
+    assert [row.split(",")[1] for row in predicted.splitlines()[1:]] == ["wave"] * count
+
+
+def test_a_folder_that_cannot_train(bisnn_, tmp_path):
+    root = gestures(tmp_path / "gestures")
+    (root / "wave" / "9.bin").write_bytes(b"abc")
+    for folder, message in (
+        (root, "1 of its recordings cannot be used; `bisnn inspect"),
+        (root / "swipe", "its recordings are all of one class, swipe"),
+        (tmp_path, "its recordings are all of one class"),
+    ):
+        code, _, err = bisnn_("new", folder, "--out", tmp_path / "my.toml")
+        assert code == 1
+        assert message in err or "cannot be used" in err
+    assert not (tmp_path / "my.toml").exists()

@@ -97,6 +97,7 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
     recordings.inspect: [
         "bisnn inspect recording.aedat",
         "bisnn inspect Train/0/00002.bin --out look.png",
+        "bisnn inspect gestures --out sheet.html",
     ],
     recordings.simulate: [
         "bisnn simulate simulated",
