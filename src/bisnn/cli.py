@@ -58,6 +58,7 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
     training.resume: [
         "bisnn resume runs/two_moons_bayes_seed0",
         "bisnn resume runs/two_moons_bayes_seed0 --set train.epochs=200",
+        "bisnn resume runs/gestures_seed0 --data /mnt/disk/gestures",
     ],
     training.evaluate: [
         "bisnn evaluate runs/two_moons_bayes_seed0",
@@ -69,6 +70,7 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
         "bisnn predict runs/two_moons_bayes_seed0 points.csv",
         "bisnn predict runs/mine points.npy --out predictions.csv",
         "bisnn predict runs/nmnist_st_seed0 N-MNIST/Test/7 recording.bin",
+        "bisnn predict runs/mine --data moved/points.csv",
     ],
     prediction.calibrate: [
         "bisnn calibrate runs/mine --coverage 0.95",

@@ -93,8 +93,8 @@ class FolderData(EventData):
         root = self._folder()
         if not root:
             raise ValueError(
-                "data.root: must name the folder of the recordings; got none; give it, or set the "
-                "environment's BISNN_DATA"
+                f"data.root: must name the folder of {self._archive()}; got none; give it, or set "
+                "the environment's BISNN_DATA"
             )
         listing = folders.listed(root)
         if self.classes is not None:
@@ -124,6 +124,9 @@ class FolderData(EventData):
         assert recordings.source is not None
         found = {"size": list(recordings.source.window.size), "classes": list(loaded.classes)}
         return self.model_copy(update=found)
+
+    def _archive(self) -> str:
+        return "the recordings"
 
     def title(self) -> str:
         return Path(self._folder() or self.name).name
