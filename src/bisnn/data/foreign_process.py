@@ -1,8 +1,8 @@
 """The process that reads others' formats: `python -m bisnn.data.foreign_process BUDGET`.
 
 Each line on stdin is JSON, [path, format]. The answer on stdout is a line with two sizes, then so
-many bytes of JSON, {"size"} or {"error"}, and of an NPY file with a field for each column. See
-`foreign`.
+many bytes of JSON, {"size"}, {"error"} or {"missing"}, and of an NPY file with a field for each
+column. See `foreign`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,13 @@ FILE_TYPES = {  # faery's names
 UNKNOWN = (32767, 32767)  # what faery is told to take a size for that no header says
 ROOM = 3 << 30  # bytes of memory that the libraries take by themselves, most of it never used
 HDF5_PLACES = ("CD/events", "events", "/")  # Prophesee's, DSEC's and others'
+
+ECF = 0x8ECF  # Prophesee's compression, which no package of Python's brings
+
+
+class MissingFilter(Exception):
+    """A way to decompress that is not installed."""
+
 
 Found = tuple[tuple[int, int] | None, np.ndarray]  # size, columns
 
@@ -64,6 +71,7 @@ def by_h5py(path: str, budget: int) -> Found:
             raise ValueError(
                 f"it has no events at {', '.join(HDF5_PLACES)}; it holds {', '.join(file)[:100]}"
             )
+        _check_filters(columns)
         taken = sum(column.size * column.dtype.itemsize for column in columns.values())
         if taken > budget // 4:
             raise ValueError(f"its events would take more than {budget // 4:,} bytes of memory")
@@ -98,6 +106,22 @@ def _columns(found: Any) -> dict[str, Any]:
     return columns if len(columns) >= 4 else {}
 
 
+def _check_filters(columns: dict[str, Any]) -> None:
+    import h5py
+
+    for column in columns.values():
+        created = column.id.get_create_plist()
+        for place in range(created.get_nfilters()):
+            code = created.get_filter(place)[0]
+            if not h5py.h5z.filter_avail(code):
+                way = (
+                    "install Prophesee's plugin hdf5_ecf, or convert the file to RAW"
+                    if code == ECF
+                    else "pip install hdf5plugin"
+                )
+                raise MissingFilter(f"is compressed by filter {code}, which is not there; {way}")
+
+
 def _with_unit(name: str, column: np.ndarray) -> str:
     """Times as real numbers are seconds: so the files of e2vid and ESIM have them."""
     return "t_s" if name in ("t", "ts") and column.dtype.kind == "f" else name
@@ -126,6 +150,8 @@ def answer(path: str, format: str, budget: int) -> tuple[dict[str, Any], bytes]:
         file = io.BytesIO()
         np.lib.format.write_array(file, array, allow_pickle=False)
         return {"size": size}, file.getvalue()
+    except MissingFilter as error:
+        return {"missing": str(error)}, b""
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of Rust's is no Exception
