@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bisnn.display import visible
 from bisnn.files import write_atomic
 
 if TYPE_CHECKING:
@@ -51,8 +52,13 @@ def write(data: Path, out: Path) -> Draft:
 
 
 def toml(value: Any) -> str:
-    """A text, number, truth value or list as TOML has it, which is as JSON does."""
-    return json.dumps(value, ensure_ascii=False)
+    """A text, number, truth value or list as TOML has it, which is almost as JSON does."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def comment(text: str) -> str:
+    """Text from the data that stays on its line."""
+    return visible(" ".join(text.split()))
 
 
 def relative(data: Path, folder: Path) -> str:
@@ -81,7 +87,7 @@ def for_table(data: Path, folder: Path) -> Draft:
         else f"{len(distinct)} classes: {', '.join(distinct[:FEW])}"
     )
     text = f"""\
-# A first config for {data.name}, written by `bisnn new`. Train it with: bisnn train THIS_FILE
+# A first config for {comment(data.name)}, by `bisnn new`. Train it with: bisnn train THIS_FILE
 version = 1
 seed = 0
 
@@ -89,7 +95,7 @@ seed = 0
 name = "table"
 train = {relative(data, folder)}  # {len(rows):,} rows; relative to this file
 task = "{task}"  # or "{"classification" if quantity else "regression"}"
-target = {toml(target)}  # the column to predict: {about}
+target = {toml(target)}  # the column to predict: {comment(about)}
 drop = {toml(drop)}  # columns to leave out: names, numbers of rows, what nobody knows beforehand
 test_share = 0.2  # rows that the model is judged on, once, at the end
 validation = 0.2  # of the others, held out of training, to choose the best epoch by
@@ -145,7 +151,7 @@ def _recordings_seen(data: Path, folder: Path, found: Survey, way: Suggestion) -
     """What of the recordings the network sees."""
     said = "" if found.size_stated else ": no file says it, this is the least that holds all events"
     return f"""\
-# A first config for {data.name}, written by `bisnn new`. Train it with: bisnn train THIS_FILE
+# A first config for {comment(data.name)}, by `bisnn new`. Train it with: bisnn train THIS_FILE
 version = 1
 seed = 0
 
