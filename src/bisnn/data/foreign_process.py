@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,10 @@ import numpy as np
 FILE_TYPES = {  # faery's names
     "AEDAT4": "aedat",
     "Prophesee RAW": "evt",
-    "Prophesee DAT": "dat",
     "Event Stream": "es",
 }
 UNKNOWN = (32767, 32767)  # what faery is told to take a size for that no header says
-ROOM = 3 << 30  # bytes of memory that the libraries take by themselves, most of it never used
+ROOM = 512 << 20  # bytes of memory beside the budget, for the libraries themselves
 HDF5_PLACES = ("CD/events", "events", "/")  # Prophesee's, DSEC's and others'
 
 ECF = 0x8ECF  # Prophesee's compression, which no package of Python's brings
@@ -40,20 +40,31 @@ Found = tuple[tuple[int, int] | None, np.ndarray]  # size, columns
 def by_faery(path: str, format: str, budget: int) -> Found:
     import faery  # the extra `cameras`
 
-    stream = faery.events_stream_from_file(
-        path, dimensions_fallback=UNKNOWN, file_type=FILE_TYPES[format]
-    )
+    plain = [("t", "<u8"), ("x", "<u2"), ("y", "<u2"), ("p", "u1")]
+    if format == "Prophesee DAT":
+        with faery.dat.Decoder(path, UNKNOWN, "dat2") as decoder:
+            # The type "2d" of older files is the same record, which faery's stream refuses
+            if decoder.event_type not in ("cd", "2d"):
+                raise ValueError(f"it has events of the type {decoder.event_type}")
+            size, parts = decoder.dimensions, _within(decoder, budget)
+    else:
+        stream = faery.events_stream_from_file(
+            path, dimensions_fallback=UNKNOWN, file_type=FILE_TYPES[format]
+        )
+        size, parts = stream.dimensions(), _within(stream, budget)
+    events = np.concatenate([np.empty(0, plain), *(part.view(plain) for part in parts)])
+    return None if tuple(size) == UNKNOWN else tuple(size), events
+
+
+def _within(packets: Iterable[np.ndarray], budget: int) -> list[np.ndarray]:
+    """Copies of all packets, if there is memory for them to be joined, sorted and copied."""
     parts, taken = [], 0
-    for part in stream:
+    for part in packets:
         parts.append(part.copy())
         taken += part.nbytes
-        if taken > budget // 4:  # joined, sorted and copied
+        if taken > budget // 4:
             raise ValueError(f"its events would take more than {budget // 4:,} bytes of memory")
-    empty = np.empty(0, faery.EVENTS_DTYPE)
-    joined = np.concatenate([empty, *parts])
-    plain = [("t", "<u8"), ("x", "<u2"), ("y", "<u2"), ("p", "?")]
-    size = tuple(stream.dimensions())
-    return None if size == UNKNOWN else size, joined.view(plain)
+    return parts
 
 
 def by_h5py(path: str, budget: int) -> Found:
@@ -165,7 +176,7 @@ def limit_memory(budget: int) -> None:
         import resource
     except ImportError:  # of Windows
         return
-    most = 4 * budget + ROOM
+    most = budget + ROOM
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(
