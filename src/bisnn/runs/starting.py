@@ -150,6 +150,9 @@ def for_recordings(data: Path, folder: Path) -> Draft:
 def _recordings_seen(data: Path, folder: Path, found: Survey, way: Suggestion) -> str:
     """What of the recordings the network sees."""
     said = "" if found.size_stated else ": no file says it, this is the least that holds all events"
+    crop = "# crop = [x0, y0, width, height]  # a part of the sensor"
+    if way.crop is not None:
+        crop = f"crop = {list(way.crop)}  # x0, y0, width, height: almost all events are there"
     return f"""\
 # A first config for {comment(data.name)}, by `bisnn new`. Train it with: bisnn train THIS_FILE
 version = 1
@@ -162,6 +165,7 @@ classes = {toml(list(found.listing.classes))}
 size = [{found.size[0]}, {found.size[1]}]  # of the sensor{said}
 steps = {way.steps}  # time steps, from the first event on: nine of ten recordings end within them
 bin_us = {way.bin_us}  # length of a time step; or in its place bin_events, a number of events
+{crop}
 downsample = {way.downsample}  # edge of the squares of pixels that become one
 min_events = {way.min_events}  # of such a square in a time step that make a spike
 test_share = 0.2  # to judge the model on, where no folder or split.csv says which recordings
@@ -171,7 +175,7 @@ validation = {0.15 if _many(found) else 0.0}  # of the others, held out of train
 
 def _recordings_learned(found: Survey, way: Suggestion) -> str:
     """A small network, and how it learns: the shipped config of the digits, fitted to the data."""
-    sides = [-(-side // way.downsample) for side in found.size]
+    sides = [-(-side // way.downsample) for side in (way.crop[2:] if way.crop else found.size)]
     training = round(0.8 * len(found.looks))
     batch = max(4, min(40, training // 10))
     epochs = min(100, max(20, round(UPDATES * batch / training)))
