@@ -11,8 +11,9 @@ import torch
 
 import bisnn
 from bisnn.data import events, folders
+from bisnn.data.archives import ChangedRecordings
 from bisnn.data.windows import Window
-from bisnn.runs import training
+from bisnn.runs import robustness, training
 from bisnn.runs.config import parse
 from bisnn.runs.inputs import load_dataset
 from camera_files import aedat4, csv_text, dat
@@ -278,6 +279,10 @@ def test_a_run_by_number_of_events_with_names(tmp_path):
     assert model.config.data.size == [34, 34]
     verdict = bisnn.evaluate(run, show=False)
     assert verdict.points == 4
+    loaded = load_dataset(model.config, show=False)
+    as_they_are = ChangedRecordings(robustness.source_of(run, loaded), lambda seen: seen)
+    again = as_they_are.batch(loaded.test.x.index)
+    np.testing.assert_array_equal(again, loaded.test.x.spikes())
     assert "right hand" in bisnn.report([run], show=False).read_text()
     file = root / "left hand" / "0.bin"
     result = model.predict_recordings([file, made_up(2000, 34, 3)])
