@@ -15,11 +15,31 @@ from torch import Tensor
 
 from bisnn import ensemble, kernels, realisation, weights
 from bisnn.alphabet import BINARY, Levels
-from bisnn.checks import choice, finite, positive_int
+from bisnn.bits.philox import Purpose
+from bisnn.checks import choice, finite, number, positive_int, seed_number
+from bisnn.kernels import draws, reference
 from bisnn.losses import time_weights
 from bisnn.network import Network, Readout, check_network
 
 Members = Sequence[Sequence[Tensor]]  # for each member one int8 tensor per layer, its weights
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Members by dropout: one set of weights, and each member's last readout does not see a share
+    of the neurons, the same ones for every recording.
+
+    They share all layers: any number of them takes about as long as one.
+    """
+
+    members: int
+    rate: float  # share of the neurons, in (0, 1); that of the training
+
+    def __post_init__(self) -> None:
+        positive_int("members", self.members)
+        number("rate", self.rate, above=0)
+        if self.rate >= 1:
+            raise ValueError(f"rate: must be below 1; got {self.rate!r}; give e.g. 0.2")
 
 
 @dataclass(frozen=True)
@@ -60,7 +80,7 @@ class Regression:
 def predict(
     net: Network,
     x: Tensor,
-    samples: int | Members | None = None,
+    samples: int | Members | Dropout | None = None,
     *,
     task: str = "classification",
     over_time: str = "mean",
@@ -79,7 +99,8 @@ def predict(
         samples: None for one prediction with the MAP weights, for binary ones sign(w^r) (or a
             full-precision network's own), K for so many members drawn from the posterior, for
             binary weights Bern(sigma(2 w^r)), or the members, as `weights.draw_members` gives them:
-            to draw once for many calls.
+            to draw once for many calls. A `Dropout` for members that differ in what their readout
+            sees.
         task: "classification" (softmax of the readout) or "regression" (the readout itself).
         over_time: "mean" over the time steps that count; "running", that mean up to each time step;
             "step", each by itself.
@@ -107,23 +128,38 @@ def predict(
 
 @torch.no_grad()
 def logits(
-    net: Network, x: Tensor, samples: int | Members | None = None, *, seed: int = 0
+    net: Network, x: Tensor, samples: int | Members | Dropout | None = None, *, seed: int = 0
 ) -> Tensor:
     """The last readout of every member at every time step, (K, T, B, C); arguments as in `predict`.
 
-    It is `scale` times an integer, V s, whatever the weights.
+    It is `scale` times an integer, V s, whatever the weights; with dropout, over 1 - rate.
     """
     _check(net, samples)
     spikes = realisation.is_spikes(x)
     x = net.checked(x)
     if not spikes:
         finite("x", x)
+    if isinstance(samples, Dropout):
+        return _dropout_logits(net, x.bool() if spikes else x, samples, seed)
     if net.alphabet is None:
         return net(x, weights=[layer.weight for layer in net.layers]).logits[None]
     return _logits(net, x, _drawn(net, samples, seed), spikes)
 
 
-def _check(net: Network, samples: int | Members | None) -> None:
+def _dropout_logits(net: Network, x: Tensor, dropout: Dropout, seed: int) -> Tensor:
+    """One pass, and the last readout through every member's mask, (K, T, B, C)."""
+    hard = net.alphabet is not None
+    weights = [realisation.map_weight(w) if hard else w for w in net.parameters()]
+    s, readout = net(x, weights=weights).spikes[-1].flatten(2), net.readouts[-1]  # (T, B, n)
+    assert isinstance(readout, Readout)
+    members = torch.arange(dropout.members, device=s.device)
+    drawn = draws.uniform(members, s.shape[2], seed_number(seed), Purpose.DROPOUT_MEMBERS)
+    kept = (drawn >= dropout.rate).to(s.dtype)[:, None] * readout.V  # (K, C, n)
+    y = reference.readout(s, kept.flatten(0, 1), readout.scale) / (1 - dropout.rate)
+    return y.unflatten(2, (dropout.members, -1)).movedim(2, 0)
+
+
+def _check(net: Network, samples: int | Members | Dropout | None) -> None:
     """A ValueError or RuntimeError that says why this network cannot predict so."""
     check_network(net)
     if not isinstance(net.readouts[-1], Readout):
@@ -131,7 +167,7 @@ def _check(net: Network, samples: int | Members | None) -> None:
             "net: predict needs a readout after the last layer; got readout=None; give the "
             "network one"
         )
-    if samples is not None:
+    if samples is not None and not isinstance(samples, Dropout):
         count = len(samples) if isinstance(samples, Sequence) else positive_int("samples", samples)
         if net.alphabet is None:
             raise ValueError(

@@ -136,6 +136,8 @@ class Train(Section):
     # Time steps worked on at a time, so that memory does not grow with T; 0: all
     chunk: Annotated[int, Field(ge=0)] = 0
     schedule: Literal["constant", "cosine"] = "constant"  # of the learning rate
+    # Times that a cosine schedule runs; the weights at the end of each are a member of the model
+    cycles: Count = 1
     # Factor on the loss that keeps neurons neither silent nor saturated
     activity: NotNegative = 0.0
     validate_every: Count = 1  # epochs
@@ -285,6 +287,13 @@ class Config(Section):
             raise ValueError(
                 "train.activity looks at whole recordings, train.chunk never sees one: "
                 "leave one of the two at 0"
+            )
+        if self.train.cycles > 1 and self.train.schedule != "cosine":
+            raise ValueError('train.cycles repeats a schedule: set train.schedule = "cosine"')
+        if self.train.epochs % self.train.cycles:
+            raise ValueError(
+                f"train.epochs: must be a multiple of train.cycles = {self.train.cycles}; "
+                f"got {self.train.epochs}"
             )
         depth = len(self.network.conv) + len(self.network.layers)
         local = self.network.gradient == "local" and depth > 1

@@ -135,6 +135,12 @@ class Training:
         self.best: dict[str, Any] | None = None  # validation loss, epoch and weights
         self.since_best = 0  # validations
         self.stopped_early = False
+        self.snapshots: list[list[Tensor]] = []  # latents at the end of each cycle, if several
+
+    @property
+    def steps_per_cycle(self) -> int:
+        """Updates from the highest learning rate to the lowest."""
+        return self.config.train.epochs * self.steps_per_epoch // self.config.train.cycles
 
     def _hard_weights(self) -> list[Tensor]:
         return [map_weight(p).to(torch.int8).cpu() for p in self.net.parameters()]
@@ -217,11 +223,8 @@ class Training:
         x = training_spikes(config, data.x[mine], epoch, mine, self.processes.device)
         y = to_device(self.targets[mine], self.processes.device)
         seen = self._seen(epoch, mine)
-        factor = 0.5 * (
-            1 + math.cos(math.pi * self.step / (config.train.epochs * self.steps_per_epoch))
-        )
         for group in self.rule.param_groups:
-            group["lr"] = config.rule.lr * (factor if config.train.schedule == "cosine" else 1.0)
+            group["lr"] = config.rule.lr * self._share_of_lr()
         # Mini-batches of all sizes have passed: none will need memory beside that of the graphs
         record = epoch > self._began
         step = functools.partial(self._realise_and_update, share, len(mine), record)
@@ -230,7 +233,16 @@ class Training:
         else:
             sums = step(x, y, *seen)
         self.step += 1
+        if config.train.cycles > 1 and self.step % self.steps_per_cycle == 0:
+            self.snapshots.append([p.detach().cpu().clone() for p in self.net.parameters()])
         return sums
+
+    def _share_of_lr(self) -> float:
+        """The present share of the learning rate: a cosine over each cycle, or all of it."""
+        if self.config.train.schedule == "constant":
+            return 1.0
+        into = self.step % self.steps_per_cycle
+        return 0.5 * (1 + math.cos(math.pi * into / self.steps_per_cycle))
 
     def _realise_and_update(
         self, share: float, points: int, record: bool, *inputs: Tensor
