@@ -7,21 +7,25 @@ softmax of the last readout.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from scipy import optimize
 from torch import Tensor
 
 from bisnn import ensemble, kernels, realisation, weights
-from bisnn.alphabet import BINARY, Levels
+from bisnn.alphabet import Levels
 from bisnn.bits.philox import Purpose
 from bisnn.checks import choice, finite, number, positive_int, seed_number
 from bisnn.kernels import draws, reference
 from bisnn.losses import time_weights
 from bisnn.network import Network, Readout, check_network
 
-Members = Sequence[Sequence[Tensor]]  # for each member one int8 tensor per layer, its weights
+# For each member one tensor per layer, its weights: int8, or real of a full-precision network
+Members = Sequence[Sequence[Tensor]]
+TEMPERATURES = (0.1, 10.0)  # the lowest and the highest that are fitted
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,8 @@ def predict(
         samples: None for one prediction with the MAP weights, for binary ones sign(w^r) (or a
             full-precision network's own), K for so many members drawn from the posterior, for
             binary weights Bern(sigma(2 w^r)), or the members, as `weights.draw_members` gives them:
-            to draw once for many calls. A `Dropout` for members that differ in what their readout
-            sees.
+            to draw once for many calls; they may as well be networks trained one by one. A
+            `Dropout` for members that differ in what their readout sees.
         task: "classification" (softmax of the readout) or "regression" (the readout itself).
         over_time: "mean" over the time steps that count; "running", that mean up to each time step;
             "step", each by itself.
@@ -126,6 +130,34 @@ def predict(
     return Regression.of(each) if task == "regression" else Classification.of(each)
 
 
+def tempered(members: Tensor, temperature: float) -> Tensor:
+    """Distributions (..., C) made softer, by a temperature above 1, or sharper: p^(1/temperature),
+    normalised. 1 changes nothing, and no temperature changes which class is the most probable.
+
+    >>> tempered(torch.tensor([0.8, 0.2]), 0.5).tolist()
+    [0.9411764740943909, 0.05882352963089943]
+    """
+    return members if temperature == 1 else (members.log() / temperature).softmax(-1)
+
+
+def fit_temperature(members: Tensor, labels: Tensor) -> float:
+    """The temperature at which the mean of the members' distributions, (K, N, C), has the lowest
+    NLL on these labels (N,): temperature scaling (Guo et al. 2017), of every member alike.
+
+    The recordings must not have been trained on, nor may a conformal quantile use them. It lies in
+    `TEMPERATURES`, which bound it where all answers are right, or none is better than a guess.
+    """
+    log_p = members.double().clamp(min=1e-30).log()
+    rows = torch.arange(len(labels), device=members.device)
+
+    def nll(log_t: float) -> float:
+        p = (log_p * math.exp(-log_t)).softmax(-1).mean(0)
+        return float(-p[rows, labels.to(rows.device)].log().mean())
+
+    bounds = [math.log(t) for t in TEMPERATURES]
+    return math.exp(optimize.minimize_scalar(nll, bounds=bounds, method="bounded").x)
+
+
 @torch.no_grad()
 def logits(
     net: Network, x: Tensor, samples: int | Members | Dropout | None = None, *, seed: int = 0
@@ -142,7 +174,9 @@ def logits(
     if isinstance(samples, Dropout):
         return _dropout_logits(net, x.bool() if spikes else x, samples, seed)
     if net.alphabet is None:
-        return net(x, weights=[layer.weight for layer in net.layers]).logits[None]
+        own = [[layer.weight for layer in net.layers]]
+        members = samples if isinstance(samples, Sequence) else own
+        return torch.stack([net(x, weights=member).logits for member in members])
     return _logits(net, x, _drawn(net, samples, seed), spikes)
 
 
@@ -168,8 +202,9 @@ def _check(net: Network, samples: int | Members | Dropout | None) -> None:
             "network one"
         )
     if samples is not None and not isinstance(samples, Dropout):
+        given = isinstance(samples, Sequence)
         count = len(samples) if isinstance(samples, Sequence) else positive_int("samples", samples)
-        if net.alphabet is None:
+        if net.alphabet is None and not given:
             raise ValueError(
                 f"samples: a full-precision network has no posterior to draw from; got {count} of "
                 "them; leave it out"
@@ -185,16 +220,19 @@ def _check(net: Network, samples: int | Members | Dropout | None) -> None:
 
 def _check_members(net: Network, members: Members) -> None:
     shapes = [layer.spec.weight_shape for layer in net.layers]
+    dtype, article = (net.dtype, "a") if net.alphabet is None else (torch.int8, "an")
     for k, member in enumerate(members or [()]):
         layers = member if isinstance(member, Sequence) else ()
-        drawn = [w for w in layers if isinstance(w, Tensor) and w.dtype == torch.int8]
+        drawn = [w for w in layers if isinstance(w, Tensor) and w.dtype == dtype]
         if [tuple(w.shape) for w in drawn] != shapes:
             raise ValueError(
-                "samples: members need an int8 tensor for every layer, "
-                f"{', '.join(str(tuple(n)) for n in shapes)}; number {k} has others; take them "
-                "from weights.draw_members, or say how many"
+                f"samples: members need {article} {str(dtype).removeprefix('torch.')} tensor for "
+                f"every layer, {', '.join(str(tuple(n)) for n in shapes)}; number {k} has others; "
+                "take them from weights.draw_members, or say how many"
             )
-    alphabet = net.alphabet or BINARY
+    if net.alphabet is None:
+        return
+    alphabet = net.alphabet
     foreign = torch.stack([_has_others(w, alphabet) for w in _stacked(members)]).any(0)  # (K,)
     if foreign.any():
         raise ValueError(

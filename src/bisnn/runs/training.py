@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from bisnn.runs.monitoring import (
 )
 from bisnn.runs.own import PYTHON
 from bisnn.runs.processes import Processes
+
+MEMBERS = "members"  # folder, in that of a run, of the runs of its networks
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ def train(
 
     Args:
         config: from `bisnn.config.load`.
-        out: the folder; by default `runs/` and the names of data, rule and seed.
+        out: the folder; by default `runs/` and the names of data, rule and seed. With
+            `train.members` above 1 its folder `members` has a run for each network, and its model
+            is all of them.
         data: arrays, tensors or datasets in place of the config's data; the share held out for
             validation stays the config's.
         show: a progress bar with loss, accuracy, firing rates, flip rate and time left.
@@ -68,6 +73,8 @@ def train_run(
         config = config.updated(data=section)
     kinds = (name.replace(":", "_") for name in (config.data.name, config.rule.name))
     folder = RunFolder(out or Path("runs") / f"{'_'.join(kinds)}_seed{config.seed}")
+    if config.train.members > 1:
+        return _run_members(folder, config, show, data=data)
     return _run(folder, config, show, data=data)
 
 
@@ -99,7 +106,53 @@ def resume_run(
     show: bool = True,
 ) -> TrainedRun:
     """As `resume`; returns also the model and the data."""
-    return _run(RunFolder(folder), None, show, overrides, data)
+    run = RunFolder(folder)
+    if run.read_config().train.members > 1:
+        return _run_members(run, None, show, overrides, data)
+    return _run(run, None, show, overrides, data)
+
+
+def _run_members(
+    folder: RunFolder,
+    fresh: Config | None,
+    show: bool,
+    overrides: Sequence[str] = (),
+    data: Dataset | None = None,
+) -> TrainedRun:
+    """Train several networks one after the other, each a run of its own in the folder `members`, or
+    go on with them; and put them together.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "train.members: networks are trained one by one by a single process; got torchrun; "
+            "leave it out, or train.members"
+        )
+    config = fresh or folder.read_config(overrides)
+    if fresh is not None:
+        folder.check_new()
+        folder.path.mkdir(parents=True, exist_ok=True)
+    with folder.locked():
+        if fresh is not None:
+            folder.create(config)
+        elif overrides:
+            folder.write_config(config)
+        runs = []
+        for k in range(config.train.members):
+            member = RunFolder(folder.path / MEMBERS / str(k))
+            own = config.updated(**{"train.members": 1, "train.member": k})
+            begun = member.config_file.exists()
+            runs.append(
+                _run(member, None if begun else own, show, overrides if begun else (), data)
+            )
+        first, *rest = (run.model for run in runs)
+        weights = [tuple(p.detach().cpu() for p in model.net.parameters()) for model in rest]
+        others = [*first.others]
+        for model, own_weights in zip(rest, weights, strict=True):
+            others += [own_weights, *model.others]
+        settings = first.config.updated(**{"train.members": config.train.members})
+        model = replace(first, config=settings, others=tuple(others))
+        model.save(folder.model_file)
+    return TrainedRun(folder.path, model, runs[0].data)
 
 
 def _run(
