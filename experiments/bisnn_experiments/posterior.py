@@ -33,14 +33,13 @@ class Task(NamedTuple):
 
 
 def tasks_of(number: int) -> list[Task]:
-    """The trainings of a list of candidates; the quick ones first."""
-    found = [
+    """The trainings of a list of candidates, in its order."""
+    return [
         Task(label, candidate.recipe, size, seed)
         for label, candidate in LISTS[number].items()
         for size, seeds in candidate.seeds.items()
         for seed in seeds
     ]
-    return sorted(found, key=lambda task: task.size)
 
 
 def explore(task: Task, archives: Archives, sets: Sets, folder: Path, device: torch.device) -> None:
@@ -52,10 +51,7 @@ def explore(task: Task, archives: Archives, sets: Sets, folder: Path, device: to
     found: dict[str, dict[str, Said]] = {}
     for name, members in posterior_runs.members_of(run, task.seed).items():
         said = posterior_runs.said_of(run, sets, members, task.seed)
-        if name == "members":
-            found["ten"] = {of: one.pooled() for of, one in said.items()}
-            said = {of: one.some(4) for of, one in said.items()}
-        elif name not in ("map", "snapshots"):
+        if name not in ("map", "members", "snapshots"):
             said = {of: one.pooled() for of, one in said.items()}
         found[name] = said
     seconds = (round(between - began, 1), round(time.monotonic() - between, 1))

@@ -44,6 +44,7 @@ BATCH = 250  # recordings predicted at a time
 HELD_OUT = 100  # training recordings of each class that exploring judges on
 EXPLORED = (2, 4)  # strengths of each corruption, and ...
 EXPLORED_SHARE = 4  # ... each on one in so many of the held-out recordings
+MEMBERS = 4  # drawn from a posterior
 SEED = 0  # of the split that exploring holds out, and of the corruptions
 
 
@@ -249,29 +250,9 @@ def members_of(run: Training, seed: int) -> dict[str, Members | Dropout | None]:
     if run.config.network.dropout:
         found["dropout"] = Dropout(10, run.config.network.dropout)
     if run.config.rule.posterior():
-        drawn = weights.draw_members(latents, 10, seed)
-        found["members"] = drawn
-        top = [realisation.map_weight(w).to(torch.int8) for w in latents]
-        found["last"] = [[*top[:-1], member[-1]] for member in drawn[:4]]
-        found["pairs"] = _antithetic(latents, seed)
-    return found
-
-
-def _antithetic(latents: Sequence[Tensor], seed: int) -> Members:
-    """Two pairs of members, in each of which a number u of the one is 1 - u of the other."""
-    from bisnn.kernels import draws
-
-    found: list[list[Tensor]] = []
-    for k in range(2):
-        u = [
-            draws.uniform_like(w.float(), i, seed, Purpose.MEMBERS, k)
-            for i, w in enumerate(latents)
-        ]
-        limits = [draws.probability(w).float() for w in latents]
-        for flip in (False, True):
-            numbers = [1 - n if flip else n for n in u]
-            both = zip(numbers, limits, strict=True)
-            found.append([torch.where(n < p, 1, -1).to(torch.int8) for n, p in both])
+        # Of the posterior itself, and of a flatter and a sharper one
+        for name, factor in {"members": 1.0, "flatter": 0.5, "sharper": 2.0}.items():
+            found[name] = weights.draw_members([factor * w for w in latents], MEMBERS, seed)
     return found
 
 
