@@ -36,6 +36,7 @@ from bisnn.rules import BayesBiSNN
 from bisnn.runs import config
 from bisnn.runs.loop import Training
 from bisnn.runs.processes import Processes
+from bisnn.shipping import energy
 
 CLASSES = (6, 7, 8, 9)
 OTHERS = (0, 1, 2, 3, 4, 5)
@@ -44,6 +45,9 @@ BATCH = 250  # recordings predicted at a time
 HELD_OUT = 100  # training recordings of each class that exploring judges on
 EXPLORED = (2, 4)  # strengths of each corruption, and ...
 EXPLORED_SHARE = 4  # ... each on one in so many of the held-out recordings
+COUNTED = 16  # recordings that operations are counted on
+SHARE = 5  # in the end, each of five strengths on one in so many of the test recordings
+CLEAN, OTHER, HELD = "clean", "others", "held out"  # sets of recordings
 MEMBERS = 4  # drawn from a posterior
 SEED = 0  # of the split that exploring holds out, and of the corruptions
 
@@ -59,6 +63,9 @@ class Recipe:
     prior: float | None = None  # the prior's logits are those signs, times this
     # Values of tau or temperature for each layer
     by_layer: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    def with_settings(self, settings: dict[str, Any]) -> Recipe:
+        return replace(self, settings={**self.settings, **settings})
 
     def name(self) -> str:
         """A short name for files, of all that it says."""
@@ -115,25 +122,18 @@ class Archives:
         """Training recordings that exploring never trains on."""
         return torch.cat([some[:HELD_OUT] for some in self.by_class(SEED)])
 
-    def explored(self, size: int, seed: int) -> LoadedData:
-        """So many recordings of each class to train on, or all that are not held out."""
-        rest = [some[HELD_OUT:] for some in self.by_class(SEED)]
-        turned = [some.roll(-seed * size) for some in rest]
-        return self.chosen(torch.cat([some[:size] for some in turned]), self.held_out())
-
-    def final(self, size: int, seed: int) -> LoadedData:
-        """So many training recordings of each class, other ones for each seed; and none to test:
-        that is done on its own.
+    def few(self, size: int, seed: int) -> LoadedData:
+        """So many recordings of each class to train on, other ones for each seed, or all that are
+        not held out, which stand in the place of the test.
         """
-        some = torch.cat([numbers[:size] for numbers in self.by_class(seed + 1)])
-        return self.chosen(some, some[:0])
-
-    def chosen(self, train: Tensor, test: Tensor) -> LoadedData:
+        rest = [some[HELD_OUT:] for some in self.by_class(SEED)]
+        chosen = torch.cat([some.roll(-seed * size)[:size] for some in rest])
         whole = from_recordings(self.train, self.train, 0.0, 0)
-        first, second = (
-            Split(Clips(self.train, some), self.train.labels[some]) for some in (train, test)
+        train, test = (
+            Split(Clips(self.train, some), self.train.labels[some])
+            for some in (chosen, self.held_out())
         )
-        return replace(whole, train=first, test=second)
+        return replace(whole, train=train, test=test)
 
 
 @dataclass(frozen=True)
@@ -158,28 +158,33 @@ def _packed(frames: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def recordings_to_judge(archives: Archives, final: bool) -> Sets:
-    """Clean, corrupted, and other digits; corrupted ones are named "kind strength"."""
+    """Clean, corrupted, and other digits; corrupted ones are named "kind strength". Each corruption
+    is of one in SHARE of the recordings, and all recordings have the same number of them, in the
+    end. In the end there are also held-out training recordings, for temperatures.
+    """
     source = archives.test if final else archives.train
     numbers = torch.arange(len(source)) if final else archives.held_out()
-    assert source.source is not None
-    window, read = source.source
     bits, labels = {}, {}
 
-    def add(name: str, chosen: Tensor, change: Any = lambda recording: recording) -> None:
+    def add(name: str, of: NMNIST, chosen: Tensor, change: Any = lambda seen: seen) -> None:
+        assert of.source is not None
+        window, read = of.source
         bits[name] = _packed([window.frames(change(read(int(i)))) for i in chosen])
-        labels[name] = source.labels[chosen].numpy()
+        labels[name] = of.labels[chosen].numpy()
 
-    add("clean", numbers)
+    add(CLEAN, source, numbers)
+    share = SHARE if final else EXPLORED_SHARE
     for k, kind in enumerate(CORRUPTIONS):
         for strength in range(1, 6) if final else EXPLORED:
-            some = numbers if final else numbers[(k + strength) % EXPLORED_SHARE :: EXPLORED_SHARE]
             change = partial(corrupt, kind=kind, strength=strength, seed=SEED)
-            add(f"{kind} {strength}", some, change)
+            add(f"{kind} {strength}", source, numbers[(k + strength) % share :: share], change)
     others = [archives.others(True), *([archives.others(False)] if final else [])]
     every = 1 if final else 2
     frames = [part[i][0].numpy() for part in others for i in range(0, len(part), every)]
-    bits["others"], labels["others"] = _packed(frames), np.full(len(frames), -1)
-    return Sets(bits, labels, window.shape)
+    bits[OTHER], labels[OTHER] = _packed(frames), np.full(len(frames), -1)
+    if final:
+        add(HELD, archives.train, archives.held_out())
+    return Sets(bits, labels, source.shape)
 
 
 # Training
@@ -274,7 +279,29 @@ def said_of(
     return found
 
 
+@torch.no_grad()
+def operations_of(run: Training, sets: Sets, members: Members | Dropout | None, seed: int) -> float:
+    """Synaptic operations of a prediction by all these members, mean over a few recordings."""
+    x = next(sets.batches(CLEAN, next(run.net.parameters()).device))[:, :COUNTED]
+    rows = energy.ledger(run.net, x, {"it": members}, seed=seed).rows
+    return rows["it"].synaptic_operations
+
+
 # Files
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays by name, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    named: dict[str, Any] = dict(arrays)
+    np.savez_compressed(buffer, **named)
+    write_atomic(path, buffer.getvalue())
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
 
 
 def write_said(path: Path, found: dict[str, dict[str, Said]], about: dict[str, Any]) -> None:
@@ -285,18 +312,16 @@ def write_said(path: Path, found: dict[str, dict[str, Said]], about: dict[str, A
         for name, said in sets.items()
         for what in Said._fields
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, about=np.array(json.dumps(about)), **arrays)
-    write_atomic(path, buffer.getvalue())
+    write_arrays(path, {"about": np.array(json.dumps(about)), **arrays})
 
 
 def read_said(path: Path) -> tuple[dict[str, dict[str, Said]], dict[str, Any]]:
     """What `write_said` wrote."""
     found: dict[str, dict[str, Said]] = {}
-    with np.load(path, allow_pickle=False) as file:
-        for key in (key for key in file.files if key.endswith("/z")):
-            predictor, name, _ = key.split("/")
-            parts = (file[f"{predictor}/{name}/{what}"].astype(np.float32) for what in Said._fields)
-            found.setdefault(predictor, {})[name] = Said(*parts)
-        return found, json.loads(str(file["about"]))
+    arrays = read_arrays(path)
+    about = json.loads(str(arrays.pop("about")))
+    for key in (key for key in arrays if key.endswith("/z")):
+        predictor, name, _ = key.split("/")
+        parts = (arrays[f"{predictor}/{name}/{what}"].astype(np.float32) for what in Said._fields)
+        found.setdefault(predictor, {})[name] = Said(*parts)
+    return found, about

@@ -74,8 +74,8 @@ def train_run(
     kinds = (name.replace(":", "_") for name in (config.data.name, config.rule.name))
     folder = RunFolder(out or Path("runs") / f"{'_'.join(kinds)}_seed{config.seed}")
     if config.train.members > 1:
-        return _run_members(folder, config, show, data=data)
-    return _run(folder, config, show, data=data)
+        return _run_members(folder, config, True, show, data=data)
+    return _run(folder, config, True, show, data=data)
 
 
 def resume(
@@ -107,14 +107,16 @@ def resume_run(
 ) -> TrainedRun:
     """As `resume`; returns also the model and the data."""
     run = RunFolder(folder)
-    if run.read_config().train.members > 1:
-        return _run_members(run, None, show, overrides, data)
-    return _run(run, None, show, overrides, data)
+    config = run.read_config(overrides)
+    if config.train.members > 1:
+        return _run_members(run, config, False, show, overrides, data)
+    return _run(run, config, False, show, overrides, data)
 
 
 def _run_members(
     folder: RunFolder,
-    fresh: Config | None,
+    config: Config,
+    fresh: bool,
     show: bool,
     overrides: Sequence[str] = (),
     data: Dataset | None = None,
@@ -127,44 +129,52 @@ def _run_members(
             "train.members: networks are trained one by one by a single process; got torchrun; "
             "leave it out, or train.members"
         )
-    config = fresh or folder.read_config(overrides)
-    if fresh is not None:
+    if fresh:
         folder.check_new()
         folder.path.mkdir(parents=True, exist_ok=True)
     with folder.locked():
-        if fresh is not None:
+        if fresh:
             folder.create(config)
         elif overrides:
             folder.write_config(config)
         runs = []
         for k in range(config.train.members):
             member = RunFolder(folder.path / MEMBERS / str(k))
-            own = config.updated(**{"train.members": 1, "train.member": k})
-            begun = member.config_file.exists()
-            runs.append(
-                _run(member, None if begun else own, show, overrides if begun else (), data)
-            )
-        first, *rest = (run.model for run in runs)
-        weights = [tuple(p.detach().cpu() for p in model.net.parameters()) for model in rest]
-        others = [*first.others]
-        for model, own_weights in zip(rest, weights, strict=True):
-            others += [own_weights, *model.others]
-        settings = first.config.updated(**{"train.members": config.train.members})
-        model = replace(first, config=settings, others=tuple(others))
+            if member.config_file.exists():
+                own = member.read_config(overrides)
+                runs.append(_run(member, own, False, show, overrides, data))
+            else:
+                own = config.updated(**{"train.members": 1, "train.member": k})
+                runs.append(_run(member, own, True, show, data=data))
+        model = _together([run.model for run in runs])
         model.save(folder.model_file)
     return TrainedRun(folder.path, model, runs[0].data)
 
 
+def _together(models: Sequence[Model]) -> Model:
+    """One model of networks that differ in their weights alone."""
+    first = models[0]
+    weights = [
+        of
+        for model in models
+        for of in (tuple(p.detach().cpu() for p in model.net.parameters()), *model.others)
+    ]
+    config = first.config.updated(**{"train.members": len(models)})
+    return replace(first, config=config, others=tuple(weights[1:]))
+
+
 def _run(
     folder: RunFolder,
-    fresh: Config | None,
+    config: Config,
+    fresh: bool,
     show: bool,
     overrides: Sequence[str] = (),
     data: Dataset | None = None,
 ) -> TrainedRun:
-    """Train `fresh` from the start, or what lies in the folder from its last checkpoint."""
-    read = lambda: _with_threads(fresh or folder.read_config(overrides))  # noqa: E731
-    asked = read()
+    """Train from the start, or what lies in the folder from its last checkpoint; its config is then
+    read from there.
+    """
+    asked = _with_threads(config)
     keep_freed()
     with Processes.joined(asked.train.device) as processes, contextlib.ExitStack() as stack:
         config = processes.first(lambda: asked)
@@ -173,7 +183,7 @@ def _run(
         # Before anything is written: bad data leaves no folder behind
         training = Training(config, processes, show, data)
         config = training.config
-        state, notes = processes.first(lambda: _begin(folder, training, fresh is not None, stack))
+        state, notes = processes.first(lambda: _begin(folder, training, fresh, stack))
         display = stack.enter_context(RunDisplay(config.train.epochs, show, processes.rank == 0))
         for note in notes:
             display.say(note)
