@@ -4,6 +4,7 @@ temperature of what they say.
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from dataclasses import replace
@@ -297,9 +298,13 @@ def test_predictions_are_tempered_when_asked(calibrated, tmp_path):
     np.save(tmp_path / "points.npy", POINTS)
     runner, out = CliRunner(), tmp_path / "p.csv"
     arguments = ["predict", str(calibrated), str(tmp_path / "points.npy"), "--out", str(out)]
-    told = [runner.invoke(app, [*arguments, *more]).exit_code for more in ([], ["--tempered"])]
-    assert told == [0, 0]
-    assert runner.invoke(app, ["evaluate", str(calibrated), "-q", "--tempered"]).exit_code == 0
+    assert runner.invoke(app, [*arguments, "--tempered"]).exit_code == 0
+    with out.open() as file:
+        told = [float(row["p(0)"]) for row in csv.DictReader(file)]
+    assert np.allclose(told, model.tempered().predict(POINTS).mean[:, 0], atol=1e-4)
+    judged = runner.invoke(app, ["evaluate", str(calibrated), "-q", "--tempered"])
+    assert judged.exit_code == 0
+    assert f"at temperature {t:.3g}" in " ".join(judged.stdout.split())
     verdict = json.loads((calibrated / "evaluation.json").read_text())
     assert verdict["temperature"] == pytest.approx(t)
 
