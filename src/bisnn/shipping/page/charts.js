@@ -1,0 +1,171 @@
+// Drawings on canvases, in the colours of the page.
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+// A cleared canvas at the screen's resolution: context, width and height in CSS pixels.
+function surface(canvas) {
+  const { width, height } = canvas.getBoundingClientRect(), ratio = window.devicePixelRatio || 1;
+  const [w, h] = [Math.max(1, Math.round(width * ratio)), Math.max(1, Math.round(height * ratio))];
+  if (canvas.width !== w || canvas.height !== h) [canvas.width, canvas.height] = [w, h];
+  const g = canvas.getContext("2d");
+  g.setTransform(ratio, 0, 0, ratio, 0, 0);
+  g.clearRect(0, 0, width, height);
+  g.font = "12px system-ui, sans-serif";
+  return [g, width, height];
+}
+
+const isSet = (x, n) => (x[n >>> 5] >>> (n & 31)) & 1;
+
+// Events of an input (C, H, W), each pixel as bright as `level(n)` of its bits says: ON blue, OFF
+// orange.
+function drawEvents(canvas, shape, on, level) {
+  const [g, width, height] = surface(canvas), [C, H, W] = shape;
+  const edge = Math.min(width / W, height / H), [left, top] = [(width - edge * W) / 2, (height - edge * H) / 2];
+  for (let c = 0; c < C; c++) {
+    g.fillStyle = colour(C === 1 || c === on ? "s1" : "s2");
+    for (let n = 0; n < H * W; n++) {
+      g.globalAlpha = level(c * H * W + n);
+      if (g.globalAlpha) g.fillRect(left + edge * (n % W), top + edge * Math.floor(n / W), edge + 0.3, edge + 0.3);
+    }
+  }
+  g.globalAlpha = 1;
+}
+
+// Neurons of a layer, each as bright as `level(n)`: images tiled channel by channel, others in rows.
+function drawNeurons(canvas, shape, level) {
+  const [g, width, height] = surface(canvas);
+  const [C, H, W] = shape.length === 3 ? shape : [shape[0], 1, 1], gap = H * W > 1 ? 1 : 0;
+  let [columns, edge] = [1, 0];
+  for (let n = 1; n <= C; n++) { // the tiling with the largest neurons
+    const fits = Math.min(width / (n * (W + gap)), height / (Math.ceil(C / n) * (H + gap)));
+    if (fits > edge) [columns, edge] = [n, fits];
+  }
+  const left = (width - edge * columns * (W + gap)) / 2, top = (height - edge * Math.ceil(C / columns) * (H + gap)) / 2;
+  const dot = edge * (gap ? 0.92 : 0.8), [idle, lit] = [colour("line"), colour("s3")];
+  for (let n = 0; n < C * H * W; n++) {
+    const c = Math.floor(n / (H * W)), value = level(n);
+    const x = left + edge * ((c % columns) * (W + gap) + (n % W)), y = top + edge * (Math.floor(c / columns) * (H + gap) + Math.floor((n / W) % H));
+    g.globalAlpha = value ? 0.25 + 0.75 * value : gap ? 0.5 : 0.8;
+    g.fillStyle = value ? lit : idle;
+    g.fillRect(x, y, dot, dot);
+  }
+  g.globalAlpha = 1;
+}
+
+// Axes of a chart over time: frame(t) and height(v) in pixels for values from low to high.
+function axes(canvas, steps, low, high, ticks, text) {
+  const [g, width, height] = surface(canvas), [left, right, top, bottom] = [38, width - 10, 8, height - 22];
+  const x = (t) => left + ((right - left) * t) / Math.max(1, steps), y = (v) => bottom - ((bottom - top) * (v - low)) / (high - low || 1);
+  g.strokeStyle = colour("line");
+  g.fillStyle = colour("soft");
+  g.lineWidth = 1;
+  g.textBaseline = "middle";
+  g.textAlign = "right";
+  for (const v of ticks) {
+    g.beginPath();
+    g.moveTo(left, y(v));
+    g.lineTo(right, y(v));
+    g.stroke();
+    g.fillText(text(v), left - 6, y(v));
+  }
+  g.textBaseline = "alphabetic";
+  g.textAlign = "center";
+  const every = Math.max(1, Math.ceil(steps / 10 / 5) * 5);
+  for (let t = 0; t <= steps; t += steps > 10 ? every : 1) g.fillText(t, x(t), height - 5);
+  return { g, x, y, left, right, top, bottom };
+}
+
+// The time step that is shown, the burn-in and the stop.
+function markTimes({ g, x, top, bottom, left }, now, burnIn, stop) {
+  if (burnIn) {
+    g.fillStyle = colour("back");
+    g.globalAlpha = 0.75;
+    g.fillRect(left, top, x(burnIn) - left, bottom - top);
+    g.globalAlpha = 1;
+  }
+  for (const [t, name, dash] of [[now, "ink", []], [stop, "s3", [5, 4]]]) {
+    if (!t) continue;
+    g.strokeStyle = colour(name);
+    g.lineWidth = t === stop && name === "s3" ? 2 : 1;
+    g.setLineDash(dash);
+    g.beginPath();
+    g.moveTo(x(t), top);
+    g.lineTo(x(t), bottom);
+    g.stroke();
+    g.setLineDash([]);
+  }
+}
+
+function drawLine({ g, x, y }, values, style, { wide = 2, dash = [], alpha = 1 } = {}) {
+  g.strokeStyle = style;
+  g.lineWidth = wide;
+  g.globalAlpha = alpha;
+  g.setLineDash(dash);
+  g.lineJoin = "round";
+  g.beginPath();
+  values.forEach((v, t) => (t ? g.lineTo(x(t + 1), y(v)) : g.moveTo(x(1), y(v))));
+  g.stroke();
+  g.setLineDash([]);
+  g.globalAlpha = 1;
+}
+
+function drawArea({ g, x, y }, lower, upper, style) {
+  if (!upper.length) return;
+  g.fillStyle = style;
+  g.beginPath();
+  upper.forEach((v, t) => (t ? g.lineTo(x(t + 1), y(v)) : g.moveTo(x(1), y(v))));
+  for (let t = lower.length - 1; t >= 0; t--) g.lineTo(x(t + 1), y(lower[t]));
+  g.fill();
+}
+
+// Sets of classes at the looks so far: a row for each class, a column for each look.
+function drawSets(canvas, names, looks, steps, now, stop) {
+  const chart = axes(canvas, steps, -0.5, names.length - 0.5, [], String), { g, x, y, left } = chart;
+  const tall = Math.min(18, 0.8 * (y(0) - y(1) || 40)), wide = Math.min(22, 0.7 * (x(steps) - x(0)) / Math.max(1, looks.total));
+  markTimes(chart, now, 0, stop && stop.time);
+  names.forEach((name, c) => {
+    const row = y(names.length - 1 - c);
+    g.textAlign = "right";
+    g.textBaseline = "middle";
+    g.fillStyle = colour("soft");
+    g.fillText(name.length > 5 ? `${name.slice(0, 4)}…` : name, left - 6, row);
+    for (const look of looks.seen) {
+      const inside = look.inside[c], over = stop && look.time > stop.time;
+      g.fillStyle = colour(inside ? "s3" : "line");
+      g.globalAlpha = over ? 0.35 : 1;
+      const [w, h] = inside ? [wide, tall] : [4, 4];
+      g.beginPath();
+      g.roundRect(x(look.time) - w / 2, row - h / 2, w, h, 3);
+      g.fill();
+    }
+    g.globalAlpha = 1;
+  });
+}
+
+// The plane of two features: what the network says there, test points, and the point.
+function drawPlane(canvas, plane, low, high, point) {
+  const [g, width, height] = surface(canvas), edge = width / plane.size;
+  const style = (c) => colour(`s${(c % 5) + 1}`), at = (i, v) => (v - low[i]) / (high[i] - low[i]);
+  plane.classes.forEach((c, n) => {
+    g.fillStyle = style(c);
+    g.globalAlpha = 0.06 + 0.4 * Math.max(0, 2 * (plane.sure[n] / 255) - 1);
+    g.fillRect(edge * (n % plane.size), height - edge * (Math.floor(n / plane.size) + 1), edge + 0.5, edge + 0.5);
+  });
+  for (const [a, b, c] of plane.dots) {
+    g.fillStyle = style(c);
+    g.globalAlpha = 0.8;
+    g.beginPath();
+    g.arc(width * at(0, a), height * (1 - at(1, b)), 2.5, 0, 7);
+    g.fill();
+  }
+  g.globalAlpha = 1;
+  g.lineWidth = 3;
+  g.strokeStyle = colour("card");
+  g.fillStyle = colour("ink");
+  g.beginPath();
+  g.arc(width * at(0, point[0]), height * (1 - at(1, point[1])), 9, 0, 7);
+  g.fill();
+  g.stroke();
+}
