@@ -161,6 +161,7 @@ def sketchpad(config: Config, shape: tuple[int, ...]) -> shipped.Sketchpad | Non
             threshold_on=MNIST_DVS.threshold_on,
             threshold_off=MNIST_DVS.threshold_off,
             on=int(MNIST_DVS.on),
+            follow=1 - math.exp(-data.bin_us / FRAMES / motion.response_us),
             dark=MNIST_DVS.dark,
             contrast=motion.contrast,
             level=motion.level,

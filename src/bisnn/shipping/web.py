@@ -56,6 +56,7 @@ class Sketchpad:
     threshold_on: float
     threshold_off: float
     on: int  # the channel of ON events
+    follow: float = 1.0  # share of the way to what is shown that the light goes in a frame
     dark: float = 0.03
     contrast: float = 3.0
     level: float = 0.5
@@ -158,7 +159,7 @@ def describe(
         "version": bisnn.__version__,
         "members": [one.count for one in predictors.values()],
         "weights": sum(layer.synapses for layer in network.layers),
-        "bytes": len(files[next(iter(files))]) // network.count,
+        "bytes": sum(-(-layer.synapses * layer.alphabet.planes // 8) for layer in network.layers),
         "readout_scale": float(network.readout.scale),
         "layers": [_layer(layer) for layer in network.layers],
         "prices": _prices(network),

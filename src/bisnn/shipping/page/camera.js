@@ -38,33 +38,34 @@ function sample(image, size, x, y, clamped) {
   return (1 - v) * ((1 - u) * at(left, top) + u * at(left + 1, top)) + v * ((1 - u) * at(left, top + 1) + u * at(left + 1, top + 1));
 }
 
-// The recording of a drawing: the input's words at every time step.
-function record(camera, shape, strokes, pen) {
-  const [C, H, W] = shape, { grid, box } = camera;
-  const small = reduced(strokes, pen, grid), image = new Float32Array(box * box);
+// The recording of a grey image (grid x grid): the input's words at every time step.
+function record(camera, shape, small) {
+  const [C, H, W] = shape, { grid, box } = camera, image = new Float32Array(box * box);
   for (let y = 0; y < box; y++) // grown as the training images were
     for (let x = 0; x < box; x++)
       image[y * box + x] = sample(small, grid, ((x + 0.5) * grid) / box - 0.5, ((y + 0.5) * grid) / box - 0.5, true);
-  const light = ([cx, cy]) => {
-    const seen = new Float64Array(H * W);
+  const shown = ([cx, cy]) => {
+    const light = new Float64Array(H * W);
     for (let y = 0; y < H; y++)
       for (let x = 0; x < W; x++) {
         const grey = sample(image, box, (x - cx) / camera.scale[0] + (box - 1) / 2, (y - cy) / camera.scale[1] + (box - 1) / 2, false);
-        seen[y * W + x] = Math.log(between(0, 0.5 + camera.contrast * (grey - camera.level), 1) + camera.dark);
+        light[y * W + x] = between(0, 0.5 + camera.contrast * (grey - camera.level), 1);
       }
-    return seen;
+    return light;
   };
   const steps = [], change = new Float64Array(H * W);
-  let before = light(camera.path[0]);
+  const light = shown(camera.path[0]), level = light.map((v) => Math.log(v + camera.dark));
   for (let frame = 1; frame < camera.path.length; frame++) {
     if ((frame - 1) % camera.frames === 0) steps.push(new Int32Array(words(C * H * W)));
-    const after = light(camera.path[frame]), out = steps.at(-1);
+    const target = shown(camera.path[frame]), out = steps.at(-1);
     for (let n = 0; n < H * W; n++) {
-      change[n] += after[n] - before[n];
+      light[n] += camera.follow * (target[n] - light[n]); // a display takes its time
+      const now = Math.log(light[n] + camera.dark);
+      change[n] += now - level[n];
+      level[n] = now;
       for (; change[n] >= camera.threshold_on; change[n] -= camera.threshold_on) setBit(out, (C > 1 ? camera.on : 0) * H * W + n);
       for (; change[n] <= -camera.threshold_off; change[n] += camera.threshold_off) setBit(out, (C > 1 ? 1 - camera.on : 0) * H * W + n);
     }
-    before = after;
   }
   return steps;
 }

@@ -54,10 +54,13 @@ function drawNeurons(canvas, shape, level) {
   g.globalAlpha = 1;
 }
 
-// Axes of a chart over time: frame(t) and height(v) in pixels for values from low to high.
-function axes(canvas, steps, low, high, ticks, text) {
+// Axes of a chart over time, with the burn-in shaded: x(t) and y(v) in pixels for values from low to
+// high.
+function axes(canvas, steps, burnIn, low, high, ticks, text) {
   const [g, width, height] = surface(canvas), [left, right, top, bottom] = [38, width - 10, 8, height - 22];
   const x = (t) => left + ((right - left) * t) / Math.max(1, steps), y = (v) => bottom - ((bottom - top) * (v - low)) / (high - low || 1);
+  g.fillStyle = colour("back");
+  g.fillRect(left, top, x(burnIn) - left, bottom - top);
   g.strokeStyle = colour("line");
   g.fillStyle = colour("soft");
   g.lineWidth = 1;
@@ -77,14 +80,8 @@ function axes(canvas, steps, low, high, ticks, text) {
   return { g, x, y, left, right, top, bottom };
 }
 
-// The time step that is shown, the burn-in and the stop.
-function markTimes({ g, x, top, bottom, left }, now, burnIn, stop) {
-  if (burnIn) {
-    g.fillStyle = colour("back");
-    g.globalAlpha = 0.75;
-    g.fillRect(left, top, x(burnIn) - left, bottom - top);
-    g.globalAlpha = 1;
-  }
+// The time step that is shown, and the stop.
+function markTimes({ g, x, top, bottom }, now, stop) {
   for (const [t, name, dash] of [[now, "ink", []], [stop, "s3", [5, 4]]]) {
     if (!t) continue;
     g.strokeStyle = colour(name);
@@ -122,9 +119,9 @@ function drawArea({ g, x, y }, lower, upper, style) {
 
 // Sets of classes at the looks so far: a row for each class, a column for each look.
 function drawSets(canvas, names, looks, steps, now, stop) {
-  const chart = axes(canvas, steps, -0.5, names.length - 0.5, [], String), { g, x, y, left } = chart;
+  const chart = axes(canvas, steps, 0, -0.5, names.length - 0.5, [], String), { g, x, y, left } = chart;
   const tall = Math.min(18, 0.8 * (y(0) - y(1) || 40)), wide = Math.min(22, 0.7 * (x(steps) - x(0)) / Math.max(1, looks.total));
-  markTimes(chart, now, 0, stop && stop.time);
+  markTimes(chart, now, stop && stop.time);
   names.forEach((name, c) => {
     const row = y(names.length - 1 - c);
     g.textAlign = "right";

@@ -151,7 +151,7 @@ const lastLook = () => (page.run ? page.run.sets.filter((look) => look.time <= p
 
 function showAnswer() {
   const views = lookAt(page.run, page.time), stop = stopped();
-  $("others").textContent = "";
+  $("others").textContent = $("glance").textContent = "";
   $("sure").textContent = page.run ? "…" : hintOfInput();
   $("says").textContent = "–";
   $("stop").textContent = stop ? sentenceOfStop(stop) : "";
@@ -168,7 +168,8 @@ function showAnswer() {
   const c = best(first.mean), name = DATA.classes[c];
   $("says").textContent = name;
   $("says").className = `${name.length > 3 ? "long" : ""} ${first.mean[c] < 0.5 ? "unsure" : ""}`;
-  $("sure").textContent = `${percent(first.mean[c])} sure${warming && !stop ? ", just warming up" : ""}`;
+  $("sure").textContent = `${percent(first.mean[c])} sure${warming ? " at this step" : ""}`;
+  $("glance").textContent = `${name} · ${percent(first.mean[c])}`;
   if (second) $("others").textContent = `${NETWORKS[0].name}; the one most probable network says ${DATA.classes[best(second.mean)]}, ${percent(Math.max(...second.mean))} sure`;
 }
 
@@ -180,8 +181,7 @@ function hintOfInput() {
 function sentenceOfStop(stop) {
   const names = stop.inside.flatMap((inside, c) => (inside ? [DATA.classes[c]] : []));
   const which = names.length > 1 ? `one of ${names.join(", ")}` : names[0];
-  const rest = stop.time < STEPS ? `, ${STEPS - stop.time} time steps early` : "";
-  return stop.decided ? `Decided at step ${stop.time}: ${which}${rest}.` : `Not decided to the end: ${which}.`;
+  return stop.decided ? `Decided after ${stop.time} of ${STEPS} time steps: ${which}.` : `Undecided to the end: ${which}.`;
 }
 
 function showBars(views, stop) {
@@ -192,7 +192,7 @@ function showBars(views, stop) {
     const p = first ? first.mean[c] : 0, bar = element("b"), track = element("div", { className: "track" }, bar);
     bar.style.width = `${100 * p}%`;
     const rank = page.leading ? page.leading.indexOf(c) : -1;
-    if (rank >= 0) bar.className = `s${rank + 1}`;
+    bar.className = rank < 0 ? "s6" : `s${rank + 1}`;
     if (second) {
       const mark = element("i", { title: "MAP" });
       mark.style.left = `${100 * second.mean[c]}%`;
@@ -241,13 +241,13 @@ function showChart() {
   const { run, time } = page, views = run ? run.views.slice(0, time) : [];
   const canvas = $("chart"), stop = stopped();
   if (!CLASSIFIES) return showOutputs(canvas, views);
-  const chart = axes(canvas, STEPS, 0, 1, [0, 0.25, 0.5, 0.75, 1], (v) => `${100 * v}%`);
-  markTimes(chart, time, DATA.burn_in, stop && stop.time);
+  const chart = axes(canvas, STEPS, DATA.burn_in, 0, 1, [0, 0.25, 0.5, 0.75, 1], (v) => `${100 * v}%`);
+  markTimes(chart, time, stop && stop.time);
   page.leading = null;
   if (views.length) {
-    const last = views.at(-1)[0].mean, order = DATA.classes.map((_, c) => c).sort((a, b) => last[b] - last[a]);
-    page.leading = order.slice(0, 3);
-    for (const c of [...order].reverse()) {
+    const order = DATA.classes.map((_, c) => [Math.max(...run.views.map((view) => view[0].mean[c])), c]).sort(([a], [b]) => b - a).map(([, c]) => c);
+    page.leading = order.slice(0, 3); // the same colours at all times of a run
+    for (const c of order.reverse()) {
       const rank = page.leading.indexOf(c), style = colour(rank < 0 ? "s6" : `s${rank + 1}`);
       drawLine(chart, views.map((view) => view[0].mean[c]), style, { wide: rank < 0 ? 1 : 2.5, alpha: rank < 0 ? 0.6 : 1 });
       if (NETWORKS.length > 1 && rank >= 0) drawLine(chart, views.map((view) => view[1].mean[c]), style, { wide: 1.5, dash: [4, 3] });
@@ -264,8 +264,8 @@ function showChart() {
 
 function showOutputs(canvas, views) {
   const values = views.flatMap((view) => [...view[0].members]), [low, high] = [Math.min(...values, 0), Math.max(...values, 0)];
-  const middle = (low + high) / 2, chart = axes(canvas, STEPS, low, high, [low, middle, high], (v) => brief(Number(v.toPrecision(2))));
-  markTimes(chart, page.time, DATA.burn_in, null);
+  const middle = (low + high) / 2, chart = axes(canvas, STEPS, DATA.burn_in, low, high, [low, middle, high], (v) => brief(Number(v.toPrecision(2))));
+  markTimes(chart, page.time, null);
   for (let k = 0; k < NETWORKS[0].members; k++) drawLine(chart, views.map((view) => view[0].members[k * DATA.outputs]), colour("s6"), { wide: 1, alpha: 0.7 });
   drawLine(chart, views.map((view) => view[0].mean[0]), colour("s1"), { wide: 2.5 });
   if (NETWORKS.length > 1) drawLine(chart, views.map((view) => view[1].mean[0]), colour("s2"), { wide: 1.5, dash: [4, 3] });
@@ -281,12 +281,12 @@ function showSets() {
 
 function showDoubt() {
   const views = page.run ? page.run.views.slice(0, page.time).map((view) => view[0]) : [], most = Math.log(DATA.outputs);
-  const chart = axes($("doubt-chart"), STEPS, 0, most, [0, most / 2, most], (v) => v.toFixed(1));
+  const chart = axes($("doubt-chart"), STEPS, DATA.burn_in, 0, most, [0, most / 2, most], (v) => v.toFixed(1));
   const total = views.map((view) => view.total), own = views.map((view) => view.total - view.disagreement);
   drawArea(chart, own.map(() => 0), own, colour("s5"));
   drawArea(chart, own, total, colour("s4"));
   const stop = stopped(), last = views.at(-1);
-  markTimes(chart, page.time, DATA.burn_in, stop && stop.time);
+  markTimes(chart, page.time, stop && stop.time);
   const text = last ? `${last.total.toFixed(2)} nats of at most ${most.toFixed(2)}: ${(last.total - last.disagreement).toFixed(2)} because the input could be several things, ${last.disagreement.toFixed(2)} because the members disagree.` : `In nats; ${most.toFixed(2)} is knowing nothing.`;
   $("doubt-note").textContent = text;
   $("doubt-chart").setAttribute("aria-label", text);
@@ -312,7 +312,7 @@ function speak() {
 
 // Drawing
 
-const seenDrawing = () => (page.strokes.length ? start([record(DATA.sketchpad, DATA.input_shape, page.strokes, PEN)], "drawing") : clear());
+const seenDrawing = () => (page.strokes.length ? start([record(DATA.sketchpad, DATA.input_shape, reduced(page.strokes, PEN, DATA.sketchpad.grid))], "drawing") : clear());
 
 function clear() {
   Object.assign(page, { strokes: [], run: null, time: 0, playing: false, source: null });
@@ -499,7 +499,8 @@ function drawThumbnails() {
     const canvas = button.querySelector("canvas");
     if (!canvas) continue;
     const [train] = trainsOf(button.example);
-    drawEvents(canvas, DATA.input_shape, ON, (n) => Math.min(1, (3 * train.reduce((sum, x) => sum + isSet(x, n), 0)) / STEPS));
+    const some = train.slice(0, Math.max(1, Math.round(STEPS / 4))); // the first leg of a path
+    drawEvents(canvas, DATA.input_shape, ON, (n) => Math.min(1, (2 * some.reduce((sum, x) => sum + isSet(x, n), 0)) / some.length));
   }
 }
 
@@ -522,12 +523,13 @@ function setUpLayers() {
 function setUpTexts() {
   const layers = NETWORKS[0].layers, neurons = layers.reduce((sum, layer) => sum + layer.size, 0);
   const bits = layers.every((layer) => layer.planes === 1) ? "single bits" : "a few bits each";
-  const members = NETWORKS[0].members > 1 ? `, ${NETWORKS[0].members} times: an ensemble drawn from what it learned, which knows how sure it is` : "";
-  $("lead").textContent = `${DATA.title}: ${whole.format(neurons)} spiking neurons and ${whole.format(DATA.weights)} weights that are ${bits}, ${si(DATA.bytes, "B")}${members}. All of it runs in this page, on your machine.`;
+  const members = NETWORKS[0].members > 1 ? ` ${NETWORKS[0].members} such networks, drawn from what was learned, know together how sure they are.` : "";
+  $("lead").textContent = `${DATA.title}: a network of ${whole.format(neurons)} spiking neurons, whose ${whole.format(DATA.weights)} weights are ${bits}: ${si(DATA.bytes, "B")}.${members} All of it runs in this page, on your machine.`;
+  $("input-title").textContent = DATA.sketchpad ? "Draw, or choose a recording" : DATA.encoding ? "Choose a point" : "Choose a recording";
   $("input-note").textContent = DATA.sketchpad
-    ? "An event camera sees changes alone, so the drawing is moved in front of it: blue where it gets brighter, orange where darker. For drawings the camera is a simplified one, without noise; the recordings are those of the test set, and on them every bit is Python’s."
+    ? "An event camera sees changes alone, so drawings move in front of it: blue gets brighter, orange darker. For drawings it is a simplified camera, without noise; on the test recordings every bit is Python’s."
     : "On these, every bit is Python’s.";
-  const burnt = DATA.burn_in ? ` A prediction is the mean over time from step ${DATA.burn_in + 1} on; before, over what there is.` : " A prediction is the mean over time.";
+  const burnt = DATA.burn_in ? ` A prediction is the mean over time from step ${DATA.burn_in + 1} on; before, each step by itself.` : " A prediction is the mean over time.";
   $("chart-title").textContent = CLASSIFIES ? "Probabilities over time" : "Output over time";
   $("chart-note").textContent = (CLASSIFIES ? "" : "Grey: members. ") + burnt.trim();
   if (DATA.sets) {

@@ -42,14 +42,14 @@ class Run {
     const t = this.time;
     const step = this.trains.map((train, e) => this.networks.map((network, i) => network.step(this.states[e][i], train[t])));
     this.steps.push(step);
-    if (t === this.about.burn_in) this.sums.forEach((sum) => sum.fill(0));
+    if (t <= this.about.burn_in) this.sums.forEach((sum) => sum.fill(0));
     this.views.push(this.networks.map((network, i) => this.look(network, i, step)));
     this.costs.push(this.networks.map((network, i) => this.cost(network, i, step)));
     for (const parts of step) parts[0].counts.forEach((count, n) => { this.counts[n] += count; });
     if (this.about.sets) this.lookAtSets();
   }
 
-  // The mean over the time steps so far, those of the burn-in left out once it is over.
+  // The mean over the time steps so far without the burn-in; until that is over, the step alone.
   look(network, i, step) {
     const { outputs, task, burn_in } = this.about, sum = this.sums[i], K = network.members;
     for (const parts of step) {
@@ -57,7 +57,7 @@ class Run {
       if (task === "classification") softmax(y, outputs);
       y.forEach((v, n) => { sum[n] += v; });
     }
-    const t = this.time - 1, seen = (t < burn_in ? t + 1 : t + 1 - burn_in) * this.trains.length;
+    const seen = Math.max(1, this.time - burn_in) * this.trains.length;
     const members = sum.map((v) => v / seen), mean = new Float64Array(outputs);
     members.forEach((v, n) => { mean[n % outputs] += v / K; });
     if (task === "regression") {
