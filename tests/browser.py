@@ -81,7 +81,8 @@ class Tab:
         self.call("Emulation.setEmulatedMedia", features=theme)
         self.events.clear()
         self.call("Page.navigate", url=page.resolve().as_uri())
-        self.wait("document.readyState == 'complete'")
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(self._next())
 
     def value(self, expression: str) -> Any:
         """Of JavaScript; a promise is waited for."""

@@ -29,6 +29,7 @@ COMMANDS = (
     "reproduce",
     "report",
     "export",
+    "try",
     "inspect",
     "simulate",
     "info",

@@ -54,8 +54,8 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            help="packed: one file for bisnn.packed. c: C99 sources. nir: a graph. web: a page that "
-            "runs it. module:name: a function of your own, of the packed network and a path."
+            help="packed: one file for bisnn.packed. c: C99 sources. nir: a graph. web: a page "
+            "that runs it. module:name: a function of your own, of the packed network and a path."
         ),
     ] = "packed",
     out: Annotated[

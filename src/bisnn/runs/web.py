@@ -27,9 +27,9 @@ from bisnn.runs.inputs import load_dataset, spikes
 from bisnn.runs.model import Model
 from bisnn.shipping import web as shipped
 
-EXAMPLES = 10  # one of each class, or so many
-HARD = 2  # and those that the answering predictor is least sure of
-SEARCHED = 200  # of the test inputs, for those
+EXAMPLES = 10  # of as many classes, first of all
+HARD = 2  # more, of recordings those that the answering predictor is least sure of
+SEARCHED = 200  # of the test recordings, for those
 DOTS = 200  # test points on a plane
 GRID = 40  # squares along an edge of the plane
 NOISE = 0.05  # spikes of made-up recordings
@@ -96,18 +96,15 @@ def _made_up(trained: Model) -> list[shipped.Example]:
 
 
 def _examples(network: PackedNetwork, data: LoadedData, config: Config) -> list[shipped.Example]:
-    """A test input of each class, and some that are hard."""
+    """Test inputs: one of each class and others, of recordings the hardest, spread over the set."""
     x, y = data.test.x, data.test.y.reshape(len(data.test.y), -1)[:, 0]
-    chosen = list(range(min(EXAMPLES, len(y))))
-    if data.classes:
-        present = [(y == c).nonzero() for c in range(len(data.classes))]
-        chosen = [int(where[0]) for where in present if len(where)][:EXAMPLES]
-        if isinstance(x, Clips):
-            some = spikes(config, x[: min(SEARCHED, len(y))]).numpy()
-            unsure = Engine(network).predict(some).entropy
-            assert unsure is not None
-            hard = [int(i) for i in np.argsort(-unsure, kind="stable") if i not in chosen]
-            chosen += hard[:HARD]
+    first = [int((y == c).nonzero()[0]) for c in y.unique()] if data.classes else []
+    others = np.linspace(0, len(y) - 1, EXAMPLES).astype(int).tolist()
+    if data.classes and isinstance(x, Clips):
+        unsure = Engine(network).predict(spikes(config, x[:SEARCHED]).numpy()).entropy
+        assert unsure is not None
+        others = np.argsort(-unsure, kind="stable")[: EXAMPLES + HARD].tolist()
+    chosen = list(dict.fromkeys([*first[:EXAMPLES], *others]))[: EXAMPLES + HARD]
     labels = [data.classes[int(y[i])] if data.classes else f"{float(y[i]):.4g}" for i in chosen]
     if isinstance(x, Clips):
         recordings = x[torch.tensor(chosen)].spikes().numpy()  # (T, N, ...)

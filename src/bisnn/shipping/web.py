@@ -14,7 +14,7 @@ import html
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -75,9 +75,7 @@ class Content:
         """The HTML."""
         networks = [
             {"name": name, "members": members, "packed": base64.b64encode(file).decode()}
-            for (name, file), members in zip(
-                self.files.items(), self.about["members"], strict=True
-            )
+            for (name, file), members in zip(self.files.items(), self.about["members"], strict=True)
         ]
         data = json.dumps({**self.about, "networks": networks}, separators=(",", ":"))
         style, script = _source("page.css"), "\n".join(map(_source, SCRIPTS))
@@ -310,8 +308,8 @@ def _fingerprints(network: PackedNetwork, x: np.ndarray) -> np.ndarray:
 def fingerprint(words: np.ndarray) -> np.ndarray:
     """FNV-1a over the last axis, uint32 (..., n) -> (...).
 
-    >>> hex(fingerprint(np.array([1, 2], np.uint32)))
-    '0x0'
+    >>> fingerprint(np.array([[1, 2], [2, 1]], np.uint32))
+    array([3983810698, 1551600396], dtype=uint32)
     """
     hashes = np.full(words.shape[:-1], 0x811C9DC5, np.uint32)
     for n in range(words.shape[-1]):

@@ -57,7 +57,7 @@ function drawNeurons(canvas, shape, level) {
 // Axes of a chart over time, with the burn-in shaded: x(t) and y(v) in pixels for values from low to
 // high.
 function axes(canvas, steps, burnIn, low, high, ticks, text) {
-  const [g, width, height] = surface(canvas), [left, right, top, bottom] = [38, width - 10, 8, height - 22];
+  const [g, width, height] = surface(canvas), [left, right, top, bottom] = [44, width - 14, 8, height - 22];
   const x = (t) => left + ((right - left) * t) / Math.max(1, steps), y = (v) => bottom - ((bottom - top) * (v - low)) / (high - low || 1);
   g.fillStyle = colour("back");
   g.fillRect(left, top, x(burnIn) - left, bottom - top);
@@ -145,10 +145,12 @@ function drawSets(canvas, names, looks, steps, now, stop) {
 function drawPlane(canvas, plane, low, high, point) {
   const [g, width, height] = surface(canvas), edge = width / plane.size;
   const style = (c) => colour(`s${(c % 5) + 1}`), at = (i, v) => (v - low[i]) / (high[i] - low[i]);
+  const place = (i) => Math.round(edge * i); // whole pixels: no seams
   plane.classes.forEach((c, n) => {
+    const x = n % plane.size, y = plane.size - 1 - Math.floor(n / plane.size);
     g.fillStyle = style(c);
     g.globalAlpha = 0.06 + 0.4 * Math.max(0, 2 * (plane.sure[n] / 255) - 1);
-    g.fillRect(edge * (n % plane.size), height - edge * (Math.floor(n / plane.size) + 1), edge + 0.5, edge + 0.5);
+    g.fillRect(place(x), place(y), place(x + 1) - place(x), place(y + 1) - place(y));
   });
   for (const [a, b, c] of plane.dots) {
     g.fillStyle = style(c);

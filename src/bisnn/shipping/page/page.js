@@ -230,6 +230,7 @@ function showLayers() {
     const level = run && time ? glow(time, (t) => [rowsAt(t)]) : () => 0;
     const shape = part === INPUT ? DATA.input_shape : network.layers[part].output_shape;
     if (part === INPUT && IMAGES) drawEvents(canvas, shape, ON, level);
+    else if (part === INPUT && DATA.encoding) drawNeurons(canvas, [1, DATA.encoding.low.length, shape[0] / DATA.encoding.low.length], level);
     else drawNeurons(canvas, shape, level);
     const rows = run && time ? rowsAt(time - 1) : [], active = rows.reduce((sum, row) => sum + countBits(row), 0) / (rows.length || 1);
     caption.lastElementChild.textContent = time ? ` ${whole.format(Math.round(active))} of ${whole.format(product(shape))} now` : ` ${whole.format(product(shape))}`;
@@ -506,7 +507,7 @@ function drawThumbnails() {
 
 function setUpLayers() {
   const name = (layer, i) => `Layer ${i + 1}, ${layer.kind === "conv" ? "convolutional" : layer.kind}`;
-  const titles = [IMAGES ? "Events of the camera" : "Input", ...NETWORKS[0].layers.map(name)];
+  const titles = [IMAGES ? "Events of the camera" : DATA.encoding ? "Input, a row for each feature" : "Input", ...NETWORKS[0].layers.map(name)];
   $("layers").replaceChildren(...titles.map((title) => {
     const canvas = element("canvas");
     canvas.setAttribute("role", "img");
@@ -535,7 +536,7 @@ function setUpTexts() {
   if (DATA.sets) {
     const { coverage, recordings, most } = DATA.sets;
     $("sets").hidden = false;
-    $("sets-note").textContent = `The classes that cannot be ruled out yet. In ${percent(coverage)} of all cases like the ${recordings} that it was calibrated on, the true class is inside at every look at once, so the network may stop as soon as ${most > 1 ? `${most} are` : "one is"} left. Drawings are other cases: for them nothing is promised.`;
+    $("sets-note").textContent = `The classes that cannot be ruled out yet. In ${percent(coverage)} of all cases like the ${recordings} that it was calibrated on, the true class is inside at every look at once, so the network may stop as soon as ${most > 1 ? `${most} are` : "one is"} left.${DATA.sketchpad ? " Drawings are other cases: for them nothing is promised." : ""}`;
   }
   $("doubt").hidden = !CLASSIFIES;
   $("cost-note").textContent = `Up to the time step shown: a spike at a synapse is one addition and no multiplication. Energy by the prices of ${DATA.prices.source}; an estimate, not a measurement.`;
