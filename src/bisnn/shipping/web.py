@@ -31,7 +31,10 @@ from bisnn.packed.file import file_content
 from bisnn.packed.network import PackedLayer, PackedNetwork
 from bisnn.packed.network import words as words_of
 
-SCRIPTS = ("engine.js", "run.js", "camera.js", "charts.js", "page.js")
+SCRIPTS = (  # in this order, as one script
+    *("engine.js", "run.js", "camera.js", "charts.js"),
+    *("state.js", "show.js", "input.js", "page.js"),
+)
 MOST_BYTES = 1 << 26  # of packed files in a page: browsers hold them as text, and as words
 GENERATOR = f"bisnn {bisnn.__version__}: a page that runs a network"
 _MARK = b'<meta name="generator" content="bisnn '

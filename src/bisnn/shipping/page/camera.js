@@ -10,12 +10,15 @@ function reduced(strokes, pen, grid) {
     return [Math.min(...values) - pen, Math.max(...values) + pen];
   });
   const edge = Math.max(right - left, bottom - top, 1e-6), fine = 4 * grid;
-  const at = ([x, y]) => [fine * ((x - (left + right) / 2) / edge + 0.5), fine * ((y - (top + bottom) / 2) / edge + 0.5)];
+  const along = (v, a, b) => fine * ((v - (a + b) / 2) / edge + 0.5);
+  const at = ([x, y]) => [along(x, left, right), along(y, top, bottom)];
   const radius = (fine * pen) / edge, image = new Float32Array(grid * grid);
   const lines = strokes.map((stroke) => stroke.map(at));
   for (let y = 0; y < fine; y++)
-    for (let x = 0; x < fine; x++)
-      if (lines.some((line) => near(line, x + 0.5, y + 0.5, radius))) image[(y >> 2) * grid + (x >> 2)] += 1 / 16;
+    for (let x = 0; x < fine; x++) {
+      const ink = lines.some((line) => near(line, x + 0.5, y + 0.5, radius));
+      if (ink) image[(y >> 2) * grid + (x >> 2)] += 1 / 16;
+    }
   return image;
 }
 
@@ -35,20 +38,24 @@ function sample(image, size, x, y, clamped) {
   if (clamped) [x, y] = [between(0, x, size - 1), between(0, y, size - 1)];
   const left = Math.floor(x), top = Math.floor(y), u = x - left, v = y - top;
   const at = (i, j) => (i < 0 || j < 0 || i >= size || j >= size ? 0 : image[j * size + i]);
-  return (1 - v) * ((1 - u) * at(left, top) + u * at(left + 1, top)) + v * ((1 - u) * at(left, top + 1) + u * at(left + 1, top + 1));
+  const row = (j) => (1 - u) * at(left, j) + u * at(left + 1, j);
+  return (1 - v) * row(top) + v * row(top + 1);
 }
 
 // The recording of a grey image (grid x grid): the input's words at every time step.
 function record(camera, shape, small) {
-  const [C, H, W] = shape, { grid, box } = camera, image = new Float32Array(box * box);
+  const [C, H, W] = shape, { grid, box, threshold_on, threshold_off } = camera;
+  const [on, off] = C > 1 ? [camera.on, 1 - camera.on] : [0, 0];
+  const image = new Float32Array(box * box);
+  const from = (v) => ((v + 0.5) * grid) / box - 0.5;
   for (let y = 0; y < box; y++) // grown as the training images were
-    for (let x = 0; x < box; x++)
-      image[y * box + x] = sample(small, grid, ((x + 0.5) * grid) / box - 0.5, ((y + 0.5) * grid) / box - 0.5, true);
+    for (let x = 0; x < box; x++) image[y * box + x] = sample(small, grid, from(x), from(y), true);
   const shown = ([cx, cy]) => {
     const light = new Float64Array(H * W);
     for (let y = 0; y < H; y++)
       for (let x = 0; x < W; x++) {
-        const grey = sample(image, box, (x - cx) / camera.scale[0] + (box - 1) / 2, (y - cy) / camera.scale[1] + (box - 1) / 2, false);
+        const [u, v] = [(x - cx) / camera.scale[0], (y - cy) / camera.scale[1]];
+        const grey = sample(image, box, u + (box - 1) / 2, v + (box - 1) / 2, false);
         light[y * W + x] = between(0, 0.5 + camera.contrast * (grey - camera.level), 1);
       }
     return light;
@@ -63,8 +70,8 @@ function record(camera, shape, small) {
       const now = Math.log(light[n] + camera.dark);
       change[n] += now - level[n];
       level[n] = now;
-      for (; change[n] >= camera.threshold_on; change[n] -= camera.threshold_on) setBit(out, (C > 1 ? camera.on : 0) * H * W + n);
-      for (; change[n] <= -camera.threshold_off; change[n] += camera.threshold_off) setBit(out, (C > 1 ? 1 - camera.on : 0) * H * W + n);
+      for (; change[n] >= threshold_on; change[n] -= threshold_on) setBit(out, on * H * W + n);
+      for (; change[n] <= -threshold_off; change[n] += threshold_off) setBit(out, off * H * W + n);
     }
   }
   return steps;

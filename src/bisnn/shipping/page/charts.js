@@ -22,18 +22,21 @@ const isSet = (x, n) => (x[n >>> 5] >>> (n & 31)) & 1;
 // orange.
 function drawEvents(canvas, shape, on, level) {
   const [g, width, height] = surface(canvas), [C, H, W] = shape;
-  const edge = Math.min(width / W, height / H), [left, top] = [(width - edge * W) / 2, (height - edge * H) / 2];
+  const edge = Math.min(width / W, height / H);
+  const [left, top] = [(width - edge * W) / 2, (height - edge * H) / 2];
   for (let c = 0; c < C; c++) {
     g.fillStyle = colour(C === 1 || c === on ? "s1" : "s2");
     for (let n = 0; n < H * W; n++) {
+      const [x, y] = [left + edge * (n % W), top + edge * Math.floor(n / W)];
       g.globalAlpha = level(c * H * W + n);
-      if (g.globalAlpha) g.fillRect(left + edge * (n % W), top + edge * Math.floor(n / W), edge + 0.3, edge + 0.3);
+      if (g.globalAlpha) g.fillRect(x, y, edge + 0.3, edge + 0.3);
     }
   }
   g.globalAlpha = 1;
 }
 
-// Neurons of a layer, each as bright as `level(n)`: images tiled channel by channel, others in rows.
+// Neurons of a layer, each as bright as `level(n)`: images tiled channel by channel, others in
+// rows.
 function drawNeurons(canvas, shape, level) {
   const [g, width, height] = surface(canvas);
   const [C, H, W] = shape.length === 3 ? shape : [shape[0], 1, 1], gap = H * W > 1 ? 1 : 0;
@@ -42,11 +45,13 @@ function drawNeurons(canvas, shape, level) {
     const fits = Math.min(width / (n * (W + gap)), height / (Math.ceil(C / n) * (H + gap)));
     if (fits > edge) [columns, edge] = [n, fits];
   }
-  const left = (width - edge * columns * (W + gap)) / 2, top = (height - edge * Math.ceil(C / columns) * (H + gap)) / 2;
+  const left = (width - edge * columns * (W + gap)) / 2;
+  const top = (height - edge * Math.ceil(C / columns) * (H + gap)) / 2;
   const dot = edge * (gap ? 0.92 : 0.8), [idle, lit] = [colour("line"), colour("s3")];
   for (let n = 0; n < C * H * W; n++) {
     const c = Math.floor(n / (H * W)), value = level(n);
-    const x = left + edge * ((c % columns) * (W + gap) + (n % W)), y = top + edge * (Math.floor(c / columns) * (H + gap) + Math.floor((n / W) % H));
+    const x = left + edge * ((c % columns) * (W + gap) + (n % W));
+    const y = top + edge * (Math.floor(c / columns) * (H + gap) + Math.floor((n / W) % H));
     g.globalAlpha = value ? 0.25 + 0.75 * value : gap ? 0.5 : 0.8;
     g.fillStyle = value ? lit : idle;
     g.fillRect(x, y, dot, dot);
@@ -54,11 +59,13 @@ function drawNeurons(canvas, shape, level) {
   g.globalAlpha = 1;
 }
 
-// Axes of a chart over time, with the burn-in shaded: x(t) and y(v) in pixels for values from low to
-// high.
+// Axes of a chart over time, with the burn-in shaded: x(t) and y(v) in pixels for values from low
+// to high.
 function axes(canvas, steps, burnIn, low, high, ticks, text) {
-  const [g, width, height] = surface(canvas), [left, right, top, bottom] = [44, width - 14, 8, height - 22];
-  const x = (t) => left + ((right - left) * t) / Math.max(1, steps), y = (v) => bottom - ((bottom - top) * (v - low)) / (high - low || 1);
+  const [g, width, height] = surface(canvas);
+  const [left, right, top, bottom] = [44, width - 14, 8, height - 22];
+  const x = (t) => left + ((right - left) * t) / steps;
+  const y = (v) => bottom - ((bottom - top) * (v - low)) / (high - low || 1);
   g.fillStyle = colour("back");
   g.fillRect(left, top, x(burnIn) - left, bottom - top);
   g.strokeStyle = colour("line");
@@ -118,9 +125,11 @@ function drawArea({ g, x, y }, lower, upper, style) {
 }
 
 // Sets of classes at the looks so far: a row for each class, a column for each look.
-function drawSets(canvas, names, looks, steps, now, stop) {
-  const chart = axes(canvas, steps, 0, -0.5, names.length - 0.5, [], String), { g, x, y, left } = chart;
-  const tall = Math.min(18, 0.8 * (y(0) - y(1) || 40)), wide = Math.min(22, 0.7 * (x(steps) - x(0)) / Math.max(1, looks.total));
+function drawSets(canvas, names, seen, total, steps, now, stop) {
+  const chart = axes(canvas, steps, 0, -0.5, names.length - 0.5, [], String);
+  const { g, x, y, left } = chart;
+  const tall = Math.min(18, 0.8 * (y(0) - y(1)));
+  const wide = Math.min(22, (0.7 * (x(steps) - x(0))) / total);
   markTimes(chart, now, stop && stop.time);
   names.forEach((name, c) => {
     const row = y(names.length - 1 - c);
@@ -128,7 +137,7 @@ function drawSets(canvas, names, looks, steps, now, stop) {
     g.textBaseline = "middle";
     g.fillStyle = colour("soft");
     g.fillText(name.length > 5 ? `${name.slice(0, 4)}…` : name, left - 6, row);
-    for (const look of looks.seen) {
+    for (const look of seen) {
       const inside = look.inside[c], over = stop && look.time > stop.time;
       g.fillStyle = colour(inside ? "s3" : "line");
       g.globalAlpha = over ? 0.35 : 1;

@@ -1,7 +1,7 @@
 "use strict";
-// The engine: a packed network in plain JavaScript, with the spikes and logits of `bisnn.packed` bit
-// for bit. Weights and spikes are bits in 32-bit words, currents are whole numbers, and every float
-// operation is rounded to float32 by Math.fround, in the order that `bisnn.neuron` gives.
+// The engine: a packed network in plain JavaScript, with the spikes and logits of `bisnn.packed`
+// bit for bit. Weights and spikes are bits in 32-bit words, currents are whole numbers, and every
+// float operation is rounded to float32 by Math.fround, in the order that `bisnn.neuron` gives.
 //
 // Bit n of a vector is bit n % 32 of word n / 32. An image (C, H, W) lies flat, as in Python:
 // n = (c H + y) W + x. What several inputs of a layer bring lies side by side, each from a word on.
@@ -56,12 +56,11 @@ function fingerprint(x) {
 
 // The tensors of a safetensors file, as bytes by name.
 function tensorsOf(file) {
-  const size = new DataView(file.buffer, file.byteOffset).getUint32(0, true); // of 8 bytes the lower
+  const size = new DataView(file.buffer, file.byteOffset).getUint32(0, true); // of the header
   const header = JSON.parse(new TextDecoder().decode(file.subarray(8, 8 + size)));
   const tensors = {};
-  for (const [name, about] of Object.entries(header))
-    if (name !== "__metadata__")
-      tensors[name] = file.subarray(8 + size + about.data_offsets[0], 8 + size + about.data_offsets[1]);
+  for (const [name, { data_offsets: place }] of Object.entries(header))
+    if (place) tensors[name] = file.subarray(8 + size + place[0], 8 + size + place[1]);
   return tensors;
 }
 
@@ -88,7 +87,8 @@ const NEURONS = {
   fixed: { // 32-bit integers; products stay below 2^53, which a double holds exactly
     traces: (n) => [new Int32Array(n), new Int32Array(n), new Int32Array(n)],
     fire(fired, [P, Q, R], shared, [, theta], apart) {
-      for (let j = 0; j < fired.length; j++) fired[j] = P[j] - Q[j] - R[j] > theta[j * apart] ? 1 : 0;
+      for (let j = 0; j < fired.length; j++)
+        fired[j] = P[j] - Q[j] - R[j] > theta[j * apart] ? 1 : 0;
     },
     advance(I, fired, [P, Q, R], [a_m, a_s, a_r, fraction], [feedback], apart) {
       const unit = 2 ** fraction;
@@ -114,7 +114,8 @@ class Layer {
     const parts = about.kind === "conv" ? [about.fan_in] : [...about.parts.map(product), ...own];
     this.starts = [0]; // the words at which the inputs begin, and their end
     for (const n of parts) this.starts.push(this.starts.at(-1) + words(n));
-    const columns = parts.flatMap((n, p) => Array.from({ length: n }, (_, j) => 32 * this.starts[p] + j));
+    const bitsOf = (n, p) => [...Array(n).keys()].map((j) => 32 * this.starts[p] + j);
+    const columns = parts.flatMap(bitsOf); // the bit of each input
     const mask = tensors[`${i}.mask`];
     this.words = this.starts.at(-1);
     this.mask = mask ? this.rows(mask, 1, columns) : null;
@@ -131,7 +132,7 @@ class Layer {
     this.fired = new Uint8Array(this.size);
   }
 
-  // Bits without gaps as rows (count, neurons, words); those of synapses that a mask leaves out are 0.
+  // Bits without gaps as rows (count, neurons, words), 0 for synapses that a mask leaves out.
   rows(bytes, count, columns, mask = null) {
     const rows = new Int32Array(count * this.neurons * this.words);
     let at = 0;
@@ -164,8 +165,9 @@ class Layer {
     const x = this.window;
     inputs.forEach((part, p) => x.set(part, this.starts[p]));
     if (this.kind === "recurrent") {
-      x.fill(0, this.starts.at(-2));
-      for (let j = 0; j < this.neurons; j++) if (this.fired[j]) setBit(x, 32 * this.starts.at(-2) + j);
+      const own = this.starts.at(-2);
+      x.fill(0, own);
+      for (let j = 0; j < this.neurons; j++) if (this.fired[j]) setBit(x, 32 * own + j);
     }
     if (!this.mask) return this.reach * countBits(x);
     let operations = 0;
@@ -182,11 +184,15 @@ class Layer {
     inputs.forEach((part, p) => {
       const [, H, W] = this.parts[p];
       forEachBit(part, (n) => {
-        const c = channels + Math.floor(n / (H * W)), y = Math.floor((n / W) % H) + p0, x = (n % W) + p1;
-        const top = Math.max(0, Math.ceil((y - k0 + 1) / s0)), left = Math.max(0, Math.ceil((x - k1 + 1) / s1));
+        const c = channels + Math.floor(n / (H * W));
+        const y = Math.floor((n / W) % H) + p0, x = (n % W) + p1;
+        const top = Math.max(0, Math.ceil((y - k0 + 1) / s0));
+        const left = Math.max(0, Math.ceil((x - k1 + 1) / s1));
         for (let v = top; v < height && v * s0 <= y; v++)
-          for (let u = left; u < width && u * s1 <= x; u++, reached++)
-            setBit(this.window, 32 * (v * width + u) * this.words + (c * k0 + y - v * s0) * k1 + x - u * s1);
+          for (let u = left; u < width && u * s1 <= x; u++, reached++) {
+            const tap = (c * k0 + y - v * s0) * k1 + x - u * s1;
+            setBit(this.window, 32 * (v * width + u) * this.words + tap);
+          }
       });
       channels += this.parts[p][0];
     });
@@ -254,13 +260,14 @@ class Network {
     return this.layers.map((layer) => layer.start());
   }
 
-  // One time step from the words x of the input; the state moves on. Of each layer the spikes of all
-  // members (K, words), the readout's whole counts (K, outputs), and each member's synaptic
+  // One time step from the words x of the input; the state moves on. Of each layer the spikes of
+  // all members (K, words), the readout's whole counts (K, outputs), and each member's synaptic
   // operations (K, layers and readout).
   step(state, x) {
     const spikes = this.layers.map((layer) => new Int32Array(this.members * words(layer.leaving)));
     const counts = new Int32Array(this.members * this.outputs);
-    const operations = new Float64Array(this.members * (this.layers.length + 1));
+    const parts = this.layers.length + 1;
+    const operations = new Float64Array(this.members * parts);
     for (let k = 0; k < this.members; k++) {
       const of = (i) => {
         if (i === INPUT) return x;
@@ -268,10 +275,10 @@ class Network {
         return spikes[i].subarray(k * n, (k + 1) * n);
       };
       this.layers.forEach((layer, i) => {
-        operations[k * (this.layers.length + 1) + i] = layer.run(k, layer.inputs.map(of), state[i][k], of(i));
+        operations[k * parts + i] = layer.run(k, layer.inputs.map(of), state[i][k], of(i));
       });
       const last = of(this.layers.length - 1), n = last.length, active = countBits(last);
-      operations[(k + 1) * (this.layers.length + 1) - 1] = this.outputs * active;
+      operations[k * parts + parts - 1] = this.outputs * active;
       for (let c = 0; c < this.outputs; c++) {
         let common = 0;
         for (let w = 0; w < n; w++) common += popcount(last[w] & this.V[c * n + w]);
@@ -290,8 +297,8 @@ class Network {
 
 function highWord(a, b) { // of the product of two 32-bit words
   const [al, ah, bl, bh] = [a & 0xffff, a >>> 16, b & 0xffff, b >>> 16];
-  const middle = ah * bl + Math.floor((al * bl) / 65536);
-  return (ah * bh + Math.floor(middle / 65536) + Math.floor((al * bh + (middle % 65536)) / 65536)) >>> 0;
+  const upper = (v) => Math.floor(v / 65536), middle = ah * bl + upper(al * bl);
+  return (ah * bh + upper(middle) + upper(al * bh + (middle % 65536))) >>> 0;
 }
 
 function philox([c0, c1, c2, c3], k0, k1) {
@@ -314,29 +321,37 @@ function raisedCosine(r, cosine) {
   return half * half;
 }
 
+// Rates of the neurons of a scaled feature.
+function rates({ code, neurons, width, cosine }, v) {
+  if (code !== "population") return [between(0, v, 1)];
+  const gaps = neurons - 1;
+  const distance = (j) => between(-1, (v - j / gaps) / (width / gaps), 1);
+  return [...Array(neurons).keys()].map((j) => raisedCosine(distance(j), cosine));
+}
+
+// What the spikes of a point are numbered by, three words of its float32 values; -0 counts as 0.
+function digest(x, draw, seed, purpose) {
+  const bits = new Uint32Array(x.map((v) => v + 0).buffer);
+  let found = philox([draw, x.length, 0, 0], seed, purpose);
+  for (let i = 0; i < x.length; i += 4)
+    found = philox(found.map((word, j) => (word ^ (bits[i + j] ?? 0)) >>> 0), seed, purpose);
+  return found.slice(0, 3);
+}
+
 // The input's words at every time step, for raw features and the number of the encoding.
 function encode(code, features, draw) {
-  const far = code.farthest, d = features.length;
-  const x = Float32Array.from(features, (v, i) => between(-far, (v - code.low[i]) / (code.high[i] - code.low[i]), far));
-  const bits = new Uint32Array(x.map((v) => v + 0).buffer); // -0 + 0 is 0
-  let digest = philox([draw, d, 0, 0], code.seed, code.purposes.points);
-  for (let i = 0; i < d; i += 4)
-    digest = philox(digest.map((word, j) => (word ^ (i + j < d ? bits[i + j] : 0)) >>> 0), code.seed, code.purposes.points);
-  const limits = [];
-  for (const v of x) {
-    const gaps = code.neurons - 1;
-    const rates = code.code === "population"
-      ? Array.from({ length: code.neurons }, (_, j) => raisedCosine(between(-1, (v - j / gaps) / (code.width / gaps), 1), code.cosine))
-      : [between(0, v, 1)];
-    for (const rate of rates) limits.push(Math.ceil(rate * 2 ** 24));
-  }
+  const { low, high, farthest, seed, purposes } = code;
+  const scaled = (v, i) => between(-farthest, (v - low[i]) / (high[i] - low[i]), farthest);
+  const x = Float32Array.from(features, scaled);
+  const point = digest(x, draw, seed, purposes.points);
+  const limits = [...x].flatMap((v) => rates(code, v)).map((rate) => Math.ceil(rate * 2 ** 24));
   const steps = [], M = limits.length;
   let block = [0, 0, 0, 0];
   for (let t = 0; t < code.steps; t++) {
     const out = new Int32Array(words(M));
     for (let m = 0; m < M; m++) {
       const index = t * M + m;
-      if (index % 4 === 0) block = philox([index / 4, digest[0], digest[1], digest[2]], code.seed, code.purposes.encoding);
+      if (index % 4 === 0) block = philox([index / 4, ...point], seed, purposes.encoding);
       if (block[index % 4] >>> 8 < limits[m]) setBit(out, m);
     }
     steps.push(out);

@@ -40,7 +40,8 @@ class Run {
 
   advance() {
     const t = this.time;
-    const step = this.trains.map((train, e) => this.networks.map((network, i) => network.step(this.states[e][i], train[t])));
+    const step = this.trains.map((train, e) =>
+      this.networks.map((network, i) => network.step(this.states[e][i], train[t])));
     this.steps.push(step);
     if (t <= this.about.burn_in) this.sums.forEach((sum) => sum.fill(0));
     this.views.push(this.networks.map((network, i) => this.look(network, i, step)));
@@ -61,17 +62,16 @@ class Run {
     const members = sum.map((v) => v / seen), mean = new Float64Array(outputs);
     members.forEach((v, n) => { mean[n % outputs] += v / K; });
     if (task === "regression") {
-      const { target_mean, target_scale } = this.about;
-      const spread = Array.from(mean, (m, c) => Math.sqrt(members.reduce((s, v, n) => (n % outputs === c ? s + (v - m) ** 2 / K : s), 0)));
-      return {
-        mean: mean.map((v) => target_mean + target_scale * v),
-        members: members.map((v) => target_mean + target_scale * v),
-        spread: spread.map((v) => target_scale * v),
-      };
+      const { target_mean, target_scale } = this.about, square = new Float64Array(outputs);
+      const inUnits = (v) => target_mean + target_scale * v;
+      members.forEach((v, n) => { square[n % outputs] += (v - mean[n % outputs]) ** 2 / K; });
+      const spread = square.map((v) => target_scale * Math.sqrt(v));
+      return { mean: mean.map(inUnits), members: members.map(inUnits), spread };
     }
     const total = entropy(mean);
     let expected = 0;
-    for (let k = 0; k < K; k++) expected += entropy(members.subarray(k * outputs, (k + 1) * outputs)) / K;
+    for (let first = 0; first < K * outputs; first += outputs)
+      expected += entropy(members.subarray(first, first + outputs)) / K;
     return { mean, members, total, disagreement: Math.max(0, total - expected) };
   }
 
@@ -102,16 +102,15 @@ class Run {
       const top = Math.max(...sums);
       const inside = Array.from(sums, (sum, c) => top - sum <= sets.thresholds[look][c]);
       if (!inside.includes(true)) inside[sums.indexOf(top)] = true;
-      const found = { time: t, members: k, inside, size: inside.filter(Boolean).length };
-      this.sets.push(found);
-      const last = look === sets.path.length - 1;
-      if (!this.stop && (found.size <= sets.most || last)) this.stop = { ...found, decided: found.size <= sets.most };
+      const decided = inside.filter(Boolean).length <= sets.most;
+      this.sets.push({ time: t, members: k, inside, decided });
+      if (decided || look === sets.path.length - 1) this.stop ??= this.sets.at(-1);
     });
   }
 }
 
-// Fingerprints of the input, every layer and the logits at each time step, in the order of the golden
-// ones: (encodings, networks, T, parts).
+// Fingerprints of the input, every layer and the logits at each time step, in the order of the
+// golden ones: (encodings, networks, T, parts).
 function fingerprints(run) {
   return run.trains.flatMap((train, e) =>
     run.networks.flatMap((network, i) =>
