@@ -20,7 +20,7 @@ from bisnn.runs.exporting import describe_model
 from bisnn.runs.training import train
 from bisnn.shipping import web as page
 
-COVERAGE = 0.95  # of the sets, at a look after every time step
+COVERAGE = 0.98  # of the sets, at a look after every time step
 
 
 def main() -> None:

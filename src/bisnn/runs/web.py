@@ -173,5 +173,7 @@ def sketchpad(config: Config, shape: tuple[int, ...]) -> shipped.Sketchpad | Non
 
 
 def _path(motion: Motion, t_us: np.ndarray, corner: int) -> tuple[tuple[float, float], ...]:
+    if motion.refresh_us:  # of the display
+        t_us = t_us // motion.refresh_us * motion.refresh_us
     places = np.round(motion.at(t_us) - corner, 3)
     return tuple((float(x), float(y)) for x, y in places)
