@@ -7,6 +7,8 @@ from __future__ import annotations
 import base64
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,9 @@ from bisnn import Linear, Network, packed, weights
 from bisnn.packed import encoding
 from bisnn.packed.network import words
 from bisnn.packing import describe
+from bisnn.runs import model as models
+from bisnn.runs import web as pages
+from bisnn.runs.exporting import describe_model
 from bisnn.shipping import energy, web
 from browser import Tab, tab
 from conftest import seeded, spikes
@@ -303,29 +308,28 @@ def test_pages_of_runs(chrome, small_runs, bisnn_, tmp_path):
 
 
 def test_a_page_without_the_runs_data_is_checked_on_made_up_inputs(
-    chrome, report_runs, bisnn_, tmp_path
+    chrome, report_runs, tmp_path, capsys
 ):
-    """The recordings of this run lie elsewhere by now."""
-    from bisnn.runs import model
-
-    run = report_runs["recordings"]
-    trained = model.load(model.file_of(run))
+    trained = models.load(models.file_of(report_runs["recordings"]))
     gone = trained.config.updated(**{"data.root": str(tmp_path / "gone")})
-    from bisnn.runs import web as pages
-    from bisnn.runs.exporting import describe_model
+    for config, labels in ((trained.config, {"3", "7"}), (gone, {"noise"})):
+        path = tmp_path / "try.html"
+        pages.write(describe_model(trained, "members"), None, replace(trained, config=config), path)
+        assert opened(chrome, path)["wrong"] == 0
+        assert set(chrome.value("DATA.examples.map((example) => example.label)")) == labels
+    assert "made-up inputs, as the run's own cannot be read: data.root" in capsys.readouterr().err
 
-    content = pages.content(describe_model(trained, "members"), None, replace(trained, config=gone))
-    web.write(content, tmp_path / "try.html")
-    assert opened(chrome, tmp_path / "try.html")["wrong"] == 0
-    assert {example["label"] for example in content.about["examples"]} == {"noise"}
-    with_data = pages.content(describe_model(trained, "members"), None, trained)
-    assert {example["label"] for example in with_data.about["examples"]} == {"3", "7"}
+
+def test_neurons_in_integers_go_into_both_predictors(chrome, small_runs, bisnn_, tmp_path):
+    path = tmp_path / "try.html"
+    options = ("--to", "web", "--as", "members", "--neuron", "fixed", "--out", path)
+    assert bisnn_("export", small_runs["moons"], *options)[0] == 0
+    assert opened(chrome, path)["wrong"] == 0
+    assert chrome.value("NETWORKS.length") == 2
+    assert set(chrome.value("DATA.layers.map((layer) => layer.neuron)")) == {"fixed"}
 
 
 def test_try_writes_the_page_without_pytorch_or_a_compiler(tmp_path):
-    import subprocess
-    import sys
-
     code = (
         "import sys; from bisnn import cli; sys.argv = ['bisnn', 'try', '--no-open', '--out', "
         f"{str(tmp_path / 'try.html')!r}]\ntry: cli.main()\nexcept SystemExit: pass\n"

@@ -52,31 +52,27 @@ def write(
         path: the file.
         data: of a run whose data were given from Python, the same again.
     """
-    return shipped.write(content(packed, alone, trained, data), path)
+    try:
+        loaded = load_dataset(trained.config, given=data)
+    except (ValueError, OSError) as error:
+        note(f"the page brings made-up inputs, as the run's own cannot be read: {error}")
+        loaded = None
+    return shipped.write(content(packed, alone, trained, loaded), path)
 
 
 def content(
-    packed: PackedNetwork,
-    alone: PackedNetwork | None,
-    trained: Model,
-    data: Dataset | None = None,
+    packed: PackedNetwork, alone: PackedNetwork | None, trained: Model, data: LoadedData | None
 ) -> shipped.Content:
-    """What the page of a run shows; arguments as in `write`."""
+    """What the page of a run shows; its test inputs are those of `data`, or made up."""
     config, plane = trained.config, None
     predictors = {"MAP" if trained.members else "network": packed}
     if alone is not None:
         layers = zip(alone.layers, packed.layers, strict=True)
         same = tuple(replace(layer, neuron=other.neuron) for layer, other in layers)
         predictors = {f"ensemble of {packed.count}": packed, "MAP": replace(alone, layers=same)}
-    try:
-        loaded = load_dataset(config, given=data)
-    except (ValueError, OSError) as error:
-        note(f"the page brings made-up inputs, as the run's own cannot be read: {error}")
-        examples = _made_up(trained)
-    else:
-        examples = _examples(packed, loaded, config)
-        if packed.encoding and trained.features == 2 and packed.classes:
-            plane = _plane(packed, loaded)
+    examples = _made_up(trained) if data is None else _examples(packed, data, config)
+    if data is not None and packed.encoding and trained.features == 2 and packed.classes:
+        plane = _plane(packed, data)
     pad = sketchpad(config, packed.input_shape) if config.recorded else None
     title = config.data.title()
     return shipped.describe(predictors, examples, title=title, sketchpad=pad, plane=plane)
