@@ -99,22 +99,14 @@ def export(
 
 
 def try_(
-    out: Annotated[
-        Path | None, typer.Option(help="File to write. Default: try.html in the cache folder.")
-    ] = None,
-    browse: Annotated[
-        bool, typer.Option("--open/--no-open", help="Open it in the browser.")
-    ] = True,
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("try.html"),
+    browse: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = True,
 ) -> None:
     """Draw digits for a network that comes trained: a page that runs it, without any training."""
     import webbrowser
 
-    from bisnn.data.cache import folder
     from bisnn.shipping import web
 
-    if out is None:
-        out = folder() / "try.html"
-        out.parent.mkdir(parents=True, exist_ok=True)
     web.check_target(out)
     web.write(web.digits(), out)
     opened = browse and webbrowser.open(out.resolve().as_uri())

@@ -57,9 +57,10 @@ function stopNow() {
   return stop && page.time >= stop.time ? stop : null;
 }
 
-// The three classes that were likeliest at any time: they have the same colours throughout a run.
+// The three classes that are likeliest on the whole: they have the same colours throughout a run.
 function leaders() {
   if (!viewsNow()) return [];
-  const peaks = DATA.classes.map((_, c) => Math.max(...page.run.views.map((v) => v[0].mean[c])));
-  return [...peaks.keys()].sort((a, b) => peaks[b] - peaks[a]).slice(0, 3);
+  const shares = new Float64Array(DATA.outputs);
+  for (const [first] of page.run.views) first.mean.forEach((p, c) => { shares[c] += p; });
+  return [...shares.keys()].sort((a, b) => shares[b] - shares[a]).slice(0, 3);
 }
