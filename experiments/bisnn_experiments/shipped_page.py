@@ -26,7 +26,10 @@ from bisnn.runs.inputs import load_dataset
 from bisnn.runs.training import train
 from bisnn.shipping import web as page
 
-COVERAGE = 0.97  # of the sets, which are looked at after every time step
+COVERAGE = 0.97  # of the sets
+# The time step at which they are looked at first, and from then on after every one: spikes have
+# passed both layers by then
+FIRST = 6
 
 
 def main() -> None:
@@ -40,13 +43,14 @@ def main() -> None:
     data = load_dataset(trained.config)
     order = torch.from_numpy(philox.permutation(len(data.test.y), 0, Purpose.CALIBRATION_SPLIT))
     some, others = (Split(data.test.x[rows], data.test.y[rows]) for rows in order.chunk(2))
+    members, steps = trained.members or 1, trained.config.steps
     found = guarantee.calibrated(
         trained,
         some.x,
         some.y.numpy(),
         COVERAGE,
-        samples=trained.members,
-        looks=trained.config.steps,
+        samples=members,
+        looks=[(t, members) for t in range(FIRST, steps + 1)],
     )
     sets = found.rule
     assert isinstance(sets, ConformalSets)

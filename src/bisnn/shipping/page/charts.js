@@ -124,12 +124,21 @@ function drawArea({ g, x, y }, lower, upper, style) {
   g.fill();
 }
 
-// Sets of classes at the looks so far: a row for each class, a column for each look.
-function drawSets(canvas, names, seen, total, steps, now, stop) {
+// Sets of classes at the looks so far: a row for each class, a column for each look; what lies
+// before the first look, or behind the stop, is pale.
+function drawSets(canvas, names, seen, path, steps, now, stop) {
   const chart = axes(canvas, steps, 0, -0.5, names.length - 0.5, [], String);
-  const { g, x, y, left } = chart;
+  const { g, x, y, left } = chart, first = path[0][0];
   const tall = Math.min(18, 0.8 * (y(0) - y(1)));
-  const wide = Math.min(22, (0.7 * (x(steps) - x(0))) / total);
+  const wide = Math.min(22, (0.7 * (x(steps) - x(first - 1))) / path.length);
+  const block = (t, row, [w, h], name, alpha) => {
+    g.fillStyle = colour(name);
+    g.globalAlpha = alpha;
+    g.beginPath();
+    g.roundRect(x(t) - w / 2, row - h / 2, w, h, 3);
+    g.fill();
+    g.globalAlpha = 1;
+  };
   markTimes(chart, now, stop && stop.time);
   names.forEach((name, c) => {
     const row = y(names.length - 1 - c);
@@ -137,16 +146,12 @@ function drawSets(canvas, names, seen, total, steps, now, stop) {
     g.textBaseline = "middle";
     g.fillStyle = colour("soft");
     g.fillText(name.length > 5 ? `${name.slice(0, 4)}…` : name, left - 6, row);
-    for (const look of seen) {
-      const inside = look.inside[c], over = stop && look.time > stop.time;
-      g.fillStyle = colour(inside ? "s3" : "line");
-      g.globalAlpha = over ? 0.35 : 1;
-      const [w, h] = inside ? [wide, tall] : [4, 4];
-      g.beginPath();
-      g.roundRect(x(look.time) - w / 2, row - h / 2, w, h, 3);
-      g.fill();
+    for (let t = 1; t < first && t <= now; t++) block(t, row, [wide, tall], "s3", 0.2);
+    for (const { time, inside } of seen) {
+      const alpha = stop && time > stop.time ? 0.35 : 1;
+      if (inside[c]) block(time, row, [wide, tall], "s3", alpha);
+      else block(time, row, [4, 4], "s6", alpha);
     }
-    g.globalAlpha = 1;
   });
 }
 

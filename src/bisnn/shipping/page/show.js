@@ -37,6 +37,7 @@ function showAnswer() {
   $("others").textContent = says.others;
   $("glance").textContent = says.glance;
   $("stop").textContent = stop ? sentenceOfStop(stop) : "";
+  $("stop").classList.toggle("open", Boolean(stop && !stop.decided));
 }
 
 function hintOfInput() {
@@ -179,7 +180,7 @@ function showOutputs() {
 
 function showSets() {
   const seen = looksSoFar(), last = seen.at(-1), canvas = $("sets-chart");
-  drawSets(canvas, DATA.classes, seen, DATA.sets.path.length, STEPS, page.time, stopNow());
+  drawSets(canvas, DATA.classes, seen, DATA.sets.path, STEPS, page.time, stopNow());
   const text = last ? `At time step ${last.time}: ${namesIn(last).join(", ")}` : "No look yet";
   canvas.ariaLabel = text;
 }
