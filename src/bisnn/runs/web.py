@@ -29,9 +29,9 @@ from bisnn.shipping import web as shipped
 
 EXAMPLES = 10  # of as many classes, first of all
 HARD = 2  # more, of recordings those that the answering predictor is least sure of
-SEARCHED = 200  # of the test recordings, for those
+SEARCHED = 200  # of the test recordings, for those, at most
 DOTS = 200  # test points on a plane
-GRID = 40  # squares along an edge of the plane
+GRID = 40  # squares along an edge of the plane; three times as many points of a curve
 NOISE = 0.05  # spikes of made-up recordings
 FRAMES = 5  # of the page's camera in a time step
 
@@ -64,18 +64,21 @@ def content(
     packed: PackedNetwork, alone: PackedNetwork | None, trained: Model, data: LoadedData | None
 ) -> shipped.Content:
     """What the page of a run shows; its test inputs are those of `data`, or made up."""
-    config, plane = trained.config, None
+    config = trained.config
     predictors = {"MAP" if trained.members else "network": packed}
     if alone is not None:
         layers = zip(alone.layers, packed.layers, strict=True)
         same = tuple(replace(layer, neuron=other.neuron) for layer, other in layers)
         predictors = {f"ensemble of {packed.count}": packed, "MAP": replace(alone, layers=same)}
-    examples = _made_up(trained) if data is None else _examples(packed, data, config)
-    if data is not None and packed.encoding and trained.features == 2 and packed.classes:
-        plane = _plane(packed, data)
-    pad = sketchpad(config, packed.input_shape) if config.recorded else None
-    title = config.data.title()
-    return shipped.describe(predictors, examples, title=title, sketchpad=pad, plane=plane)
+    examples = _made_up(trained) if data is None else _examples(packed, data, trained)
+    map_of = {(2, True): _plane, (1, False): _curve}.get((trained.features, bool(packed.classes)))
+    return shipped.describe(
+        predictors,
+        examples,
+        title=config.data.title(),
+        sketchpad=sketchpad(config, packed.input_shape) if config.recorded else None,
+        plane=map_of(packed, data) if map_of and data else None,
+    )
 
 
 def _made_up(trained: Model) -> list[shipped.Example]:
@@ -91,13 +94,14 @@ def _made_up(trained: Model) -> list[shipped.Example]:
     return [shipped.Example("any", features=tuple(point)) for point in points.tolist()]
 
 
-def _examples(network: PackedNetwork, data: LoadedData, config: Config) -> list[shipped.Example]:
+def _examples(network: PackedNetwork, data: LoadedData, trained: Model) -> list[shipped.Example]:
     """Test inputs: one of each class and others, of recordings the hardest, spread over the set."""
     x, y = data.test.x, data.test.y.reshape(len(data.test.y), -1)[:, 0]
     first = [int((y == c).nonzero()[0]) for c in y.unique()] if data.classes else []
     others = np.linspace(0, len(y) - 1, EXAMPLES).astype(int).tolist()
     if data.classes and isinstance(x, Clips):
-        unsure = Engine(network).predict(spikes(config, x[:SEARCHED]).numpy()).entropy
+        some = spikes(trained.config, x[: min(SEARCHED, trained.batch)]).numpy()
+        unsure = Engine(network).predict(some).entropy
         assert unsure is not None
         others = np.argsort(-unsure, kind="stable")[: EXAMPLES + HARD].tolist()
     chosen = list(dict.fromkeys([*first[:EXAMPLES], *others]))[: EXAMPLES + HARD]
@@ -121,21 +125,34 @@ def _raw(x: np.ndarray, data: LoadedData) -> np.ndarray:
 
 
 def _plane(network: PackedNetwork, data: LoadedData) -> dict[str, Any]:
-    """The likeliest class of a grid's squares and how sure that is, of 255; test points."""
-    assert isinstance(data.test.x, torch.Tensor)
+    """Of two features: the likeliest class of a grid's squares and how sure that is, of 255."""
     places = (np.arange(GRID) + 0.5) / GRID
     x, y = np.meshgrid(places, places)
     low, high = data.low.numpy(), data.high.numpy()
     grid = low + np.stack([x.ravel(), y.ravel()], 1) * (high - low)
     found = Engine(network).predict_features(grid)
-    dots = _raw(data.test.x[:: max(1, len(data.test.x) // DOTS)].numpy(), data)
-    labels = data.test.y[:: max(1, len(data.test.x) // DOTS)]
     return {
         "size": GRID,
         "classes": found.mean.argmax(-1).tolist(),
         "sure": np.rint(255 * found.mean.max(-1)).astype(int).tolist(),
-        "dots": [[*dot, int(label)] for dot, label in zip(dots.tolist(), labels, strict=True)],
+        "dots": _dots(data),
     }
+
+
+def _curve(network: PackedNetwork, data: LoadedData) -> dict[str, Any]:
+    """Of one feature: the output over its range, and the members' deviation."""
+    x = np.linspace(data.low.numpy(), data.high.numpy(), 3 * GRID)
+    found = Engine(network).predict_features(x)
+    mean, spread = (np.round(part[:, 0], 6).tolist() for part in (found.mean, found.std))
+    return {"x": x[:, 0].tolist(), "mean": mean, "spread": spread, "dots": _dots(data)}
+
+
+def _dots(data: LoadedData) -> list[list[float]]:
+    """Some test points with their class or target."""
+    assert isinstance(data.test.x, torch.Tensor)
+    every = max(1, len(data.test.x) // DOTS)
+    x, y = data.test.x[::every].numpy(), data.test.y[::every].numpy().reshape(-1, 1)
+    return np.concatenate([_raw(x, data), np.round(y.astype(np.float64), 6)], 1).tolist()
 
 
 def sketchpad(config: Config, shape: tuple[int, ...]) -> shipped.Sketchpad | None:

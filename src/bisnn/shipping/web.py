@@ -135,7 +135,8 @@ def describe(
         examples: one or more inputs that the page brings, and is checked on.
         title: of the page.
         sketchpad: of images, to draw on.
-        plane: of two features, what there is to see behind the point.
+        plane: of points, what there is to see behind the one that is dragged: the plane of two
+            features, or the curve over one; see `bisnn.runs.web`.
     """
     network = next(iter(predictors.values()))
     for name, one in predictors.items():

@@ -156,7 +156,7 @@ function drawSets(canvas, names, seen, path, steps, now, stop) {
 }
 
 // The plane of two features: what the network says there, test points, and the point.
-function drawPlane(canvas, plane, low, high, point) {
+function drawPlane(canvas, plane, { low, high }, point) {
   const [g, width, height] = surface(canvas), edge = width / plane.size;
   const style = (c) => colour(`s${(c % 5) + 1}`), at = (i, v) => (v - low[i]) / (high[i] - low[i]);
   const place = (i) => Math.round(edge * i); // whole pixels: no seams
@@ -174,11 +174,42 @@ function drawPlane(canvas, plane, low, high, point) {
     g.fill();
   }
   g.globalAlpha = 1;
+  drawPoint(g, width * at(0, point[0]), height * (1 - at(1, point[1])));
+}
+
+// The output over one feature, two deviations of the members on either side, test points, and the
+// point.
+function drawCurve(canvas, curve, point) {
+  const [g, width, height] = surface(canvas), { x, mean, spread, dots } = curve;
+  const [lower, upper] = [-2, 2].map((n) => mean.map((m, i) => m + n * spread[i]));
+  const values = [...lower, ...upper, ...dots.map((dot) => dot[1])];
+  const [low, high] = [Math.min(...values), Math.max(...values)], first = x[0], last = x.at(-1);
+  const across = (v) => (width * (v - first)) / (last - first);
+  const up = (v) => height * (0.95 - (0.9 * (v - low)) / (high - low || 1));
+  const trace = (line) => line.forEach((v, i) => g.lineTo(across(x[i]), up(v)));
+  g.fillStyle = g.strokeStyle = colour("s1");
+  g.globalAlpha = 0.25;
+  g.beginPath();
+  trace(upper);
+  for (let i = x.length - 1; i >= 0; i--) g.lineTo(across(x[i]), up(lower[i]));
+  g.fill();
+  g.globalAlpha = 1;
+  g.lineWidth = 2;
+  g.beginPath();
+  trace(mean);
+  g.stroke();
+  g.fillStyle = colour("s6");
+  for (const [a, b] of dots) g.fillRect(across(a) - 1.5, up(b) - 1.5, 3, 3);
+  const next = x.findIndex((v) => v >= point);
+  drawPoint(g, across(point), up(mean.at(next)));
+}
+
+function drawPoint(g, x, y) {
   g.lineWidth = 3;
   g.strokeStyle = colour("card");
   g.fillStyle = colour("ink");
   g.beginPath();
-  g.arc(width * at(0, point[0]), height * (1 - at(1, point[1])), 9, 0, 7);
+  g.arc(x, y, 9, 0, 7);
   g.fill();
   g.stroke();
 }

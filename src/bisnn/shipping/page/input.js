@@ -192,8 +192,13 @@ function addSlider({ name, blanks, fill }, first) {
 
 function setUpPlane() {
   const canvas = $("plane-canvas"), { low, high } = CODE;
-  const drag = ([x, y]) => setPoint([x, 1 - y].map((v, i) => low[i] + v * (high[i] - low[i])));
+  const drag = ([x, y]) => setPoint(low.map((v, i) => v + [x, 1 - y][i] * (high[i] - v)));
   $("plane").hidden = false;
+  if (!CLASSIFIES) {
+    canvas.ariaLabel = "The output over the feature. Arrow keys move the point.";
+    $("plane-help").textContent = "Drag the point. Blue: what the network says over the feature, " +
+      "and two deviations between its members on either side; dots: test points.";
+  }
   onDrag(canvas, drag, drag, () => {});
   canvas.addEventListener("keydown", (event) => {
     if (!ARROWS[event.key]) return;

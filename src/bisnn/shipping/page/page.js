@@ -187,4 +187,7 @@ page.ready = check().then((found) => {
   page.checked = found;
   showCheck(found);
   if (!page.source) choose(DATA.examples[0]); // unless the visitor was quicker
+}).catch((error) => {
+  $("check").className = "check bad";
+  $("check").textContent = `This browser cannot run the network: ${error.message}`;
 });

@@ -22,7 +22,10 @@ function show() {
   } else showOutputs();
   if (DATA.sets) showSets();
   showCost();
-  if (DATA.plane) drawPlane($("plane-canvas"), DATA.plane, CODE.low, CODE.high, page.features);
+  if (DATA.plane) {
+    if (CLASSIFIES) drawPlane($("plane-canvas"), DATA.plane, CODE, page.features);
+    else drawCurve($("plane-canvas"), DATA.plane, page.features[0]);
+  }
 }
 
 function showAnswer() {
