@@ -150,6 +150,8 @@ class Tab:
 @contextmanager
 def tab(folder: Path) -> Iterator[Tab]:
     """A browser with one tab, whose profile lies in the folder."""
+    profile = f"--user-data-dir={folder / 'profile'}"
+    command = [chromium(), *OPTIONS, "--remote-debugging-pipe", profile]
     to_read, to_write = os.pipe()
     back_read, back_write = os.pipe()
 
@@ -158,12 +160,6 @@ def tab(folder: Path) -> Iterator[Tab]:
         os.dup2(ours, 3)
         os.dup2(theirs, 4)
 
-    command = [
-        chromium(),
-        *OPTIONS,
-        "--remote-debugging-pipe",
-        f"--user-data-dir={folder / 'profile'}",
-    ]
     process = subprocess.Popen(
         command, preexec_fn=connect, close_fds=False, stderr=subprocess.DEVNULL
     )

@@ -137,14 +137,12 @@ def test_the_digits_of_the_package_answer_and_stop_as_the_engine_does(chrome, di
     sets, answers = engine.predict_sets(x), engine.predict(x)
     assert len(set(sets.steps.tolist())) > 1
     for i in range(len(bits)):
-        stop, view = chrome.value(
-            RUN % (i, "[run.stop, {mean: [...run.views.at(-1)[0].mean], ...run.views.at(-1)[0]}]")
-        )
+        view = "{...run.views.at(-1)[0], mean: [...run.views.at(-1)[0].mean]}"
+        stop, view = chrome.value(RUN % (i, f"[run.stop, {view}]"))
         assert stop["time"] == sets.steps[i]
         assert stop["inside"] == sets.sets[i].tolist()
         assert stop["decided"] == sets.decided[i]
-        mean = list(view["mean"].values()) if isinstance(view["mean"], dict) else view["mean"]
-        assert mean == pytest.approx(answers.mean[i].tolist(), abs=1e-5)
+        assert view["mean"] == pytest.approx(answers.mean[i].tolist(), abs=1e-5)
         assert view["total"] == pytest.approx(answers.entropy[i], abs=1e-4)
         assert view["disagreement"] == pytest.approx(answers.mutual_information[i], abs=1e-4)
 

@@ -153,7 +153,8 @@ def export_model(
     if to == "web":
         path = Path(out or folder / "try.html")
         alone = describe_model(trained, "map") if chosen == "members" else None
-        written = Exported(path, web.write(packed, alone, trained, path, data), 0, packed.count)
+        size = web.write(packed, alone, trained, path, data)
+        written = Exported(path, size, members=packed.count)
     else:
         written = _written(packed, trained, to, out, folder, profile, prefix)
     return replace(written, neuron=neuron or "", changes=changes)
