@@ -29,6 +29,7 @@ COMMANDS = (
     "reproduce",
     "report",
     "export",
+    "try",
     "inspect",
     "simulate",
     "info",
@@ -49,6 +50,7 @@ LOADS = {  # of the model, of the data, and validations of a config
     "calibrate RUN --data LABELLED --coverage 0.5 -q": (1, 1, 1),
     "export RUN --to packed --as members": (1, 0, 1),
     "export RUN --to c --as map": (1, 0, 1),
+    "export RUN --to web --as map": (1, 1, 1),
     "export RUN --to packed --neuron fixed": (1, 1, 1),
     "report RUN -q": (0, 0, 1),
 }

@@ -29,6 +29,7 @@ app = typer.Typer(
     name="bisnn",
     help="Spiking neural networks with binary weights that know how sure they are.",
     epilog=_epilog(
+        "bisnn try",
         "bisnn train two_moons_bayes",
         "bisnn resume runs/two_moons_bayes_seed0",
         "bisnn evaluate runs/two_moons_bayes_seed0 --energy",
@@ -85,7 +86,9 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
         "bisnn export runs/two_moons_bayes_seed0 --to packed --as posterior",
         "bisnn export runs/two_moons_bayes_seed0 --to c --as map --out firmware/",
         "bisnn export runs/two_moons_bayes_seed0 --to nir",
+        "bisnn export runs/two_moons_bayes_seed0 --to web",
     ],
+    shipping.try_: ["bisnn try", "bisnn try --no-open --out try.html"],
     training.report: [
         "bisnn report runs/two_moons_bayes_seed0",
         "bisnn report runs/* --out comparison.html",
@@ -102,7 +105,7 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
     info: ["bisnn info"],
 }
 for command, examples in COMMANDS.items():
-    app.command(epilog=_epilog(*examples))(command)
+    app.command(command.__name__.rstrip("_"), epilog=_epilog(*examples))(command)
 
 
 @app.callback(invoke_without_command=True)
