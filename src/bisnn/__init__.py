@@ -29,6 +29,7 @@ _HOME = {
     "runs.calibration": ("calibrate",),
     "reporting.page": ("report",),
     "runs.exporting": ("export",),
+    "tuning.search": ("tune",),
     "system": ("info",),
 }
 _PARTS = (
@@ -64,4 +65,5 @@ if TYPE_CHECKING:
     from bisnn.runs.training import resume, train
     from bisnn.steps import compiled
     from bisnn.system import info
+    from bisnn.tuning.search import tune
     from bisnn.weights import free_energy, kl_divergence
