@@ -46,7 +46,8 @@ class Tuned:
 
     best: Config  # settings of the lowest validation loss
     value: float  # that loss
-    finished: int  # trials that ended, pruned ones among them
+    finished: int  # trials that ended
+    pruned: int  # of these, without a result
     files: list[Path]  # configs that `bisnn train` takes: the best, and the others of a front
     page: Path
 
@@ -269,7 +270,7 @@ def _results(study: Study, config: Config, space: Space, folder: Path) -> Tuned:
     best = tuned_config(front[0], config, space)
     found = _searched(study, config, space)
     page = write_page(folder / "tuning.html", study.study_name, found, best)
-    return Tuned(best, front[0].values[0], ended, files, page)
+    return Tuned(best, front[0].values[0], ended, ended - len(found.trials), files, page)
 
 
 def _searched(study: Study, config: Config, space: Space) -> Searched:

@@ -49,6 +49,14 @@ def optuna() -> Any:
     return optuna
 
 
+@contextlib.contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Optuna calls some of what is used here experimental; its users need not hear of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a study is kept: a file in `folder`, or under a name in the database at `url`."""
@@ -101,8 +109,7 @@ class Place:
             ) from None
 
     def _database(self, found: Any) -> BaseStorage:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", found.exceptions.ExperimentalWarning)
+        with _no_warnings():
             return found.storages.RDBStorage(
                 _with_driver(self.url or ""),
                 heartbeat_interval=HEARTBEAT,
@@ -201,9 +208,11 @@ def may_begin(study: Study, trials: int) -> bool:
     return len(_counted(study)) < trials
 
 
-def is_surplus(study: Study, number: int, trials: int) -> bool:
-    """Whether a trial that has just begun is one too many: two workers saw the same place free."""
-    return sum(trial.number < number for trial in _counted(study)) >= trials
+def rank(study: Study, number: int) -> int:
+    """How many of the trials that count or run began before a trial; one whose rank is not below
+    the number of trials asked for is one too many: two workers saw the same place free.
+    """
+    return sum(trial.number < number for trial in _counted(study))
 
 
 def _counted(study: Study) -> list[FrozenTrial]:
@@ -213,8 +222,7 @@ def _counted(study: Study) -> list[FrozenTrial]:
 
 def retry_stale(study: Study) -> None:
     """Let the trials of workers whose heartbeat has stopped wait to be run again."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna().exceptions.ExperimentalWarning)
+    with _no_warnings():
         optuna().storages.fail_stale_trials(study)
 
 
@@ -232,7 +240,8 @@ def retry_running(study: Study, worker: str | None = None) -> None:
 
 def put_back(study: Study, trial: FrozenTrial, most: int | None = None) -> None:
     """Let a trial that was cut short wait to be run again, at most so many times."""
-    optuna().storages.RetryHeartbeatStaleTrialCallback(most)(study, trial)
+    with _no_warnings():
+        optuna().storages.RetryHeartbeatStaleTrialCallback(most)(study, trial)
 
 
 def best(study: Study) -> list[FrozenTrial]:
@@ -249,7 +258,8 @@ def importance(study: Study) -> dict[str, float]:
     trials = completed(study)
     if len({trial.values[0] for trial in trials}) < 2:
         return {}
-    found = optuna().importance.get_param_importances(
-        study, target=(lambda trial: trial.values[0]) if len(study.directions) > 1 else None
-    )
+    with _no_warnings():
+        found = optuna().importance.get_param_importances(
+            study, target=lambda trial: trial.values[0]
+        )
     return {key: float(share) for key, share in found.items()}

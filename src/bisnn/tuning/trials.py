@@ -67,10 +67,11 @@ class Objective:
     go_on: Callable[[], bool]
 
     def __call__(self, trial: Trial) -> float | tuple[float, float]:
-        if studies.is_surplus(trial.study, trial.number, self.trials):
+        rank = studies.rank(trial.study, trial.number)
+        if rank >= self.trials:
             raise Surplus
         trial.set_user_attr(studies.WORKER, self.worker)
-        trial.study.sampler = sampler(self.config.seed, trial.number)
+        trial.study.sampler = sampler(self.config.seed, rank)
         settings = suggested(trial, self.space)
         began = time.monotonic()
         try:
@@ -109,12 +110,12 @@ class Objective:
         return found["loss"], operations
 
 
-def sampler(seed: int, number: int) -> Any:
-    """TPE for one trial. Seeded by the trial's number: what it draws depends on the trials before
-    it and not on who runs it, so a search by one worker goes on as if it had not been stopped.
+def sampler(seed: int, rank: int) -> Any:
+    """TPE for one trial. Seeded by the trial's rank: what it draws depends on the trials before it
+    and not on who runs it, so a search by one worker goes on as if it had not been stopped.
     """
     return studies.optuna().samplers.TPESampler(
-        n_startup_trials=STARTUP, seed=(seed * 1_000_003 + number) % 2**32
+        n_startup_trials=STARTUP, seed=(seed * 1_000_003 + rank) % 2**32
     )
 
 
