@@ -22,7 +22,7 @@ from bisnn.tuning import space as spaces
 from bisnn.tuning import study as studies
 from bisnn.tuning.study import Place
 from bisnn.tuning.trials import Objective
-from runs import small
+from runs import ONE_D, small
 
 TINY = {
     "data.train": 30,
@@ -307,6 +307,31 @@ def test_a_trial_too_many_does_not_count(tmp_path):
     assert studies.may_begin(study, 2)
 
 
+def test_a_search_under_torchrun_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"torchrun: must not start a search.*use --jobs"):
+        search.tune(tiny(), tmp_path / "out")
+
+
+def test_a_database_that_is_lost_is_one_line(tmp_path, monkeypatch):
+    def lost(*arguments):
+        raise optuna.exceptions.StorageInternalError("gone") from OSError("server closed\nmore")
+
+    monkeypatch.setattr(search._Search, "run", lost)
+    with pytest.raises(Stopped, match=r"no longer answers \(server closed\); see that its server"):
+        search.tune(tiny(), tmp_path, show=False)
+
+
+def test_regression(tmp_path):
+    config = small(sections=ONE_D, **{"train.epochs": 2, "network.layers": [8]})
+    study, place = begun(tmp_path, config)
+    run(place, config, 2)
+    assert all(trial.user_attrs["rmse"] > 0 for trial in studies.completed(study))
+    if studies.completed(study):
+        found = search._results(study, config, spaces.search_space(config), tmp_path)
+        assert "squared error" in found.page.read_text()
+
+
 def test_a_damaged_journal_is_one_line(tmp_path):
     (tmp_path / studies.FILE).write_text("no journal\n")
     with pytest.raises(ValueError, match="is damaged or no journal of a study"):
@@ -345,7 +370,7 @@ def test_the_command_writes_and_says_what_a_finished_study_found(bisnn_, searche
     (tmp_path / "tiny.toml").write_text(config.to_toml())
     code, out, error = bisnn_("tune", tmp_path / "tiny.toml", "--trials", 8, "--out", folder)
     assert code == 0, error
-    assert f"8 trials, best NLL on validation points: {study.best_value:.4g}" in out
+    assert f"8 of 8 trials, best NLL on validation points: {study.best_value:.4g}" in out
     assert configs.load(folder / "best.toml").rule.lr == float(
         f"{study.best_params['rule.lr']:.4g}"
     )

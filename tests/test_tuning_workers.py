@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,8 @@ def test_two_workers_on_postgresql_one_of_which_is_killed(tmp_path):
     config = configs.load(tmp_path / "tiny.toml")
     with postgres.server() as url:
         place = Place(tmp_path, "shared", url)
+        with ThreadPoolExecutor(4) as pool:  # machines that begin at the same moment
+            list(pool.map(lambda _: place.storage(), range(4)))
         study = studies.begin(place, config, spaces.search_space(config), "digest")
         victim = worker(tmp_path, url, "victim", 0.25)
         at = wait_for(
@@ -157,7 +160,7 @@ def test_the_command_survives_its_workers_and_its_own_end(tmp_path):
     command = tune(tmp_path, *arguments)
     out, error = command.communicate(timeout=120)
     assert command.returncode == 0, error
-    assert f"{TRIALS} trials, best NLL on validation points" in out
+    assert f"{TRIALS} of {TRIALS} trials, best NLL on validation points" in out
     check_none_is_lost_or_counted_twice(study(), TRIALS)
     best = configs.load(place.folder / "best.toml")
     assert best.rule.lr == pytest.approx(study().best_params["rule.lr"], rel=1e-3)

@@ -68,8 +68,9 @@ def tune(
         show=not quiet,
     )
     loss = "NLL" if found.best.task == "classification" else "squared error"
+    ended = f"{found.finished} of {max(trials, found.finished)} trials"
     console().print(
-        f"{found.finished} trials, best {loss} on validation points: {found.value:.4g}\n"
+        f"{ended}, best {loss} on validation points: {found.value:.4g}\n"
         f"config: {', '.join(map(str, found.files))}\npage: {found.page}\n"
         f"train it on all training points: bisnn train {found.files[0]}"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import secrets
 import signal
 import time
@@ -88,6 +89,11 @@ def tune(
     folder = Path(out or Path("tuned") / kinds)
     place = Place(folder, name or folder.resolve().name, storage)
     studies.optuna()
+    if "WORLD_SIZE" in os.environ:
+        raise ValueError(
+            "torchrun: must not start a search, which has processes of its own; got WORLD_SIZE = "
+            f"{os.environ['WORLD_SIZE']}; use --jobs"
+        )
     space = search_space(config)
     # Before anything is written: a bad config or bad data leave no folder behind
     data = load_dataset(judged_config(config), show)
@@ -96,10 +102,9 @@ def tune(
         study = studies.begin(place, config, space, data.digest())
         if storage is None:
             studies.retry_running(study)  # nobody else works on a file
-        before = len(studies.finished(study))
-        if before < trials:
-            search = _Search(place, config, space, trials, jobs, minutes)
-            search.run(study, show)
+        if len(studies.finished(study)) < trials:
+            with studies.answering(place):
+                _Search(place, config, space, trials, jobs, minutes).run(study, show)
         return _results(study, config, space, folder)
 
 
@@ -227,7 +232,10 @@ def _work(
         try:
             run_trials(place, Objective(*objective, go_on))
         except Exception as error:
-            connection.send(error)
+            try:
+                connection.send(error)
+            except (pickle.PicklingError, TypeError):
+                connection.send(RuntimeError(repr(error)))
 
 
 def run_trials(place: Place, objective: Objective) -> None:

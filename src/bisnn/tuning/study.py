@@ -13,6 +13,7 @@ with a result or pruned, are those that count.
 from __future__ import annotations
 
 import contextlib
+import time
 import tomllib
 import warnings
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
+from bisnn.errors import Stopped
 from bisnn.runs.config import Config, differences, parse
 from bisnn.tuning import space as spaces
 from bisnn.tuning.space import Space
@@ -95,7 +97,11 @@ class Place:
             backend = JournalFileBackend(str(self.folder / FILE))
             return found.storages.JournalStorage(backend)
         try:
-            return self._database(found)
+            try:
+                return self._database(found)
+            except Exception:  # another machine may be making the same tables at this moment
+                time.sleep(1)
+                return self._database(found)
         except ImportError as error:
             raise ValueError(
                 f"--storage: must be a database whose driver is installed; got {_shown(self.url)} "
@@ -112,6 +118,7 @@ class Place:
         with _no_warnings():
             return found.storages.RDBStorage(
                 _with_driver(self.url or ""),
+                engine_kwargs={"pool_pre_ping": True},
                 heartbeat_interval=HEARTBEAT,
                 grace_period=SILENCE,
                 heartbeat_stale_trial_callback=found.storages.RetryHeartbeatStaleTrialCallback(
@@ -131,6 +138,19 @@ def _shown(url: str) -> str:
     scheme, _, rest = url.partition("://")
     who, at, where = rest.rpartition("@")
     return f"{scheme}://{who.partition(':')[0]}{at}{where}"
+
+
+@contextlib.contextmanager
+def answering(place: Place) -> Iterator[None]:
+    """Say in a line that the database is gone, where it is."""
+    try:
+        yield
+    except optuna().exceptions.StorageInternalError as error:
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        raise Stopped(
+            f"{place}: no longer answers ({reason}); see that its server runs; the same command "
+            "goes on"
+        ) from None
 
 
 # The study

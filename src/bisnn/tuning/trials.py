@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from bisnn import kernels
 from bisnn.errors import Stopped
+from bisnn.runs import defaults
 from bisnn.runs.config import Config
 from bisnn.runs.evaluation import energy, predictors
 from bisnn.runs.loop import Training
@@ -122,7 +123,7 @@ def sampler(seed: int, rank: int) -> Any:
 def pruner(config: Config) -> Any:
     """Stops a trial whose best loss so far is above the median of the others at its epoch."""
     return studies.optuna().pruners.MedianPruner(
-        n_startup_trials=UNPRUNED, n_warmup_steps=config.train.epochs // 4
+        n_startup_trials=UNPRUNED, n_warmup_steps=(config.train.epochs or defaults.LEAST) // 4
     )
 
 
