@@ -259,11 +259,24 @@ def test_a_study_goes_on_only_with_what_it_began_with(tmp_path):
     with pytest.raises(ValueError, match=r"got another in rule\.tau; .* another --out"):
         begun(tmp_path, config.updated(**{"rule.tau": 0.7}))
     space = spaces.search_space(config)
-    with pytest.raises(ValueError, match="got another in the data;"):
-        studies.begin(Place(tmp_path, "tiny"), config, space, "other digest")
     del space["rule.tau"]
     with pytest.raises(ValueError, match="in the space that comes with bisnn;"):
         studies.begin(Place(tmp_path, "tiny"), config, space, study.user_attrs["data"])
+
+
+def test_data_are_known_by_their_content_not_by_their_place(tmp_path):
+    """Machines that share a study keep their files where they like."""
+    rows = [f"{i % 7},{i % 5},{int(i % 7 > 3)}\n" for i in range(40)]
+    configured = []
+    for name, last in (("here", ""), ("there", ""), ("changed", "1,2,1\n")):
+        (tmp_path / f"{name}.csv").write_text("a,b,class\n" + "".join(rows) + last)
+        data = {"name": "table", "train": str(tmp_path / f"{name}.csv")}
+        configured.append(small(sections={"data": data}))
+    here, there, changed = configured
+    begun(tmp_path, here)
+    begun(tmp_path, there)
+    with pytest.raises(ValueError, match="got another in the data;"):
+        begun(tmp_path, changed)
 
 
 def test_one_command_at_a_time_works_on_a_file(tmp_path):

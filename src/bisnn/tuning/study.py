@@ -194,10 +194,13 @@ def begin(place: Place, config: Config, space: Space, data: str) -> Study:
 def _check_unchanged(
     place: Place, known: dict[str, Any], config: Config, space: Space, data: str
 ) -> None:
-    changed = differences(config_of(known), config)
+    # Machines keep the same files at different places, and simulate recordings a little otherwise
+    paths = [f"data.{name}" for name in config.data.paths]
+    changed = [key for key in differences(config_of(known), config) if key not in paths]
     if not changed and spaces.from_text(known["space"]) != space:
         changed = ["the space that comes with bisnn"]
-    if not changed and known.get("data") not in (None, data):
+    may_differ = config.data.complaint(place) is None
+    if not changed and not may_differ and known.get("data") not in (None, data):
         changed = ["the data"]
     if changed:
         way = "--name" if place.url else "--out"
