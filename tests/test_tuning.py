@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -343,6 +345,31 @@ def test_regression(tmp_path):
     if studies.completed(study):
         found = search._results(study, config, spaces.search_space(config), tmp_path)
         assert "squared error" in found.page.read_text()
+
+
+def test_a_line_that_a_killed_worker_left_unfinished_is_cut_off(tmp_path):
+    config = tiny()
+    study, place = begun(tmp_path, config)
+    study.set_user_attr("before", 1)
+    whole = (tmp_path / studies.FILE).read_bytes()
+    (tmp_path / studies.FILE).write_bytes(whole + b'{"op_code":5,"trial_')
+    again, _ = begun(tmp_path, config)
+    again.set_user_attr("after", 2)
+    assert (tmp_path / studies.FILE).read_bytes().startswith(whole + b'{"op_code"')
+    fresh = studies.optuna().load_study(study_name="tiny", storage=place.storage())
+    assert (fresh.user_attrs["before"], fresh.user_attrs["after"]) == (1, 2)
+
+
+def test_a_worker_that_dies_while_it_writes_stops_nobody(tmp_path):
+    """It takes its lock along, also where the folder was named relative to another."""
+    code = (
+        "import os, pathlib, sys; from bisnn.tuning import study;"
+        "path = pathlib.Path('study.journal'); path.touch();"
+        "study.JournalLock(path).acquire(); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL
+    begun(tmp_path, tiny())
 
 
 def test_a_damaged_journal_is_one_line(tmp_path):

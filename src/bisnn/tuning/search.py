@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import platform
 import secrets
 import signal
 import time
@@ -149,7 +150,7 @@ class _Search:
     def _start(self, deadline: float | None) -> None:
         context = multiprocessing.get_context("spawn")  # threads do not survive a fork
         ours, theirs = context.Pipe(duplex=False)
-        name = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
+        name = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}"
         threads = self.config.train.threads or max(1, cores() // self.jobs)
         objective = (self.config, self.space, self.trials, name, threads)
         process = context.Process(
@@ -270,6 +271,8 @@ def _results(study: Study, config: Config, space: Space, folder: Path) -> Tuned:
             f"{folder}: none of the {ended} trials so far has a result{why}; give more --trials or "
             "--minutes, or another tune.space"
         )
+    for earlier in folder.glob("front_*.toml"):
+        earlier.unlink()
     files = []
     for place, trial in enumerate(front):
         path = folder / ("best.toml" if place == 0 else f"front_{place:02d}.toml")

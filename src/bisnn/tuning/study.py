@@ -1,8 +1,8 @@
 """A study: where its trials are kept, which of them count, and what becomes of a dead worker's.
 
-By default a study is one file, an Optuna journal: append-only, so that a kill leaves a whole file
-behind, written by several processes at once, and without a database library; SQLite needs two, and
-locks up where its file lies on a network drive. One command at a time works on a file, and a lock
+By default a study is one file, an Optuna journal: lines that are only ever added, by several
+processes at once, so that a kill costs the last one at most, and no database library; SQLite needs
+two, and its locks fail on network drives. One command at a time works on a file, and a lock
 says so: trials that run when nobody holds it are of workers that died. A URL is a database, on
 which any number of commands work at once: there a heartbeat tells.
 
@@ -59,6 +59,27 @@ def _no_warnings() -> Iterator[None]:
         yield
 
 
+class JournalLock:
+    """Lets one process at a time write a journal. The system frees it when its holder dies, and
+    the next one cuts off what that has left unfinished; Optuna's own locks are files, which stay
+    behind.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.lock = path, FileLock(path.with_name(".journal.lock"))
+
+    def acquire(self) -> bool:
+        self.lock.acquire()
+        with open(self.path, "rb+") as file:
+            if file.seek(0, 2) and (file.seek(-1, 2), file.read(1))[1] != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        return True
+
+    def release(self) -> None:
+        self.lock.release()
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a study is kept: a file in `folder`, or under a name in the database at `url`."""
@@ -94,7 +115,8 @@ class Place:
         if self.url is None:
             from optuna.storages.journal import JournalFileBackend
 
-            backend = JournalFileBackend(str(self.folder / FILE))
+            path = self.folder / FILE
+            backend = JournalFileBackend(str(path), JournalLock(path))  # type: ignore[arg-type]
             return found.storages.JournalStorage(backend)
         try:
             try:
