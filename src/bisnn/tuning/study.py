@@ -13,6 +13,7 @@ with a result or pruned, are those that count.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import tomllib
 import warnings
@@ -71,7 +72,9 @@ class JournalLock:
     def acquire(self) -> bool:
         self.lock.acquire()
         with open(self.path, "rb+") as file:
-            if file.seek(0, 2) and (file.seek(-1, 2), file.read(1))[1] != b"\n":
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            if file.read() not in (b"", b"\n"):
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
         return True
