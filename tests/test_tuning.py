@@ -93,6 +93,16 @@ def test_a_config_adds_replaces_and_removes():
     assert configs.parse(config.model_dump(exclude_none=True), "again") == config
 
 
+def test_the_example_of_the_document_is_a_space(tmp_path):
+    text = (Path(__file__).parents[1] / "docs" / "TUNING.md").read_text()
+    (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "my.toml").write_text(tiny().to_toml() + example)
+    space = spaces.search_space(configs.load(tmp_path / "my.toml"))
+    named = set(re.findall(r'^"(.*?)"', example, re.MULTILINE))
+    assert len(named) == 5
+    assert named - space.keys() == {"neuron.slope"}
+
+
 def test_every_dense_layer_is_resized_and_stays_what_it_is():
     layers = [{"neurons": 8, "recurrent": True}, 4]
     config = tiny(**{"network.layers": layers})

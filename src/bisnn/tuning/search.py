@@ -307,7 +307,7 @@ def tuned_config(trial: FrozenTrial, config: Config, space: Space) -> Config:
 
 
 def _toml(trial: FrozenTrial, ended: int, config: Config, space: Space) -> str:
-    loss = "NLL" if config.task == "classification" else "squared error, of targets of deviation 1,"
+    loss = "NLL" if config.task == "classification" else "squared error"
     operations = trial.user_attrs["operations"]
     return (
         f"# Trial {trial.number}, found by `bisnn tune` among {ended}: {loss} "
