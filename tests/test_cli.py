@@ -23,6 +23,7 @@ from runs import run_of_both_rules, small
 COMMANDS = (
     "train",
     "resume",
+    "tune",
     "evaluate",
     "predict",
     "calibrate",

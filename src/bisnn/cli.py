@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from bisnn.commands import paper, prediction, recordings, shipping, training
+from bisnn.commands import paper, prediction, recordings, shipping, training, tuning
 from bisnn.errors import Interrupted, Lost, Stopped, sentence
 
 
@@ -32,6 +32,7 @@ app = typer.Typer(
         "bisnn try",
         "bisnn train two_moons_bayes",
         "bisnn resume runs/two_moons_bayes_seed0",
+        "bisnn tune two_moons_bayes --trials 30",
         "bisnn evaluate runs/two_moons_bayes_seed0 --energy",
         "bisnn predict runs/two_moons_bayes_seed0 points.csv",
         "bisnn calibrate runs/two_moons_bayes_seed0 --data more.csv --coverage 0.9",
@@ -59,6 +60,11 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
     training.resume: [
         "bisnn resume runs/two_moons_bayes_seed0",
         "bisnn resume runs/two_moons_bayes_seed0 --set train.epochs=200",
+    ],
+    tuning.tune: [
+        "bisnn tune two_moons_bayes --trials 30 --minutes 10",
+        "bisnn tune my.toml --jobs 4 --operations",
+        "bisnn tune my.toml --storage postgresql://user@host/database --name mine",
     ],
     training.evaluate: [
         "bisnn evaluate runs/two_moons_bayes_seed0",
