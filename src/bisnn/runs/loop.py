@@ -26,6 +26,8 @@ from bisnn import metrics
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.data.dataset import Dataset
+from bisnn.data.loading import Clips, Ragged
+from bisnn.data.series import Series
 from bisnn.display import RunDisplay
 from bisnn.errors import Interrupted, Stopped
 from bisnn.kernels import draws
@@ -44,6 +46,7 @@ from bisnn.runs.inputs import (
     load_dataset,
     training_spikes,
 )
+from bisnn.runs.labels import labels_that_count, score
 from bisnn.runs.model import Model, build_network
 from bisnn.runs.monitoring import (
     NOT_FINITE,
@@ -92,7 +95,7 @@ class Training:
         config: Config,
         processes: Processes,
         show: bool = True,
-        given: Dataset | None = None,
+        given: Dataset | Series | None = None,
     ):
         self.processes = processes
         self.data = load_dataset(config, show, given)
@@ -215,8 +218,11 @@ class Training:
             # a last batch smaller than the number of processes: take part with weight 0
             mine = batch[:1]
         x = training_spikes(config, data.x[mine], epoch, mine, self.processes.device)
-        y = to_device(self.targets[mine], self.processes.device)
-        seen = self._seen(epoch, mine)
+        y = self.targets[mine]
+        if config.data.each_step():
+            y = y.transpose(0, 1).contiguous()  # (T, B), as the loss takes it
+        y = to_device(y, self.processes.device)
+        seen = [*self._mask(mine), *self._seen(epoch, mine)]
         factor = 0.5 * (
             1 + math.cos(math.pi * self.step / (config.train.epochs * self.steps_per_epoch))
         )
@@ -256,6 +262,17 @@ class Training:
             self.rule.zero_grad()
         return sums
 
+    @property
+    def _ragged(self) -> bool:
+        x = self.data.train.x
+        return isinstance(x, Clips) and isinstance(x.recordings, Ragged)
+
+    def _mask(self, samples: Tensor) -> Sequence[Tensor]:
+        """Which time steps of ragged recordings count, (T, B), if that is what they are."""
+        x = self.data.train.x[samples]
+        mask = x.mask(self.processes.device) if isinstance(x, Clips) else None
+        return () if mask is None else (mask,)
+
     def _seen(self, epoch: int, samples: Tensor) -> Sequence[Tensor]:
         """Factors (B, n) of the spikes that each readout sees, 0 or 1/(1 - dropout), if any."""
         p = self.config.network.dropout
@@ -271,9 +288,13 @@ class Training:
         )
         return ((drawn >= p).to(self.net.dtype) / (1 - p)).split(sizes, 1)
 
-    def _backward(self, share: float, x: Tensor, y: Tensor, *seen: Tensor) -> Tensor:
-        """Add `share` times one realisation's gradients; return 1, its loss, score and rates."""
+    def _backward(self, share: float, x: Tensor, y: Tensor, *more: Tensor) -> Tensor:
+        """Add `share` times one realisation's gradients; return 1, its loss, score and rates.
+
+        `more` are the mask of ragged recordings and the factors of dropout, where there are any.
+        """
         train, spikes, readouts = self.config.train, [], []
+        mask, seen = (more[0], more[1:]) if self._ragged else (None, more)
 
         def note(output: Output) -> None:
             spikes.append([s.detach().mean() * len(s) for s in output.spikes])
@@ -283,6 +304,7 @@ class Training:
             "loss": self.config.loss,
             "over_time": train.over_time,
             "burn_in": train.burn_in,
+            "mask": mask,
         }
         if train.chunk:
             loss = chunked_backward(
@@ -299,21 +321,13 @@ class Training:
             output = self.net(x, seen=seen or None)
             loss = local_loss(output, y, **settings)
             if train.activity:
-                loss = loss + train.activity * activity_loss(self.net, output)
+                loss = loss + train.activity * activity_loss(self.net, output, mask=mask)
             note(output)
             del output  # spikes, as they are not needed any more
             (loss * share).backward()
+        reached = score(self.config, torch.cat(readouts), y, mask)
         rates = [torch.stack(layer).sum() / len(x) for layer in zip(*spikes, strict=True)]
-        return torch.stack(
-            [torch.ones_like(loss), loss.detach(), self._score(torch.cat(readouts), y), *rates]
-        ).double()
-
-    def _score(self, y: Tensor, target: Tensor) -> Tensor:
-        """Share of right classes, or squared error, of this realisation of the weights."""
-        y = y[self.config.train.burn_in :]
-        if self.config.task == "classification":
-            return (y.softmax(-1).mean(0).argmax(-1) == target).to(y.dtype).mean()
-        return (y.mean(0) - target.to(y.dtype)).square().mean()
+        return torch.stack([torch.ones_like(loss), loss.detach(), reached, *rates]).double()
 
     # The loop
 
@@ -371,11 +385,15 @@ class Training:
             tensorboard.close()
         model = self.trained_model()
         first(lambda: model.save(folder.model_file))
-        if self.finished and row and (guess := near_chance(row, self.data.train.y)):
+        if self.finished and row and (guess := near_chance(row, self._known())):
             display.say(f"{folder}: {guess}")
         if stop:
             raise self._interrupted(folder, caught[0] or signal.SIGTERM)
         return model
+
+    def _known(self) -> Tensor:
+        """The labels or targets that training sees."""
+        return labels_that_count(self.config, *self.data.train)
 
     def _check_weights(self, folder: RunFolder) -> None:
         if not all(bool(torch.isfinite(p).all()) for p in self.net.parameters()):
@@ -429,9 +447,10 @@ class Training:
         x, y = self.data.validation
         mine = torch.arange(len(x)).tensor_split(self.processes.count)[self.processes.rank]
         means = self.processes.gather(
-            [model.predict_points(x[mine], model.members).mean.cpu()] if len(mine) else []
+            [model.predict_labelled(x[mine], model.members).mean.cpu()] if len(mine) else []
         )
-        return self.processes.first(lambda: self._quality(torch.cat(means), y))
+        truth = labels_that_count(self.config, x, y)
+        return self.processes.first(lambda: self._quality(torch.cat(means), truth))
 
     def _quality(self, mean: Tensor, y: Tensor) -> dict[str, float]:
         if self.config.task == "classification":

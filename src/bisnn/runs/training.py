@@ -14,16 +14,17 @@ import torch
 from bisnn import kernels
 from bisnn.data.dataset import Dataset
 from bisnn.data.loading import LoadedData
+from bisnn.data.series import Series
 from bisnn.display import RunDisplay
 from bisnn.runs.config import Config
 from bisnn.runs.folder import RunFolder
+from bisnn.runs.inputs import given_section
 from bisnn.runs.loop import Training
 from bisnn.runs.memory import keep_freed
 from bisnn.runs.model import Model, load
 from bisnn.runs.monitoring import (
     advice_on_a_full_disk,
 )
-from bisnn.runs.own import PYTHON
 from bisnn.runs.processes import Processes
 
 
@@ -40,7 +41,7 @@ def train(
     config: Config,
     out: str | Path | None = None,
     *,
-    data: Dataset | None = None,
+    data: Dataset | Series | None = None,
     show: bool = True,
 ) -> Path:
     """Train a config into a new run folder and return it.
@@ -48,8 +49,8 @@ def train(
     Args:
         config: from `bisnn.config.load`.
         out: the folder; by default `runs/` and the names of data, rule and seed.
-        data: arrays, tensors or datasets in place of the config's data; the share held out for
-            validation stays the config's.
+        data: arrays, tensors or datasets in place of the config's data, or series in place of
+            those of a config of series; the share held out for validation stays the config's.
         show: a progress bar with loss, accuracy, firing rates, flip rate and time left.
     """
     return train_run(config, out, data=data, show=show).folder
@@ -59,13 +60,12 @@ def train_run(
     config: Config,
     out: str | Path | None = None,
     *,
-    data: Dataset | None = None,
+    data: Dataset | Series | None = None,
     show: bool = True,
 ) -> TrainedRun:
     """As `train`; returns also the model and the data."""
     if data is not None:
-        section = {"name": PYTHON, "validation": config.data.validation}
-        config = config.updated(data=section)
+        config = config.updated(data=given_section(config, data))
     kinds = (name.replace(":", "_") for name in (config.data.name, config.rule.name))
     folder = RunFolder(out or Path("runs") / f"{'_'.join(kinds)}_seed{config.seed}")
     return _run(folder, config, show, data=data)
@@ -75,7 +75,7 @@ def resume(
     folder: str | Path,
     overrides: Sequence[str] = (),
     *,
-    data: Dataset | None = None,
+    data: Dataset | Series | None = None,
     show: bool = True,
 ) -> Path:
     """Go on with a run that was interrupted or killed; a finished one stays as it is, unless it
@@ -95,7 +95,7 @@ def resume_run(
     folder: str | Path,
     overrides: Sequence[str] = (),
     *,
-    data: Dataset | None = None,
+    data: Dataset | Series | None = None,
     show: bool = True,
 ) -> TrainedRun:
     """As `resume`; returns also the model and the data."""
@@ -107,7 +107,7 @@ def _run(
     fresh: Config | None,
     show: bool,
     overrides: Sequence[str] = (),
-    data: Dataset | None = None,
+    data: Dataset | Series | None = None,
 ) -> TrainedRun:
     """Train `fresh` from the start, or what lies in the folder from its last checkpoint."""
     read = lambda: _with_threads(fresh or folder.read_config(overrides))  # noqa: E731
