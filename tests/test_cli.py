@@ -31,6 +31,7 @@ COMMANDS = (
     "export",
     "inspect",
     "simulate",
+    "new",
     "info",
 )
 

@@ -28,6 +28,15 @@ def write_mnist_dvs(folder):
     return {"root": str(folder), "classes": [3, 7], "crop": 10, "steps": 12}
 
 
+def write_folder(folder):
+    for name in ("cat", "dog"):
+        (folder / "mine" / name).mkdir(parents=True)
+        for number in range(5):
+            path = folder / "mine" / name / f"{number}.bin"
+            events.write_nmnist(path, made_up(500, 34, number))
+    return {"root": str(folder / "mine"), "crop": [2, 2, 30, 32], "steps": 5, "bin_us": 20_000}
+
+
 def simulated(folder):
     return {"crop": 10, "steps": 3, "bin_us": 2000}
 
@@ -49,6 +58,7 @@ DATA = {  # by name: what the section needs beside it, written into a folder
     "table": write_table,
     "nmnist": lambda folder: {"root": str(made_up_nmnist(folder / "N")), "classes": [3, 7]},
     "mnist_dvs": write_mnist_dvs,
+    "folder": write_folder,
     "digits": simulated,
     "tonic": tonic,
     "series": write_series,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from bisnn.commands import paper, prediction, recordings, shipping, training
+from bisnn.commands import paper, prediction, recordings, shipping, starting, training
 from bisnn.errors import Interrupted, Lost, Stopped, sentence
 
 
@@ -38,6 +38,7 @@ app = typer.Typer(
         "bisnn report runs/two_moons_bayes_seed0",
         "bisnn export runs/two_moons_bayes_seed0 --to packed",
         "bisnn inspect recording.aedat",
+        "bisnn new points.csv",
         "bisnn simulate simulated",
         "bisnn info",
     ),
@@ -57,6 +58,7 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
     training.resume: [
         "bisnn resume runs/two_moons_bayes_seed0",
         "bisnn resume runs/two_moons_bayes_seed0 --set train.epochs=200",
+        "bisnn resume runs/gestures_seed0 --data /mnt/disk/gestures",
     ],
     training.evaluate: [
         "bisnn evaluate runs/two_moons_bayes_seed0",
@@ -68,6 +70,7 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
         "bisnn predict runs/two_moons_bayes_seed0 points.csv",
         "bisnn predict runs/mine points.npy --out predictions.csv",
         "bisnn predict runs/nmnist_st_seed0 N-MNIST/Test/7 recording.bin",
+        "bisnn predict runs/mine --data moved/points.csv",
     ],
     prediction.calibrate: [
         "bisnn calibrate runs/mine --coverage 0.95",
@@ -89,9 +92,14 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
         "bisnn report runs/two_moons_bayes_seed0",
         "bisnn report runs/* --out comparison.html",
     ],
+    starting.new: [
+        "bisnn new points.csv",
+        "bisnn new gestures --out gestures.toml",
+    ],
     recordings.inspect: [
         "bisnn inspect recording.aedat",
         "bisnn inspect Train/0/00002.bin --out look.png",
+        "bisnn inspect gestures --out sheet.html",
     ],
     recordings.simulate: [
         "bisnn simulate simulated",

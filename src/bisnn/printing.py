@@ -6,6 +6,8 @@ import csv
 import io
 import math
 import shlex
+import statistics
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from rich.table import Table
 from bisnn.display import console, visible
 
 if TYPE_CHECKING:
+    from bisnn.data.survey import Survey
     from bisnn.intervals import Interval
     from bisnn.runs.exporting import Exported
     from bisnn.runs.guarantee import Guarantee
@@ -288,3 +291,62 @@ def print_facts(facts: dict[str, str], title: str | None = None) -> None:
     for name, value in facts.items():
         table.add_row(name, value)
     console().print(table)
+
+
+def print_table(rows: list[list[str]]) -> None:
+    """Print rows of text, the first of which is the head."""
+    table = Table(box=box.SIMPLE, collapse_padding=True, pad_edge=False)
+    for place, name in enumerate(rows[0]):
+        table.add_column(name, justify="right" if place else "left")
+    for row in rows[1:]:
+        table.add_row(*row)
+    console().print(table)
+
+
+def survey_rows(found: Survey) -> list[list[str]]:
+    """What a folder has of each class, the head first."""
+    rows = [["class", "recordings", "seconds", "events", "events/s"]]
+    parts = sorted({entry.part for entry in found.listing.entries if entry.part}, reverse=True)
+    rows[0][2:2] = parts
+    for label in found.listing.classes:
+        looks = found.of_class(label)
+        seconds = [look.duration_us / 1e6 for look in looks]
+        rates = [look.events / s for look, s in zip(looks, seconds, strict=True) if s]
+        counts = [f"{sum(look.entry.part == part for look in looks):,}" for part in parts]
+        spans = _span(seconds, 2), _span([look.events for look in looks], 0)
+        rate = f"{statistics.median(rates):,.0f}" if rates else ""
+        rows.append([label, f"{len(looks):,}", *counts, *spans, rate])
+    return rows
+
+
+def _span(values: Sequence[float], digits: int) -> str:
+    """The median, and the lowest and highest value."""
+    if not values:
+        return ""
+    low, high, usual = min(values), max(values), statistics.median(values)
+    return f"{usual:,.{digits}f} ({low:,.{digits}f}-{high:,.{digits}f})"
+
+
+def survey_facts(found: Survey) -> dict[str, str]:
+    """What is to know of a folder of recordings, and settings to begin with."""
+    from collections import Counter
+
+    from bisnn.data.survey import suggested
+
+    formats = Counter(look.format for look in found.looks)
+    way, (width, height) = suggested(found), found.size
+    least = "" if found.size_stated else "; no file says it: the least that holds all events"
+    window = f"steps = {way.steps}, bin_us = {way.bin_us}"
+    if way.downsample > 1:
+        window += f", downsample = {way.downsample}, min_events = {way.min_events}"
+    facts = {
+        "classes": f"{len(found.listing.classes)}",
+        "recordings": f"{len(found.looks):,}",
+        "formats": ", ".join(f"{name}: {count:,}" for name, count in formats.most_common()),
+        "sensor": f"{width} x {height} pixels{least}",
+        "groups": f"{len({e.group for e in found.listing.entries if e.group})}",
+        "of no class, left out": f"{len(found.listing.unlisted)}",
+        "cannot be used": f"{len(found.damaged)}",
+        "to begin with": window,
+    }
+    return {name: value for name, value in facts.items() if value != "0"}

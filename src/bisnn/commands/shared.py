@@ -17,6 +17,10 @@ Run = Annotated[
 Samples = Annotated[
     int | None, typer.Option(min=1, help="Members of the ensemble. Default: the config's.")
 ]
+Moved = Annotated[
+    Path | None,
+    typer.Option("--data", help="Where the run's data lie now, if they have moved."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bisnn.commands.shared import Quiet, Run, console, note_if_unfinished
+from bisnn.commands.shared import Moved, Quiet, Run, console, note_if_unfinished
 
 if TYPE_CHECKING:
     from bisnn.runs.training import TrainedRun
@@ -55,13 +55,15 @@ def resume(
             help="Change e.g. train.epochs or train.patience; repeatable.",
         ),
     ] = None,
+    data: Moved = None,
     no_report: NoReport = False,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was stopped, to the same bits as without; or train it longer."""
     from bisnn.runs import training
 
-    _finish(training.resume_run(run, set_ or (), show=not quiet), no_report, quiet)
+    resumed = training.resume_run(run, set_ or (), data=data, show=not quiet)
+    _finish(resumed, no_report, quiet)
 
 
 def _finish(run: TrainedRun, no_report: bool, quiet: bool) -> None:
@@ -102,6 +104,7 @@ def evaluate(
             help="Also under a worse camera: test recordings corrupted in 10 kinds, 5 strengths.",
         ),
     ] = False,
+    data: Moved = None,
     quiet: Quiet = False,
 ) -> None:
     """Judge a run's model on its test points: every metric with a 95 % interval."""
@@ -110,16 +113,16 @@ def evaluate(
     from bisnn.shipping.energy import Costs
 
     costs = Costs.parse(cost or ())
-    model, data = evaluation.load_run(run, show=not quiet)
+    model, loaded = evaluation.load_run(run, data, show=not quiet)
     if corruptions:
-        robustness.source_of(run, data)  # an error before the work
-    verdict = evaluation.evaluate_model(run, model, data, show=not quiet, costs=costs)
+        robustness.source_of(run, loaded)  # an error before the work
+    verdict = evaluation.evaluate_model(run, model, loaded, show=not quiet, costs=costs)
     note_if_unfinished(run, model)
     printing.print_verdict(run, verdict)
     if energy or cost:
         printing.print_ledger(verdict.energy)
     if corruptions:
-        found = robustness.evaluate_corruptions(run, model, data, show=not quiet)
+        found = robustness.evaluate_corruptions(run, model, loaded, show=not quiet)
         printing.print_robustness(run, found)
 
 

@@ -26,7 +26,7 @@ from bisnn.intervals import Interval
 from bisnn.prediction import Classification, Regression
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
 from bisnn.runs.guarantee import answers
-from bisnn.runs.inputs import check_unchanged, load_dataset, spikes
+from bisnn.runs.inputs import check_unchanged, load_dataset, located, spikes
 from bisnn.runs.labels import labels_that_count, recordings_of_labels, steps_that_count
 from bisnn.runs.model import Model, load, weight_count
 from bisnn.runs.results import (
@@ -69,7 +69,7 @@ def predictors(model: Model) -> dict[str, int | None]:
 def evaluate(
     folder: str | Path,
     *,
-    data: Dataset | Series | None = None,
+    data: Dataset | Series | str | Path | None = None,
     show: bool = True,
     costs: Costs | None = None,
 ) -> Verdict:
@@ -78,7 +78,8 @@ def evaluate(
 
     Args:
         folder: the run.
-        data: of a run whose data were given from Python, the same again.
+        data: of a run whose data were given from Python, the same again; of a dataset that has
+            moved, the file or folder where it lies now.
         show: a progress bar.
         costs: prices of the energy ledger's operations; by default those of 45 nm.
 
@@ -90,13 +91,14 @@ def evaluate(
 
 
 def load_run(
-    folder: str | Path, given: Dataset | Series | None = None, show: bool = True
+    folder: str | Path, given: Dataset | Series | str | Path | None = None, show: bool = True
 ) -> tuple[Model, LoadedData]:
     """A run's model, and the data that it was trained on; an error where these have changed."""
     RunFolder(folder).check()
     model = load(folder)
-    data = load_dataset(model.config, show, given)
-    check_unchanged(model.config, data, model.data, folder)
+    config = located(model.config, given)
+    data = load_dataset(config, show, given if isinstance(given, Dataset) else None)
+    check_unchanged(config, data, model.data, folder)
     return model, data
 
 

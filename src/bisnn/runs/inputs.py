@@ -25,6 +25,13 @@ from bisnn.runs.own import PYTHON
 from bisnn.runs.series_section import SeriesData
 
 
+def located(config: Config, given: Dataset | Series | str | Path | None) -> Config:
+    """The config with its data where they lie now, if a path says so."""
+    if not isinstance(given, (str, Path)):
+        return config
+    return config.model_copy(update={"data": config.data.moved(Path(given))})
+
+
 def load_dataset(
     config: Config, show: bool = True, given: Dataset | Series | None = None
 ) -> LoadedData:
@@ -32,13 +39,14 @@ def load_dataset(
 
     With `show`, a progress bar runs while a cache of recordings is built.
     """
-    device = config.train.device if torch.cuda.is_available() else "cpu"
+    if given is not None:
+        given_section(config, given)  # refuses what does not fit the config
     if isinstance(given, Dataset):
         return given.load(config.data.validation, config.seed)
-    if isinstance(given, Series):
-        assert isinstance(config.data, SeriesData)
+    if given is not None and isinstance(config.data, SeriesData):
         data = config.data.load_given(given, config.seed)
     else:
+        device = config.train.device if torch.cuda.is_available() else "cpu"
         data = config.data.load(config.seed, device, show)
     if isinstance(config.data, SeriesData):
         check_burn_in(data, max(config.train.burn_in, config.burn_in))

@@ -183,7 +183,12 @@ class Training:
     def load(self, state: dict[str, Any], folder: RunFolder) -> None:
         """Go on from a checkpoint of the same config and the same data."""
         began = parse(tomllib.loads(state["config"]), str(folder))
-        changed = [key for key in differences(began, self.config) if key not in CHANGEABLE]
+        # Where the data lie does not matter, if a digest says what they are
+        checked = self.config.data.complaint(folder) is not None
+        places = [f"data.{name}" for name in self.config.data.paths if checked]
+        changed = [
+            key for key in differences(began, self.config) if key not in (*CHANGEABLE, *places)
+        ]
         if changed:
             raise ValueError(
                 f"{folder.config_file}: was changed since the run began, in {', '.join(changed)}; "

@@ -136,6 +136,18 @@ class SeriesData(DataSection):
         where = self.train or "data"
         return f"{where}: is not what {run} began with (or its test file is not): restore it"
 
+    def moved(self, to: Path) -> SeriesData:
+        if self.test is None:
+            return self.model_copy(update={"train": str(to.resolve())})
+        names = {"train": Path(self.train).name, "test": Path(self.test).name}
+        if not all((to / name).exists() for name in names.values()):
+            raise ValueError(
+                f"--data: must be the folder that holds {names['train']} and {names['test']}; got "
+                f"{to}; give a folder"
+            )
+        places = {key: str((to / name).resolve()) for key, name in names.items()}
+        return self.model_copy(update=places)
+
     def title(self) -> str:
         return Path(self.train).name if self.train else self.name
 

@@ -18,7 +18,7 @@ from bisnn.data.series import Series
 from bisnn.display import RunDisplay
 from bisnn.runs.config import Config
 from bisnn.runs.folder import RunFolder
-from bisnn.runs.inputs import given_section
+from bisnn.runs.inputs import given_section, located
 from bisnn.runs.loop import Training
 from bisnn.runs.memory import keep_freed
 from bisnn.runs.model import Model, load
@@ -75,7 +75,7 @@ def resume(
     folder: str | Path,
     overrides: Sequence[str] = (),
     *,
-    data: Dataset | Series | None = None,
+    data: Dataset | Series | str | Path | None = None,
     show: bool = True,
 ) -> Path:
     """Go on with a run that was interrupted or killed; a finished one stays as it is, unless it
@@ -85,7 +85,8 @@ def resume(
         folder: of the run.
         overrides: "section.key=value" of what may change on the way (`config.CHANGEABLE`); the
             run's config is changed with it.
-        data: of a run whose data were given from Python, the same again.
+        data: of a run whose data were given from Python, the same again; of a dataset that has
+            moved, the file or folder where it lies now, which the run's config then says.
         show: as in `train`.
     """
     return resume_run(folder, overrides, data=data, show=show).folder
@@ -95,7 +96,7 @@ def resume_run(
     folder: str | Path,
     overrides: Sequence[str] = (),
     *,
-    data: Dataset | Series | None = None,
+    data: Dataset | Series | str | Path | None = None,
     show: bool = True,
 ) -> TrainedRun:
     """As `resume`; returns also the model and the data."""
@@ -107,18 +108,18 @@ def _run(
     fresh: Config | None,
     show: bool,
     overrides: Sequence[str] = (),
-    data: Dataset | Series | None = None,
+    data: Dataset | Series | str | Path | None = None,
 ) -> TrainedRun:
     """Train `fresh` from the start, or what lies in the folder from its last checkpoint."""
-    read = lambda: _with_threads(fresh or folder.read_config(overrides))  # noqa: E731
-    asked = read()
+    asked = located(_with_threads(fresh or folder.read_config(overrides)), data)
+    given = data if isinstance(data, Dataset) else None
     keep_freed()
     with Processes.joined(asked.train.device) as processes, contextlib.ExitStack() as stack:
         config = processes.first(lambda: asked)
         stack.enter_context(_threads(config.train.threads))
         stack.enter_context(kernels.precision(config.train.precision))
         # Before anything is written: bad data leaves no folder behind
-        training = Training(config, processes, show, data)
+        training = Training(config, processes, show, given)
         config = training.config
         state, notes = processes.first(lambda: _begin(folder, training, fresh is not None, stack))
         display = stack.enter_context(RunDisplay(config.train.epochs, show, processes.rank == 0))
@@ -131,7 +132,7 @@ def _run(
                     f"the run had {state['processes']} processes and has {processes.count} now: "
                     "its bits will differ"
                 )
-        if overrides:
+        if overrides or given is not data:
             processes.first(lambda: folder.write_config(config))
         if processes.first(folder.model_file.exists) and (
             state is None or (training.finished and not overrides)
