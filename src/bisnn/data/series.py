@@ -93,7 +93,7 @@ class How:
 
 def load(train: Recorded, test: Recorded | None, how: How, seed: int) -> LoadedData:
     """Splits as a run uses them."""
-    train, test = _split(train, test, how, seed)
+    train, test = split(train, test, how, seed)
     _check_alike(train, test)
     for part in (train, test):
         _check_labels(part, how)
@@ -101,7 +101,7 @@ def load(train: Recorded, test: Recorded | None, how: How, seed: int) -> LoadedD
     if how.validation:
         rows = [part.numpy() for part in validation_rows(len(rows[0]), how.validation, seed)]
     classes, y = _labels(train, test, how)
-    values, counts = _padded([*train.values, *test.values], how, f"{train.source}, {test.source}")
+    values, counts = padded([*train.values, *test.values], how, f"{train.source}, {test.source}")
     code = how.code.fitted(values[rows[0]][counts[rows[0]]])
     spikes = code.encode(values, counts, seed)
     counts = counts.repeat(code.substeps, 1)
@@ -128,7 +128,7 @@ def load(train: Recorded, test: Recorded | None, how: How, seed: int) -> LoadedD
 
 def loose(values: Sequence[np.ndarray], code: SeriesCode, steps: int, seed: int) -> Clips:
     """Recordings to predict, encoded by the code of a trained model."""
-    array, counts = _padded(list(values), How(code, steps, "", False, 0, 0), "x")
+    array, counts = padded(list(values), How(code, steps, "", False, 0, 0), "x")
     if array.shape[2] != len(code.low):
         raise ValueError(
             f"x: must have the {len(code.low)} channels that the model was trained on; got "
@@ -156,9 +156,7 @@ def check_burn_in(data: LoadedData, burn_in: int) -> None:
 # Labels and padding
 
 
-def _split(
-    train: Recorded, test: Recorded | None, how: How, seed: int
-) -> tuple[Recorded, Recorded]:
+def split(train: Recorded, test: Recorded | None, how: How, seed: int) -> tuple[Recorded, Recorded]:
     if test is not None:
         return train, test
     by_class = how.task == "classification" and not how.each_step
@@ -242,7 +240,7 @@ def _filled(labels: list[np.ndarray], how: How, none: float) -> np.ndarray:
     return filled
 
 
-def _padded(values: list[np.ndarray], how: How, source: str) -> tuple[np.ndarray, np.ndarray]:
+def padded(values: list[np.ndarray], how: How, source: str) -> tuple[np.ndarray, np.ndarray]:
     """Recordings cut to `steps` or filled up with zeros, (N, steps, D), and where they are real."""
     cut = sum(len(item) > how.steps for item in values)
     if cut:

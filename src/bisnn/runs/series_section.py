@@ -98,19 +98,20 @@ class SeriesData(DataSection):
             for path in (self.train, self.test)
         )
         assert train is not None
-        return series.load(train, test, self._how(), seed)
+        return series.load(train, test, self.how(), seed)
 
     def load_given(self, given: Series, seed: int) -> LoadedData:
         """Series from Python, in place of those of the files."""
         from bisnn.data import series
 
-        return series.load(given.train, given.test, self._how(), seed)
+        return series.load(given.train, given.test, self.how(), seed)
 
     def without_files(self) -> SeriesData:
         """This section for series that are given from Python."""
         return self.model_copy(update={"train": "", "test": None})
 
-    def _how(self) -> How:
+    def how(self) -> How:
+        """What becomes of the series, for `data.series`."""
         from bisnn.data.series import How
 
         return How(

@@ -42,7 +42,7 @@ def is_series(data: Path) -> bool:
         others = any(f.suffix.lower() not in (".csv", ".tsv") for f in data.rglob("*.*"))
         if not files or others:
             return False
-        return not EVENT_COLUMNS <= {name.lower() for name in table.read(files[0]).names}
+        return not {name.lower() for name in table.read(files[0]).names} >= EVENT_COLUMNS
     return data.suffix.lower() == ".npz" and read_arrays(data, ["x"])["x"].ndim == 3
 
 
@@ -127,7 +127,7 @@ steps = {look.lengths[2]}  # values of the longest recording; what is shorter is
 task = "{task}"  # {about}
 labels = "{"step" if look.each_step else "recording"}"
 {target}{drop}{code}
-# Every input enters {len(delays)} times, so many time steps late: a neuron sees what was beside what is
+# Every input enters {len(delays)} times, so many time steps late: what was, beside what is
 delays = {delays}
 test_share = 0.2  # recordings that the model is judged on, once, at the end
 validation = 0.1  # of the others, held out of training, to choose the best epoch by
