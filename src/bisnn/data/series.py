@@ -209,6 +209,14 @@ def _labels(train: Recorded, test: Recorded, how: How) -> tuple[tuple[str, ...],
     return classes or (), _filled(numbers, how, -1)
 
 
+def labelled(given: Recorded, classes: Sequence[str]) -> np.ndarray:
+    """Numbers of known classes, or without classes targets, of recordings with a label each."""
+    if not classes:
+        return np.concatenate([_targets(given.source, label) for label in given.labels])
+    names = [_texts(label)[0] for label in given.labels]
+    return table.labels(given.source, names, tuple(classes))[0]
+
+
 def _texts(label: np.ndarray) -> list[str]:
     """Names of classes, blank for none."""
     return ["" if value != value else table.text_of(value) for value in _each(label)]
