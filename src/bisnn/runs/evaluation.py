@@ -97,7 +97,7 @@ def load_run(
     RunFolder(folder).check()
     model = load(folder)
     config = located(model.config, given)
-    data = load_dataset(config, show, given if isinstance(given, Dataset) else None)
+    data = load_dataset(config, show, None if isinstance(given, (str, Path)) else given)
     check_unchanged(config, data, model.data, folder)
     return model, data
 

@@ -112,7 +112,7 @@ def _run(
 ) -> TrainedRun:
     """Train `fresh` from the start, or what lies in the folder from its last checkpoint."""
     asked = located(_with_threads(fresh or folder.read_config(overrides)), data)
-    given = data if isinstance(data, Dataset) else None
+    given = None if isinstance(data, (str, Path)) else data
     keep_freed()
     with Processes.joined(asked.train.device) as processes, contextlib.ExitStack() as stack:
         config = processes.first(lambda: asked)
