@@ -43,7 +43,7 @@ DOCUMENTS = (
     "README.md",
     *(
         f"docs/{name}.md"
-        for name in ("RESULTS", "NOTEBOOK", "PERFORMANCE", "EQUATIONS", "EVENTS", "SHIPPING")
+        for name in ("RESULTS", "NOTEBOOK", "PERFORMANCE", "EQUATIONS", "EVENTS", "SERIES", "SHIPPING")
     ),
 )
 
@@ -56,6 +56,8 @@ NOT_MEASURED = {
         "docs/EVENTS.md",
         "| kind | strengths 1 to 5 | |",
     ): "settings, held to the code by tests/test_corruption.py",
+    ("docs/SERIES.md", "| given | what it holds |"): "kinds of files",
+    ("docs/SERIES.md", "| code | inputs per channel | a spike |"): "what the code does",
     ("docs/SHIPPING.md", "| tensor | type | what |"): "the file format",
     (
         "docs/SHIPPING.md",

@@ -18,7 +18,7 @@ FEW = 20  # different whole numbers up to which labels are classes
 EVENT_COLUMNS = {"t", "x", "y"}  # of a CSV file of events, which is no series
 
 
-class Look(NamedTuple):
+class SeriesLook(NamedTuple):
     """What was seen in series."""
 
     recordings: int
@@ -64,7 +64,7 @@ def for_series(data: Path, path: str) -> tuple[str, dict[str, str]]:
     }
 
 
-def _look(data: Path) -> Look:
+def _look(data: Path) -> SeriesLook:
     from bisnn.data import series_files, table
 
     target, drop, each_step = None, [], False
@@ -82,7 +82,7 @@ def _look(data: Path) -> Look:
     flat = np.concatenate([np.atleast_1d(label) for label in given.labels]).tolist()
     known = [label for label in flat if label != "" and label == label]
     lengths = np.array([len(item) for item in given.values])
-    return Look(
+    return SeriesLook(
         len(lengths),
         given.values[0].shape[1],
         (int(lengths.min()), int(np.median(lengths)), int(lengths.max())),
@@ -104,7 +104,7 @@ def _quantities(labels: list[str]) -> bool:
     return len(labels) > FEW or any(not float(number or 0).is_integer() for number in numbers)
 
 
-def _data(data: Path, path: str, look: Look, task: str, about: str) -> str:
+def _data(data: Path, path: str, look: SeriesLook, task: str, about: str) -> str:
     apart = max(1, round(SHARE * look.lengths[1] / DELAYS))
     delays = [apart * i for i in range(DELAYS) if apart * i < look.lengths[2]]
     code = (
@@ -134,7 +134,7 @@ validation = 0.1  # of the others, held out of training, to choose the best epoc
 """
 
 
-def _learning(look: Look) -> str:
+def _learning(look: SeriesLook) -> str:
     batch = 50 if look.recordings >= 500 else max(4, look.recordings // 20)
     epochs = min(100, max(10, round(UPDATES * batch / (0.72 * look.recordings))))
     burn_in = min(10, look.lengths[0] // 4)
