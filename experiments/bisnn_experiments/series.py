@@ -188,7 +188,8 @@ def _raw(config: Config) -> tuple[Arrays, Arrays, Arrays, int, int]:
     network = build_network(config, input_shape(config, 0), len(loaded.classes))
     given = series_files.read(section.train, False, None, [])
     parts = split(given, None, section.how(), config.seed)
-    x, real = padded([item for part in parts for item in part.values], section.how(), "")
+    values = [item for part in parts for item in part.values]
+    x, real = padded(values, section.steps, section.series_code(), section.train)
     train, validation, test = (
         Arrays(x[clips(of).index], real[clips(of).index], of.y.numpy())
         for of in (loaded.train, loaded.validation, loaded.test)

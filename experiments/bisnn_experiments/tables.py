@@ -43,7 +43,15 @@ DOCUMENTS = (
     "README.md",
     *(
         f"docs/{name}.md"
-        for name in ("RESULTS", "NOTEBOOK", "PERFORMANCE", "EQUATIONS", "EVENTS", "SERIES", "SHIPPING")
+        for name in (
+            "RESULTS",
+            "NOTEBOOK",
+            "PERFORMANCE",
+            "EQUATIONS",
+            "EVENTS",
+            "SERIES",
+            "SHIPPING",
+        )
     ),
 )
 

@@ -72,11 +72,9 @@ class Series:
         )
 
     def __repr__(self) -> str:
-        channels, *sizes = (
-            self.train.values[0].shape[1],
-            *(len(part.values) for part in (self.train, self.test)),
-        )
-        return f"Series({channels} channels, {sizes[0]} to train, {sizes[1]} to test)"
+        train, test = (len(part.values) for part in (self.train, self.test))
+        channels = self.train.values[0].shape[1]
+        return f"Series({channels} channels, {train} to train, {test} to test)"
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,8 @@ def load(train: Recorded, test: Recorded | None, how: How, seed: int) -> LoadedD
     if how.validation:
         rows = [part.numpy() for part in validation_rows(len(rows[0]), how.validation, seed)]
     classes, y = _labels(train, test, how)
-    values, counts = padded([*train.values, *test.values], how, f"{train.source}, {test.source}")
+    source = f"{train.source}, {test.source}"
+    values, counts = padded([*train.values, *test.values], how.steps, how.code, source)
     code = how.code.fitted(values[rows[0]][counts[rows[0]]])
     spikes = code.encode(values, counts, seed)
     counts = counts.repeat(code.substeps, 1)
@@ -128,7 +127,7 @@ def load(train: Recorded, test: Recorded | None, how: How, seed: int) -> LoadedD
 
 def loose(values: Sequence[np.ndarray], code: SeriesCode, steps: int, seed: int) -> Clips:
     """Recordings to predict, encoded by the code of a trained model."""
-    array, counts = padded(list(values), How(code, steps, "", False, 0, 0), "x")
+    array, counts = padded(values, steps, code, "x")
     if array.shape[2] != len(code.low):
         raise ValueError(
             f"x: must have the {len(code.low)} channels that the model was trained on; got "
@@ -157,6 +156,7 @@ def check_burn_in(data: LoadedData, burn_in: int) -> None:
 
 
 def split(train: Recorded, test: Recorded | None, how: How, seed: int) -> tuple[Recorded, Recorded]:
+    """Recordings to train and to test on: of each class its share, where there is no test file."""
     if test is not None:
         return train, test
     by_class = how.task == "classification" and not how.each_step
@@ -248,19 +248,21 @@ def _filled(labels: list[np.ndarray], how: How, none: float) -> np.ndarray:
     return filled
 
 
-def padded(values: list[np.ndarray], how: How, source: str) -> tuple[np.ndarray, np.ndarray]:
+def padded(
+    values: Sequence[np.ndarray], steps: int, code: SeriesCode, source: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Recordings cut to `steps` or filled up with zeros, (N, steps, D), and where they are real."""
-    cut = sum(len(item) > how.steps for item in values)
+    cut = sum(len(item) > steps for item in values)
     if cut:
-        note(f"{source}: {cut} recordings are longer than data.steps = {how.steps} and cut there")
-    if how.code.name == "spikes" and not all(np.isin(item, (0, 1)).all() for item in values):
+        note(f"{source}: {cut} recordings are longer than data.steps = {steps} and cut there")
+    if code.name == "spikes" and not all(np.isin(item, (0, 1)).all() for item in values):
         raise ValueError(
             f'{source}: data.code = "spikes" takes values 0 and 1; got others; take another code, '
             'e.g. "population"'
         )
-    array = np.zeros((len(values), how.steps, values[0].shape[1]), np.float32)
+    array = np.zeros((len(values), steps, values[0].shape[1]), np.float32)
     counts = np.zeros(array.shape[:2], bool)
     for i, item in enumerate(values):
-        array[i, : len(item)] = item[: how.steps]
+        array[i, : len(item)] = item[:steps]
         counts[i, : len(item)] = True
     return array, counts

@@ -110,7 +110,7 @@ def _others(model: Model, data: LoadedData, on: Path) -> tuple[Tensor | Clips, n
     return x, y
 
 
-def _series(model: Model, on: Path) -> tuple[Clips, np.ndarray]:
+def _series(model: Model, on: Path) -> tuple[Tensor | Clips, np.ndarray]:
     section: Any = model.config.data
     given = series_files.read(str(on), section.each_step(), section.target, section.drop)
     return series_of(model.config, given.values), series.labelled(given, model.classes)
