@@ -28,9 +28,8 @@ def predict(
         typer.Argument(
             metavar="[INPUT...]",
             help=(
-                "CSV, TSV, NPY or NPZ: one row per point; "
-                "columns by name. Or recordings, and folders of them. Default: the run's own test "
-                "points."
+                "CSV, TSV, NPY or NPZ: one row per point; columns by name. Or recordings or "
+                "series, and folders of them. Default: the run's own test points."
             ),
         ),
     ] = None,
