@@ -331,6 +331,10 @@ MISTAKES = {
     ),
     "latency without time": (lambda: series("latency"), "needs data.substeps of 2 or more"),
     "delays": (lambda: series(delays=[0, 20]), "must be different numbers below 16"),
+    "ranges": (
+        lambda: series(low=[1.0], high=[0.0]),
+        "which training records; got [1.0] and [0.0]",
+    ),
     "no file": (lambda: training.train(series()), "data.train: is missing; add the path"),
 }
 

@@ -11,18 +11,11 @@ from pydantic import Field, model_validator
 
 from bisnn.data.series_code import SeriesCode
 from bisnn.runs.data_sections import DataSection, Task
-from bisnn.runs.section import Count, Finite, Section
+from bisnn.runs.section import Count, Finite
 
 if TYPE_CHECKING:
     from bisnn.data.loading import LoadedData
     from bisnn.data.series import How, Series
-
-
-class ChannelRanges(Section):
-    """What a model must know of the series that it was trained on: the range of every channel."""
-
-    low: list[Finite]
-    high: list[Finite]
 
 
 class SeriesData(DataSection):
@@ -45,7 +38,8 @@ class SeriesData(DataSection):
     substeps: Count = 1  # time steps of the network that a value lasts for
     # Time steps by which each input enters late, once for each
     delays: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
-    recorded: ChannelRanges | None = None  # when training begins
+    low: list[Finite] = []  # the range of every channel, recorded when training begins
+    high: list[Finite] = []
     paths: ClassVar[tuple[str, ...]] = ("train", "test")
 
     @model_validator(mode="after")
@@ -59,6 +53,13 @@ class SeriesData(DataSection):
             raise ValueError(
                 f"data.delays: must be different numbers below {self.steps_recorded()}, the time "
                 f"steps of a recording; got {self.delays}"
+            )
+        if len(self.low) != len(self.high) or any(
+            low >= high for low, high in zip(self.low, self.high, strict=True)
+        ):
+            raise ValueError(
+                "data.low and data.high: are the ranges of the channels, which training records; "
+                f"got {self.low} and {self.high}: leave them out"
             )
         return self
 
@@ -80,9 +81,7 @@ class SeriesData(DataSection):
 
     def series_code(self) -> SeriesCode:
         """How values become spikes; with the channels' ranges once training has begun."""
-        ranges = self.recorded or ChannelRanges(low=[], high=[])
-        low, high = tuple(ranges.low), tuple(ranges.high)
-        delays = tuple(self.delays)
+        low, high, delays = tuple(self.low), tuple(self.high), tuple(self.delays)
         return SeriesCode(self.code, self.neurons, self.threshold, self.substeps, delays, low, high)
 
     def load(self, seed: int, device: str, show: bool) -> LoadedData:
@@ -130,8 +129,8 @@ class SeriesData(DataSection):
         assert isinstance(loaded.train.x, Clips)
         trains = loaded.train.x.recordings
         assert isinstance(trains, SeriesTrains)
-        ranges = ChannelRanges(low=list(trains.code.low), high=list(trains.code.high))
-        return self.model_copy(update={"recorded": ranges})
+        ranges = {"low": list(trains.code.low), "high": list(trains.code.high)}
+        return self.model_copy(update=ranges)
 
     def complaint(self, run: object) -> str | None:
         where = self.train or "data"
