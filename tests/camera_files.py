@@ -48,12 +48,12 @@ def evt3(events, size=SIZE):
     return header + struct.pack(f"<{len(words)}H", *words)
 
 
-def dat(events, size=SIZE):
-    """Two words of 32 bits: time; x (14 bits), y (14), polarity (4)."""
+def dat(events, size=SIZE, kind=12):
+    """Two words of 32 bits: time; x (14 bits), y (14), polarity (4). Older files are of kind 0."""
     header = "% Data file containing CD events.\n% Version 2\n"
     header += f"% Width {size[0]}\n% Height {size[1]}\n"
     records = (struct.pack("<II", t, p << 28 | y << 14 | x) for x, y, t, p in rows(events))
-    return header.encode() + bytes([12, 8]) + b"".join(records)
+    return header.encode() + bytes([kind, 8]) + b"".join(records)
 
 
 def event_stream(events, size=SIZE):
@@ -119,6 +119,7 @@ BYTES = {  # by name of file
     "evt2.raw": evt2,
     "evt3.raw": evt3,
     "a.dat": dat,
+    "old.dat": lambda events: dat(events, kind=0),
     "a.es": event_stream,
     "a.aedat4": aedat4,
     "a.csv": csv_text,

@@ -198,6 +198,28 @@ def test_hdf5_without_events(tmp_path):
         read_events(tmp_path / "a.h5")
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (0x8ECF, "a.h5: is compressed by filter 36559, .* install Prophesee's plugin hdf5_ecf"),
+        (32001, "a.h5: is compressed by filter 32001, .*; pip install hdf5plugin"),
+    ],
+)
+def test_a_missing_filter_is_named(tmp_path, code, message):
+    h5py = pytest.importorskip("h5py")
+    if h5py.h5z.filter_avail(code):
+        pytest.skip(f"the filter {code} is installed")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        created.set_chunk((6,))
+        created.set_filter(code, h5py.h5z.FLAG_OPTIONAL)
+        space = h5py.h5s.create_simple((6,))
+        kind = h5py.h5t.py_create(EVENTS)
+        h5py.h5d.create(file.create_group("CD").id, b"events", kind, space, created)
+    with pytest.raises(foreign.MissingReader, match=message):
+        read_events(tmp_path / "a.h5")
+
+
 # Columns
 
 

@@ -149,3 +149,30 @@ def test_what_is_suggested(tmp_path):
         for least in (way.min_events // 2, way.min_events)
     }
     assert shares[way.min_events] <= survey.BUSY < shares[way.min_events // 2]
+
+
+def test_a_crop_is_suggested_where_the_events_are(tmp_path):
+    """An object in a corner of a large sensor, in noise."""
+    (tmp_path / "a").mkdir()
+    rng = np.random.default_rng(0)
+    some = np.zeros(20_000, events.EVENTS)
+    some["x"], some["y"] = rng.integers(0, 640, len(some)), rng.integers(0, 480, len(some))
+    inside = rng.random(len(some)) < 0.6
+    some["x"][inside] = rng.integers(500, 590, inside.sum())
+    some["y"][inside] = rng.integers(30, 130, inside.sum())
+    some["t"] = np.sort(rng.integers(0, 1_000_000, len(some)))
+    np.savez(tmp_path / "a" / "1.npz", events=some, size=np.array([640, 480]))
+    way = survey.suggested(survey.survey(tmp_path, show=False))
+    x0, y0, width, height = way.crop
+    assert 460 < x0 <= 500
+    assert 590 <= x0 + width < 635
+    assert 0 <= y0 <= 30
+    assert 130 <= y0 + height < 170
+    assert way.downsample == 4
+    assert width % 4 == height % 4 == 0
+    # Another class is elsewhere: then all of it is to be seen
+    (tmp_path / "b").mkdir()
+    some["x"][inside] -= 480
+    some["y"][inside] += 340
+    np.savez(tmp_path / "b" / "1.npz", events=some, size=np.array([640, 480]))
+    assert survey.suggested(survey.survey(tmp_path, show=False)).crop is None

@@ -48,7 +48,11 @@ def test_a_folder(bisnn_, root, tmp_path, monkeypatch):
 
     # The other run does not know yet
     assert bisnn_("evaluate", whole, "-q")[0] == 1
-    assert bisnn_("evaluate", whole, "--data", moved, "-q")[0] == 0
+    code, shown, _ = bisnn_("evaluate", whole, "--data", moved, "-q")
+    assert code == 0
+    rows = [line.split()[:2] for line in shown.splitlines()]
+    assert ["cat", "2"] in rows, "classes by name, and their test recordings"
+    assert ["dog", "2"] in rows
     assert bisnn.evaluate(whole, data=moved, show=False).points == 4
     code, out, err = bisnn_("predict", whole, "--data", moved, "-q")
     assert code == 0

@@ -62,6 +62,29 @@ def test_a_table_of_a_quantity(bisnn_, tmp_path, suffix):
     assert code == 0, err
 
 
+NAMES = ["a # b", 'say "no"', "back\\slash", "ünï 猫", "two\nlines", "del\x7f", "[x]", "t = 1"]
+
+
+def test_names_from_the_data_stay_data(bisnn_, tmp_path):
+    """Whatever columns and classes are called, the config says it."""
+    path = tmp_path / "odd # name\n.csv"
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["size", "= [target]\n#"])
+        writer.writerows([i, NAMES[i % len(NAMES)]] for i in range(40))
+    out = tmp_path / "my.toml"
+    assert bisnn_("new", path, "--out", out)[0] == 0
+    config = configs.load(out)
+    assert config.data.target == "= [target]\n#"
+    assert config.data.train == str(path)
+    root = tmp_path / "odd"
+    for i, name in enumerate(NAMES):
+        (root / name).mkdir(parents=True)
+        events.write_nmnist(root / name / "1.bin", made_up(100, 34, i))
+    assert bisnn_("new", root, "--out", tmp_path / "odd.toml")[0] == 0
+    assert configs.load(tmp_path / "odd.toml").data.classes == sorted(NAMES)
+
+
 def test_mistakes_are_one_line(bisnn_, iris, tmp_path):
     (tmp_path / "old.toml").write_text("old")
     for arguments, message in (

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bisnn.runs.exporting import Exported
     from bisnn.runs.guarantee import Guarantee
     from bisnn.runs.model import Model
-    from bisnn.runs.results import Kept, Verdict
+    from bisnn.runs.results import Evaluation, Kept, Verdict
     from bisnn.runs.robustness import Robustness
     from bisnn.shipping.conversion import Changes
     from bisnn.shipping.energy import Ledger
@@ -67,6 +67,27 @@ def print_verdict(folder: Path, found: Verdict) -> None:
             **found.memory.model_dump()
         ),
     )
+
+
+def print_classes(found: Evaluation, most: int = 20) -> None:
+    """Print how many test points of each class every predictor gets right, the worst first."""
+    if not found.classes or found.y.ndim != 1:
+        return
+    right = {name: some.mean.argmax(-1) == found.y for name, some in found.predictors.items()}
+    rows = []
+    for number, name in enumerate(found.classes):
+        of = found.y == number
+        count = int(of.sum())
+        shares = [float(hits[of].double().mean()) if count else math.nan for hits in right.values()]
+        rows.append((name, count, shares))
+    rows.sort(key=lambda row: (not row[1], row[2][-1]))  # classes without a test point last
+    table = [["class", "test points", *right]]
+    for name, count, shares in rows[:most]:
+        cells = ("" if math.isnan(share) else f"{share:.3f}" for share in shares)
+        table.append([name, f"{count:,}", *cells])
+    print_table(table)
+    if len(rows) > most:
+        console().print(f"and {len(rows) - most} more classes; `bisnn report` has all of them")
 
 
 def _print_kept(found: Kept) -> None:
@@ -337,6 +358,8 @@ def survey_facts(found: Survey) -> dict[str, str]:
     way, (width, height) = suggested(found), found.size
     least = "" if found.size_stated else "; no file says it: the least that holds all events"
     window = f"steps = {way.steps}, bin_us = {way.bin_us}"
+    if way.crop is not None:
+        window += f", crop = {list(way.crop)}"
     if way.downsample > 1:
         window += f", downsample = {way.downsample}, min_events = {way.min_events}"
     facts = {

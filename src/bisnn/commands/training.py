@@ -119,6 +119,7 @@ def evaluate(
     verdict = evaluation.evaluate_model(run, model, loaded, show=not quiet, costs=costs)
     note_if_unfinished(run, model)
     printing.print_verdict(run, verdict)
+    printing.print_classes(evaluation.load_evaluation(run))
     if energy or cost:
         printing.print_ledger(verdict.energy)
     if corruptions:

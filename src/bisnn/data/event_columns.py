@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,7 +27,7 @@ NAMES = {
 }
 _UNIT = re.compile(r"(?P<name>\w+?)(?:(?:_| ?[\[(]| )(?P<unit>ns|us|µs|ms|s)[\])]?)?", re.ASCII)
 _US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6}  # microseconds of a unit
-_POLARITIES = {"on": 1, "off": 0, "true": 1, "false": 0}
+_POLARITIES = {"on": 1.0, "off": -1.0, "true": 1.0, "false": -1.0}
 _LONGEST_WORD = 12  # characters of a polarity
 _WIDEST = np.iinfo(np.int16).max  # pixels of a sensor
 
@@ -50,17 +51,18 @@ def read_csv(path: Path, content: bytes) -> Recording:
         raise BadEvents(f"{path}: has no event; leave it out")
     kinds = {name: f"U{_LONGEST_WORD}" if name == "p" else "f8" for name in found}
     try:
-        table = np.loadtxt(
-            io.StringIO(rest),
-            dtype=list(kinds.items()),
-            delimiter=delimiter,
-            usecols=[place for place, _ in found.values()],
-            ndmin=1,
-        )
+        with warnings.catch_warnings(action="ignore"):  # of comments alone; said below
+            table = np.loadtxt(
+                io.StringIO(rest),
+                dtype=list(kinds.items()),
+                delimiter=delimiter,
+                usecols=[place for place, _ in found.values()],
+                ndmin=1,
+            )
     except (ValueError, IndexError) as error:
         why = re.sub(r"\s+", " ", str(error))[:150]
         raise BadEvents(f"{path}: has a line that is no event ({why}); mend it") from None
-    columns = {name: table[name] for name in found}
+    columns = {name: table[name] for name in found} | {"p": _numbers_of(path, table["p"])}
     return _recording(path, columns, {name: unit for name, (_, unit) in found.items()}, None, "CSV")
 
 
@@ -189,7 +191,9 @@ def _whole_numbers(path: Path, name: str, column: np.ndarray) -> np.ndarray:
         return column.astype(np.int64)
     if column.dtype.kind not in "fu":
         raise BadEvents(f"{path}: {name} must be whole numbers; got {column.dtype}; convert them")
-    bad = column[~(np.isfinite(column) & (np.abs(column) < 2.0**62) & (column == np.floor(column)))]
+    with np.errstate(invalid="ignore"):
+        whole = np.isfinite(column) & (np.abs(column) < 2.0**62) & (column == np.floor(column))
+    bad = column[~whole]
     if len(bad):
         way = "; or name its column by the unit, t_s or t_ms" if name == "t" else ""
         raise BadEvents(f"{path}: {name} must be whole numbers; got {bad[0]}; round them{way}")
@@ -205,19 +209,20 @@ def _microseconds(path: Path, column: np.ndarray, unit: str) -> np.ndarray:
 
 
 def _polarities(path: Path, column: np.ndarray) -> np.ndarray:
-    """Whether events are ON; 0 and 1, -1 and 1, or words."""
-    if column.dtype.kind in "US":
-        words, places = np.unique(column.astype("U"), return_inverse=True)
-        try:
-            numbers = [_POLARITIES.get(word.strip().lower()) for word in words]
-            column = np.array(
-                [float(word) if n is None else n for n, word in zip(numbers, words, strict=True)]
-            )[places]
-        except ValueError:
-            raise BadEvents(
-                f"{path}: p must be 0 or 1, -1 or 1, or on or off; got {str(words[0])!r}; "
-                "convert it"
-            ) from None
-    if column.dtype.kind not in "biuf" or not np.isin(column, (-1, 0, 1)).all():
+    """Whether events are ON: 0 and 1, or -1 and 1."""
+    known = column.dtype.kind in "biuf" and ((column == 0) | (abs(column) == 1)).all()
+    if not known:
         raise BadEvents(f"{path}: p must be 0 or 1, or -1 or 1; got others; convert it")
     return column > 0
+
+
+def _numbers_of(path: Path, words: np.ndarray) -> np.ndarray:
+    """Polarities of a text as numbers."""
+    found, places = np.unique(words, return_inverse=True)
+    try:
+        numbers = [_POLARITIES.get(word.strip().lower()) or float(word) for word in found]
+    except ValueError:
+        raise BadEvents(
+            f"{path}: p must be 0 or 1, -1 or 1, or on or off; got {str(found[0])!r}; convert it"
+        ) from None
+    return np.array(numbers)[places]

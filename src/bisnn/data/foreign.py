@@ -70,6 +70,8 @@ def read(path: Path, content: bytes, format: str) -> Recording:
             "got neither; check its origin"
         )
     found, columns = _asked(path, format)
+    if "missing" in found:
+        raise MissingReader(f"{path}: {found['missing']}")
     if "error" in found:
         raise BadEvents(f"{path}: cannot be read as {format} ({found['error']}); it is damaged")
     size = tuple(found["size"]) if found["size"] else None

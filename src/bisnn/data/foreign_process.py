@@ -1,8 +1,8 @@
 """The process that reads others' formats: `python -m bisnn.data.foreign_process BUDGET`.
 
 Each line on stdin is JSON, [path, format]. The answer on stdout is a line with two sizes, then so
-many bytes of JSON, {"size"} or {"error"}, and of an NPY file with a field for each column. See
-`foreign`.
+many bytes of JSON, {"size"}, {"error"} or {"missing"}, and of an NPY file with a field for each
+column. See `foreign`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,18 @@ import numpy as np
 FILE_TYPES = {  # faery's names
     "AEDAT4": "aedat",
     "Prophesee RAW": "evt",
-    "Prophesee DAT": "dat",
     "Event Stream": "es",
 }
 UNKNOWN = (32767, 32767)  # what faery is told to take a size for that no header says
-ROOM = 3 << 30  # bytes of memory that the libraries take by themselves, most of it never used
+ROOM = 512 << 20  # bytes of memory beside the budget, for the libraries themselves
 HDF5_PLACES = ("CD/events", "events", "/")  # Prophesee's, DSEC's and others'
+
+ECF = 0x8ECF  # Prophesee's compression, which no package of Python's brings
+
+
+class MissingFilter(Exception):
+    """A way to decompress that is not installed."""
+
 
 Found = tuple[tuple[int, int] | None, np.ndarray]  # size, columns
 
@@ -33,20 +40,31 @@ Found = tuple[tuple[int, int] | None, np.ndarray]  # size, columns
 def by_faery(path: str, format: str, budget: int) -> Found:
     import faery  # the extra `cameras`
 
-    stream = faery.events_stream_from_file(
-        path, dimensions_fallback=UNKNOWN, file_type=FILE_TYPES[format]
-    )
+    plain = [("t", "<u8"), ("x", "<u2"), ("y", "<u2"), ("p", "u1")]
+    if format == "Prophesee DAT":
+        with faery.dat.Decoder(path, UNKNOWN, "dat2") as decoder:
+            # The type "2d" of older files is the same record, which faery's stream refuses
+            if decoder.event_type not in ("cd", "2d"):
+                raise ValueError(f"it has events of the type {decoder.event_type}")
+            size, parts = decoder.dimensions, _within(decoder, budget)
+    else:
+        stream = faery.events_stream_from_file(
+            path, dimensions_fallback=UNKNOWN, file_type=FILE_TYPES[format]
+        )
+        size, parts = stream.dimensions(), _within(stream, budget)
+    events = np.concatenate([np.empty(0, plain), *(part.view(plain) for part in parts)])
+    return None if tuple(size) == UNKNOWN else tuple(size), events
+
+
+def _within(packets: Iterable[np.ndarray], budget: int) -> list[np.ndarray]:
+    """Copies of all packets, if there is memory for them to be joined, sorted and copied."""
     parts, taken = [], 0
-    for part in stream:
+    for part in packets:
         parts.append(part.copy())
         taken += part.nbytes
-        if taken > budget // 4:  # joined, sorted and copied
+        if taken > budget // 4:
             raise ValueError(f"its events would take more than {budget // 4:,} bytes of memory")
-    empty = np.empty(0, faery.EVENTS_DTYPE)
-    joined = np.concatenate([empty, *parts])
-    plain = [("t", "<u8"), ("x", "<u2"), ("y", "<u2"), ("p", "?")]
-    size = tuple(stream.dimensions())
-    return None if size == UNKNOWN else size, joined.view(plain)
+    return parts
 
 
 def by_h5py(path: str, budget: int) -> Found:
@@ -64,6 +82,7 @@ def by_h5py(path: str, budget: int) -> Found:
             raise ValueError(
                 f"it has no events at {', '.join(HDF5_PLACES)}; it holds {', '.join(file)[:100]}"
             )
+        _check_filters(columns)
         taken = sum(column.size * column.dtype.itemsize for column in columns.values())
         if taken > budget // 4:
             raise ValueError(f"its events would take more than {budget // 4:,} bytes of memory")
@@ -98,6 +117,22 @@ def _columns(found: Any) -> dict[str, Any]:
     return columns if len(columns) >= 4 else {}
 
 
+def _check_filters(columns: dict[str, Any]) -> None:
+    import h5py
+
+    for column in columns.values():
+        created = column.id.get_create_plist()
+        for place in range(created.get_nfilters()):
+            code = created.get_filter(place)[0]
+            if not h5py.h5z.filter_avail(code):
+                way = (
+                    "install Prophesee's plugin hdf5_ecf, or convert the file to RAW"
+                    if code == ECF
+                    else "pip install hdf5plugin"
+                )
+                raise MissingFilter(f"is compressed by filter {code}, which is not there; {way}")
+
+
 def _with_unit(name: str, column: np.ndarray) -> str:
     """Times as real numbers are seconds: so the files of e2vid and ESIM have them."""
     return "t_s" if name in ("t", "ts") and column.dtype.kind == "f" else name
@@ -126,6 +161,8 @@ def answer(path: str, format: str, budget: int) -> tuple[dict[str, Any], bytes]:
         file = io.BytesIO()
         np.lib.format.write_array(file, array, allow_pickle=False)
         return {"size": size}, file.getvalue()
+    except MissingFilter as error:
+        return {"missing": str(error)}, b""
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of Rust's is no Exception
@@ -139,7 +176,7 @@ def limit_memory(budget: int) -> None:
         import resource
     except ImportError:  # of Windows
         return
-    most = 4 * budget + ROOM
+    most = budget + ROOM
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(

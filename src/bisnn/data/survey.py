@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ STEPS = (10, 30)  # fewest and most time steps that are suggested
 EVENTS_A_STEP = 20  # that a recording should have, or its time steps say little
 MOST_PIXELS = 48  # a side, after downsampling
 BUSY = 0.25  # share of the squares of pixels with a spike, above which one needs more events
-TRIED = 12  # recordings that this is measured on
+TRIED = 4  # recordings of each class that this is measured on
+BLOCKS = 50  # of rows or columns, in which events are counted to find where most of them are
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Suggestion:
 
     steps: int
     bin_us: int
+    crop: tuple[int, int, int, int] | None  # x0, y0, width, height; None: all
     downsample: int
     min_events: int
 
@@ -118,11 +121,14 @@ def suggested(found: Survey) -> Suggestion:
     usual = float(np.median([look.events for look in found.looks]))
     wanted = min(max(usual / EVENTS_A_STEP, STEPS[0]), STEPS[1])
     bin_us = max(1, _two_digits(span_us / wanted))
-    steps, downsample = math.ceil(span_us / bin_us), 1
-    while max(found.size) > MOST_PIXELS * downsample and min(found.size) > 1:
+    steps, by_class = math.ceil(span_us / bin_us), _some(found)
+    ranges = [_busy_anywhere(by_class, axis, found.size[axis == "y"]) for axis in "xy"]
+    lengths, downsample = [end - start for start, end in ranges], 1
+    while max(lengths) > MOST_PIXELS * downsample and min(found.size) > 1:
         downsample *= 2
-    window = Window(found.size, steps, bin_us, None, None, downsample)
-    return Suggestion(steps, bin_us, downsample, _enough(found, window))
+    crop = _crop(ranges, found.size, downsample)
+    window = Window(found.size, steps, bin_us, None, crop, downsample)
+    return Suggestion(steps, bin_us, crop, downsample, _enough(list(chain(*by_class)), window))
 
 
 def _two_digits(number: float) -> int:
@@ -131,11 +137,70 @@ def _two_digits(number: float) -> int:
     return round(number / unit) * unit
 
 
-def _enough(found: Survey, window: Window) -> int:
+def _some(found: Survey) -> list[list[events.Recording]]:
+    """Recordings of each class, evenly from its first to its last, that settings are tried on."""
+    tried = []
+    for label in found.listing.classes:
+        looks = found.of_class(label)
+        places = np.linspace(0, len(looks) - 1, min(TRIED, len(looks))).astype(int)
+        files = [looks[place].entry.file for place in places]
+        tried.append(
+            [of_size(events.read_events(file), found.size, file, "", "") for file in files]
+        )
+    return tried
+
+
+def _busy_anywhere(
+    by_class: Sequence[Sequence[events.Recording]], axis: str, side: int
+) -> tuple[int, int]:
+    """The columns or rows in which any class has more than noise; all, where that is more than two
+    thirds. What is quiet in one class may be what tells it from the others."""
+    ranges = []
+    for seen in by_class:
+        counts = sum(np.bincount(one.events[axis], minlength=side) for one in seen)
+        if np.sum(counts):
+            ranges.append(busy_range(np.asarray(counts)))
+    start, end = min(start for start, _ in ranges), max(end for _, end in ranges)
+    return (start, end) if 3 * (end - start) < 2 * side else (0, side)
+
+
+def busy_range(counts: np.ndarray) -> tuple[int, int]:
+    """Where along an axis there is more than noise, with some room on both sides.
+
+    The quietest quarter is taken for noise, and what nine tenths do not reach for the most: a few
+    hot pixels are neither.
+
+    >>> busy_range(np.r_[np.full(50, 3), np.full(20, 90), np.full(30, 3)])
+    (46, 74)
+    """
+    edges = np.unique(np.linspace(0, len(counts), BLOCKS + 1).astype(int))
+    means = np.add.reduceat(counts, edges[:-1]) / np.diff(edges)
+    noise, most = np.quantile(means, (0.25, 0.9))
+    busy = np.flatnonzero(means > noise + 0.1 * (most - noise))
+    if most < 2 * noise or not len(busy):
+        return 0, len(counts)
+    start, end = int(edges[busy[0]]), int(edges[busy[-1] + 1])
+    room = (end - start) // 5
+    return max(0, start - room), min(len(counts), end + room)
+
+
+def _crop(
+    ranges: Sequence[tuple[int, int]], size: tuple[int, int], downsample: int
+) -> tuple[int, int, int, int] | None:
+    """The part of the sensor with these columns and rows, a multiple of the squares wide and high;
+    None for all of it."""
+    if [(0, side) for side in size] == list(ranges):
+        return None
+    starts, lengths = [], []
+    for (start, end), side in zip(ranges, size, strict=True):
+        length = min(-(-(end - start) // downsample), side // downsample) * downsample
+        lengths.append(length)
+        starts.append(min(start, side - length))
+    return starts[0], starts[1], lengths[0], lengths[1]
+
+
+def _enough(seen: Sequence[events.Recording], window: Window) -> int:
     """The events of a square and time step that are no more than usual noise."""
-    places = np.linspace(0, len(found.looks) - 1, min(TRIED, len(found.looks))).astype(int)
-    files = [found.looks[place].entry.file for place in places]
-    seen = [of_size(events.read_events(file), found.size, file, "", "") for file in files]
     least = 1
     while least < 64 and np.median([_share(window, one, least) for one in seen]) > BUSY:
         least *= 2

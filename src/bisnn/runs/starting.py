@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bisnn.display import visible
 from bisnn.files import write_atomic
 from bisnn.runs import starting_series
 
@@ -54,8 +55,13 @@ def write(data: Path, out: Path) -> Draft:
 
 
 def toml(value: Any) -> str:
-    """A text, number, truth value or list as TOML has it, which is as JSON does."""
-    return json.dumps(value, ensure_ascii=False)
+    """A text, number, truth value or list as TOML has it, which is almost as JSON does."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def comment(text: str) -> str:
+    """Text from the data that stays on its line."""
+    return visible(" ".join(text.split()))
 
 
 def relative(data: Path, folder: Path) -> str:
@@ -84,7 +90,7 @@ def for_table(data: Path, folder: Path) -> Draft:
         else f"{len(distinct)} classes: {', '.join(distinct[:FEW])}"
     )
     text = f"""\
-# A first config for {data.name}, written by `bisnn new`. Train it with: bisnn train THIS_FILE
+# A first config for {comment(data.name)}, by `bisnn new`. Train it with: bisnn train THIS_FILE
 version = 1
 seed = 0
 
@@ -92,7 +98,7 @@ seed = 0
 name = "table"
 train = {relative(data, folder)}  # {len(rows):,} rows; relative to this file
 task = "{task}"  # or "{"classification" if quantity else "regression"}"
-target = {toml(target)}  # the column to predict: {about}
+target = {toml(target)}  # the column to predict: {comment(about)}
 drop = {toml(drop)}  # columns to leave out: names, numbers of rows, what nobody knows beforehand
 test_share = 0.2  # rows that the model is judged on, once, at the end
 validation = 0.2  # of the others, held out of training, to choose the best epoch by
@@ -147,8 +153,11 @@ def for_recordings(data: Path, folder: Path) -> Draft:
 def _recordings_seen(data: Path, folder: Path, found: Survey, way: Suggestion) -> str:
     """What of the recordings the network sees."""
     said = "" if found.size_stated else ": no file says it, this is the least that holds all events"
+    crop = "# crop = [x0, y0, width, height]  # a part of the sensor"
+    if way.crop is not None:
+        crop = f"crop = {list(way.crop)}  # x0, y0, width, height: almost all events are there"
     return f"""\
-# A first config for {data.name}, written by `bisnn new`. Train it with: bisnn train THIS_FILE
+# A first config for {comment(data.name)}, by `bisnn new`. Train it with: bisnn train THIS_FILE
 version = 1
 seed = 0
 
@@ -159,6 +168,7 @@ classes = {toml(list(found.listing.classes))}
 size = [{found.size[0]}, {found.size[1]}]  # of the sensor{said}
 steps = {way.steps}  # time steps, from the first event on: nine of ten recordings end within them
 bin_us = {way.bin_us}  # length of a time step; or in its place bin_events, a number of events
+{crop}
 downsample = {way.downsample}  # edge of the squares of pixels that become one
 min_events = {way.min_events}  # of such a square in a time step that make a spike
 test_share = 0.2  # to judge the model on, where no folder or split.csv says which recordings
@@ -168,7 +178,7 @@ validation = {0.15 if _many(found) else 0.0}  # of the others, held out of train
 
 def _recordings_learned(found: Survey, way: Suggestion) -> str:
     """A small network, and how it learns: the shipped config of the digits, fitted to the data."""
-    sides = [-(-side // way.downsample) for side in found.size]
+    sides = [-(-side // way.downsample) for side in (way.crop[2:] if way.crop else found.size)]
     training = round(0.8 * len(found.looks))
     batch = max(4, min(40, training // 10))
     epochs = min(100, max(20, round(UPDATES * batch / training)))

@@ -48,13 +48,19 @@ def is_series(data: Path) -> bool:
 
 def for_series(data: Path, path: str) -> tuple[str, dict[str, str]]:
     """The text of the config, in which the data are called `path`, and what was seen in them."""
+    from bisnn.runs.starting import comment
+
     look = _look(data)
     task = "regression" if _quantities(look.labels) else "classification"
     about = f"{len(look.labels)} classes: {', '.join(look.labels[:FEW])}"
     if task == "regression":
         about = "a quantity"
     every = "every time step" if look.each_step else "the whole recording"
-    text = _data(data, path, look, task, f"{about}, of {every}") + "\n" + _learning(look)
+    text = (
+        _data(comment(data.name), path, look, task, comment(f"{about}, of {every}"))
+        + "\n"
+        + _learning(look)
+    )
     least, median, most = look.lengths
     return text, {
         "recordings": f"{look.recordings:,}, of {look.channels} channels",
@@ -104,7 +110,7 @@ def _quantities(labels: list[str]) -> bool:
     return len(labels) > FEW or any(not float(number or 0).is_integer() for number in numbers)
 
 
-def _data(data: Path, path: str, look: SeriesLook, task: str, about: str) -> str:
+def _data(name: str, path: str, look: SeriesLook, task: str, about: str) -> str:
     apart = max(1, round(SHARE * look.lengths[1] / DELAYS))
     delays = [apart * i for i in range(DELAYS) if apart * i < look.lengths[2]]
     code = (
@@ -116,7 +122,7 @@ def _data(data: Path, path: str, look: SeriesLook, task: str, about: str) -> str
     target = "" if look.target is None else f"target = {json.dumps(look.target)}\n"
     drop = f"drop = {json.dumps(look.drop)}  # columns to leave out\n" if look.drop else ""
     return f"""\
-# A first config for {data.name}, written by `bisnn new`. Train it with: bisnn train THIS_FILE
+# A first config for {name}, by `bisnn new`. Train it with: bisnn train THIS_FILE
 version = 1
 seed = 0
 
