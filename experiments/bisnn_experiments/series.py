@@ -30,10 +30,11 @@ from bisnn.data.loading import Clips, Split
 from bisnn.data.series import SeriesTrains, padded, split
 from bisnn.runs import config as configs
 from bisnn.runs import starting
+from bisnn.runs.building import build_network
 from bisnn.runs.config import Config
 from bisnn.runs.evaluation import evaluate_model
 from bisnn.runs.inputs import described, input_shape, load_dataset
-from bisnn.runs.model import build_network, weight_count
+from bisnn.runs.model import weight_count
 from bisnn.runs.results import Finding
 from bisnn.runs.series_section import SeriesData
 from bisnn.runs.training import train_run

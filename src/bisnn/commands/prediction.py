@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bisnn.commands.shared import Moved, Quiet, Run, Samples, console, note_if_unfinished
+from bisnn.commands.shared import Moved, Quiet, Run, Samples, Tempered, console, note_if_unfinished
 
 if TYPE_CHECKING:
     from bisnn.runs.model import Model
@@ -37,6 +37,7 @@ def predict(
     out: Annotated[Path | None, typer.Option(help="Write the predictions here, as CSV.")] = None,
     samples: Samples = None,
     map_: MapAlone = False,
+    tempered: Tempered = False,
     quiet: Quiet = False,
 ) -> None:
     """Predict from a file of points, recordings of an event camera, or series; say how sure."""
@@ -52,6 +53,8 @@ def predict(
     if map_ and samples is not None:
         raise typer.BadParameter("--map and --samples exclude each other")
     model = models.load(run)
+    if tempered:
+        model = model.tempered()
     note_if_unfinished(run, model)
     if map_ and model.members is not None:
         warn_of_map(run, models.file_of(run), "leave out --map")

@@ -21,6 +21,10 @@ Moved = Annotated[
     Path | None,
     typer.Option("--data", help="Where the run's data lie now, if they have moved."),
 ]
+Tempered = Annotated[
+    bool,
+    typer.Option("--tempered", help="Probabilities at the temperature that calibration found."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
 
 

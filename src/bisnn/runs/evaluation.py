@@ -58,12 +58,22 @@ FORMAT = 4  # of what is stored: it grows with what a report shows
 
 
 def predictors(model: Model) -> dict[str, int | None]:
-    """Name and number of members of each predictor that the run's rule has."""
-    if model.config.rule.posterior():
-        return {"MAP": None, f"ensemble of {model.members}": model.members}
+    """Name of each predictor of a run, and how many members it draws from every network; the first
+    draws none.
+    """
+    networks, count = 1 + len(model.others), model.members
+    single = "sign" if model.net.alphabet == BINARY else "nearest level"
     if model.net.alphabet is None:
-        return {"real weights": None}
-    return {"sign" if model.net.alphabet == BINARY else "nearest level": None}
+        single = "real weights"
+    if model.config.rule.posterior():
+        single = "MAP"
+    found: dict[str, int | None] = {
+        single if networks == 1 else f"{single} of {networks} networks": None
+    }
+    if count is not None:
+        by = "dropout" if model.config.predict.dropout else "ensemble"
+        found[f"{by} of {model.size(count)}"] = count
+    return found
 
 
 def evaluate(
@@ -120,6 +130,7 @@ def evaluate_model(
         tree["recordings"] = data.test.x.digest().hex() if isinstance(data.test.x, Clips) else ""
         tree["guarantee"] = kept(model, data.test, progress)
         tree |= {"seconds": _seconds(run), "epoch": model.epoch}
+        tree["temperature"] = model.temperature
         tree |= {"model": file_digest(run.model_file), "format": FORMAT}
         evaluation = Evaluation(**tree, beaten_by=_beaten_by(tree["metrics"], tree["baseline"]))
         save_tree(run.evaluation_file, evaluation.model_dump(), "evaluation")
@@ -190,11 +201,12 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
     names = predictors(model)
     plane = unit_grid(PLANE) if model.classes and model.features == 2 else torch.zeros(0, 2)
     work = len(x) + len(some) + len(plane)
-    bar = progress.add_task("test points", total=sum((k or 1) * work for k in names.values()))
+    bar = progress.add_task("test points", total=sum(map(model.size, names.values())) * work)
     results, judged, over_time, planes = {}, {}, {}, {}
     calibration: dict[str, PlainCalibration] = {}
     for name, members in names.items():
-        advance = lambda points, members=members: progress.advance(bar, points * (members or 1))  # noqa: E731
+        each = model.size(members)
+        advance = lambda points, each=each: progress.advance(bar, points * each)  # noqa: E731
         result = model.predict_labelled(x, members, advance)
         results[name] = _parts(result)
         judged[name] = judge(result, y, model.config.seed, of)
@@ -204,7 +216,7 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
         if len(plane):
             probs = model.predict_points(plane, members, advance=advance).mean.cpu()
             planes[name] = probs.reshape(PLANE, PLANE, -1)
-    count = weight_count(model.net)
+    count = (1 + len(model.others)) * weight_count(model.net)
     bits = 1 if model.net.alphabet is None else model.net.alphabet.planes
     return {
         "task": model.config.task,
@@ -367,12 +379,10 @@ def _curves(
     assert isinstance(x, Clips)
     result = model.predict_points(x, members, "step", advance)
     counts = steps_that_count(model.config, x).T  # (T', B)
-    burn_in = model.config.burn_in
-    kept = counts.any(1)
     columns = [
-        _over_time(type(result).of(result.members[:, t, row][:, None]), y[row, burn_in + t])
+        _over_time(type(result).of(result.members[:, t, row][:, None]), y[row, t - len(counts)])
         for t, row in enumerate(counts)
-        if kept[t]
+        if row.any()
     ]
     stacked = {name: torch.cat([getattr(c, name) for c in columns]) for name in Curves.model_fields}
     return Curves(**stacked)
@@ -403,7 +413,8 @@ def _energy(model: Model, x: Tensor | Clips, costs: Costs | None) -> Ledger:
     """The energy ledger of every predictor, with the ensemble's members, on a few test points."""
     some = _evenly(len(x), COUNTED)
     s, names = _test_spikes(model, x, some), predictors(model)
-    return ledger(model.net, s, names, costs, model.config.seed, _early(model, x[some], names))
+    drawn = {name: model.draw(members) for name, members in names.items()}
+    return ledger(model.net, s, drawn, costs, model.config.seed, _early(model, x[some], names))
 
 
 def _early(model: Model, x: Tensor | Clips, names: dict[str, int | None]) -> dict[str, Tensor]:
@@ -412,7 +423,7 @@ def _early(model: Model, x: Tensor | Clips, names: dict[str, int | None]) -> dic
     if not isinstance(found, PredictionSets) or model.guarantee is None:
         return {}
     samples = model.guarantee.samples
-    asked = np.arange(samples or 1)[:, None] < found.members
+    asked = np.arange(model.size(samples))[:, None] < found.members
     until = torch.from_numpy(np.where(asked, found.steps, 0))
     return {name: until for name, members in names.items() if members == samples}
 

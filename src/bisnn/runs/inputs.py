@@ -120,9 +120,9 @@ def training_spikes(
     """As `spikes`, anew each epoch, recordings augmented by draws of (seed, epoch, sample)."""
     if isinstance(x, Clips):
         how = Augmentation(**config.augment.model_dump())
-        return augmented(x.spikes(device), how, config.seed, epoch, samples).bool()
+        return augmented(x.spikes(device), how, config.training_seed, epoch, samples).bool()
     code = config.encode.model_dump()
-    return encoded(x, code, config.seed, Purpose.TRAINING_ENCODING, epoch, device)
+    return encoded(x, code, config.training_seed, Purpose.TRAINING_ENCODING, epoch, device)
 
 
 def points_of(config: Config, x: Any, schema: Schema | None, low: Tensor, high: Tensor) -> Tensor:

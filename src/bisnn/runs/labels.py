@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
-from bisnn.data.loading import Clips
+from bisnn.data.loading import Clips, Ragged
 from bisnn.runs.config import Config
 
 
@@ -31,6 +34,22 @@ def recordings_of_labels(config: Config, x: Tensor | Clips) -> Tensor | None:
         return None
     assert isinstance(x, Clips)
     return steps_that_count(config, x).nonzero()[:, 0]
+
+
+def by_time(config: Config, y: Tensor) -> Tensor:
+    """Labels or targets as the loss takes them: those of time steps as (T, B, ...)."""
+    return y.transpose(0, 1).contiguous() if config.data.each_step() else y
+
+
+def is_ragged(x: Tensor | Clips) -> bool:
+    """Whether not every time step of these counts."""
+    return isinstance(x, Clips) and isinstance(x.recordings, Ragged)
+
+
+def mask_of(x: Tensor | Clips, device: torch.device) -> Sequence[Tensor]:
+    """Which time steps of ragged recordings count, (T, B), if that is what they are."""
+    mask = x.mask(device) if isinstance(x, Clips) else None
+    return () if mask is None else (mask,)
 
 
 def score(config: Config, y: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:

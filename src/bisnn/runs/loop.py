@@ -16,6 +16,7 @@ import tomllib
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +27,6 @@ from bisnn import metrics
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.data.dataset import Dataset
-from bisnn.data.loading import Clips, Ragged
 from bisnn.data.series import Series
 from bisnn.display import RunDisplay
 from bisnn.errors import Interrupted, Stopped
@@ -37,6 +37,7 @@ from bisnn.network import Output
 from bisnn.realisation import map_weight
 from bisnn.rules import Rule
 from bisnn.runs import defaults
+from bisnn.runs.building import build_network
 from bisnn.runs.config import CHANGEABLE, Config, differences, parse
 from bisnn.runs.folder import RunFolder, alike
 from bisnn.runs.inputs import (
@@ -46,8 +47,8 @@ from bisnn.runs.inputs import (
     load_dataset,
     training_spikes,
 )
-from bisnn.runs.labels import labels_that_count, score
-from bisnn.runs.model import Model, build_network
+from bisnn.runs.labels import by_time, is_ragged, labels_that_count, mask_of, score
+from bisnn.runs.model import Model
 from bisnn.runs.monitoring import (
     NOT_FINITE,
     check_rates,
@@ -79,6 +80,10 @@ def _shuffled(points: int, seed: int, epoch: int) -> Tensor:
 
 # Attributes of a Training
 PROGRESS = ("step", "rows", "seconds", "sums", "before", "best", "since_best", "stopped_early")
+
+
+def _equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 @torch.no_grad()
@@ -117,7 +122,7 @@ class Training:
             config, input_shape(config, len(self.data.low)), self.data.outputs
         ).to(processes.device)
         self.rule = config.rule.build(
-            list(self.net.parameters()), config.seed, self.steps_per_epoch
+            list(self.net.parameters()), config.training_seed, self.steps_per_epoch
         )
         alone = not dist.is_initialized()  # and so `share` is 1
         recorded = processes.device.type == "cuda" and alone and not config.train.chunk
@@ -138,6 +143,12 @@ class Training:
         self.best: dict[str, Any] | None = None  # validation loss, epoch and weights
         self.since_best = 0  # validations
         self.stopped_early = False
+        self.snapshots: list[list[Tensor]] = []  # latents at the end of each cycle, if several
+
+    @property
+    def steps_per_cycle(self) -> int:
+        """Updates from the highest learning rate to the lowest."""
+        return self.config.train.epochs * self.steps_per_epoch // self.config.train.cycles
 
     def _hard_weights(self) -> list[Tensor]:
         return [map_weight(p).to(torch.int8).cpu() for p in self.net.parameters()]
@@ -158,6 +169,8 @@ class Training:
             "data": self.data.digest(),
             "processes": self.processes.count,
         }
+        if self.config.train.cycles > 1:
+            about["snapshots"] = self.snapshots
         return {
             **progress,
             **about,
@@ -172,6 +185,9 @@ class Training:
         best = state.get("best") if isinstance(state, dict) else None
         if best is not None:
             mine["best"] = {"loss": 0.0, "epoch": 0, "weights": mine["latents"]}
+        taken = state.get("snapshots") if isinstance(state, dict) else None
+        if "snapshots" in mine and isinstance(taken, list):
+            mine["snapshots"] = [mine["latents"]] * len(taken)
         if not alike(mine, state) or min(state["step"], state["rows"], state["since_best"]) < 0:
             return False
         try:
@@ -194,7 +210,13 @@ class Training:
                 f"{folder.config_file}: was changed since the run began, in {', '.join(changed)}; "
                 "change it back"
             )
+        if self.config.train.cycles > 1 and began.train.epochs != self.config.train.epochs:
+            raise ValueError(
+                "train.epochs: a run with train.cycles keeps the length of its cycles; got "
+                f"{self.config.train.epochs} in place of {began.train.epochs}; train a new run"
+            )
         check_unchanged(self.config, self.data, state["data"], folder)
+        self.snapshots = state.get("snapshots", [])
         for name in PROGRESS:
             setattr(self, name, state[name])
         _write(self.net, state["latents"])
@@ -215,7 +237,7 @@ class Training:
         """Update the weights once; return what this process adds to the epoch's sums."""
         config, data = self.config, self.data.train
         epoch, position = divmod(self.step, self.steps_per_epoch)
-        order = _shuffled(len(data.x), config.seed, epoch)
+        order = _shuffled(len(data.x), config.training_seed, epoch)
         batch = order[position * config.train.batch_size : (position + 1) * config.train.batch_size]
         mine = batch[self.processes.rank :: self.processes.count]
         share = len(mine) / len(batch)  # of the mean over points; processes add theirs up
@@ -223,16 +245,10 @@ class Training:
             # a last batch smaller than the number of processes: take part with weight 0
             mine = batch[:1]
         x = training_spikes(config, data.x[mine], epoch, mine, self.processes.device)
-        y = self.targets[mine]
-        if config.data.each_step():
-            y = y.transpose(0, 1).contiguous()  # (T, B), as the loss takes it
-        y = to_device(y, self.processes.device)
-        seen = [*self._mask(mine), *self._seen(epoch, mine)]
-        factor = 0.5 * (
-            1 + math.cos(math.pi * self.step / (config.train.epochs * self.steps_per_epoch))
-        )
+        y = to_device(by_time(config, self.targets[mine]), self.processes.device)
+        seen = [*mask_of(data.x[mine], self.processes.device), *self._seen(epoch, mine)]
         for group in self.rule.param_groups:
-            group["lr"] = config.rule.lr * (factor if config.train.schedule == "cosine" else 1.0)
+            group["lr"] = config.rule.lr * self._share_of_lr()
         # Mini-batches of all sizes have passed: none will need memory beside that of the graphs
         record = epoch > self._began
         step = functools.partial(self._realise_and_update, share, len(mine), record)
@@ -241,7 +257,16 @@ class Training:
         else:
             sums = step(x, y, *seen)
         self.step += 1
+        if config.train.cycles > 1 and self.step % self.steps_per_cycle == 0:
+            self.snapshots.append([p.detach().cpu().clone() for p in self.net.parameters()])
         return sums
+
+    def _share_of_lr(self) -> float:
+        """The present share of the learning rate: a cosine over each cycle, or all of it."""
+        if self.config.train.schedule == "constant":
+            return 1.0
+        into = self.step % self.steps_per_cycle
+        return 0.5 * (1 + math.cos(math.pi * into / self.steps_per_cycle))
 
     def _realise_and_update(
         self, share: float, points: int, record: bool, *inputs: Tensor
@@ -267,17 +292,6 @@ class Training:
             self.rule.zero_grad()
         return sums
 
-    @property
-    def _ragged(self) -> bool:
-        x = self.data.train.x
-        return isinstance(x, Clips) and isinstance(x.recordings, Ragged)
-
-    def _mask(self, samples: Tensor) -> Sequence[Tensor]:
-        """Which time steps of ragged recordings count, (T, B), if that is what they are."""
-        x = self.data.train.x[samples]
-        mask = x.mask(self.processes.device) if isinstance(x, Clips) else None
-        return () if mask is None else (mask,)
-
     def _seen(self, epoch: int, samples: Tensor) -> Sequence[Tensor]:
         """Factors (B, n) of the spikes that each readout sees, 0 or 1/(1 - dropout), if any."""
         p = self.config.network.dropout
@@ -287,19 +301,17 @@ class Training:
         drawn = draws.uniform(
             to_device(samples, self.processes.device),
             sum(sizes),
-            self.config.seed,
+            self.config.training_seed,
             Purpose.DROPOUT,
             epoch,
         )
         return ((drawn >= p).to(self.net.dtype) / (1 - p)).split(sizes, 1)
 
     def _backward(self, share: float, x: Tensor, y: Tensor, *more: Tensor) -> Tensor:
-        """Add `share` times one realisation's gradients; return 1, its loss, score and rates.
-
-        `more` are the mask of ragged recordings and the factors of dropout, where there are any.
-        """
+        """Add `share` times one realisation's gradients; return 1, its loss, score and rates. `more`
+        are the mask of ragged recordings and the factors of dropout, if any."""
         train, spikes, readouts = self.config.train, [], []
-        mask, seen = (more[0], more[1:]) if self._ragged else (None, more)
+        mask, seen = (more[0], more[1:]) if is_ragged(self.data.train.x) else (None, more)
 
         def note(output: Output) -> None:
             spikes.append([s.detach().mean() * len(s) for s in output.spikes])
@@ -390,15 +402,12 @@ class Training:
             tensorboard.close()
         model = self.trained_model()
         first(lambda: model.save(folder.model_file))
-        if self.finished and row and (guess := near_chance(row, self._known())):
+        known = labels_that_count(self.config, *self.data.train)
+        if self.finished and row and (guess := near_chance(row, known)):
             display.say(f"{folder}: {guess}")
         if stop:
             raise self._interrupted(folder, caught[0] or signal.SIGTERM)
         return model
-
-    def _known(self) -> Tensor:
-        """The labels or targets that training sees."""
-        return labels_that_count(self.config, *self.data.train)
 
     def _check_weights(self, folder: RunFolder) -> None:
         if not all(bool(torch.isfinite(p).all()) for p in self.net.parameters()):
@@ -480,7 +489,10 @@ class Training:
     def trained_model(self) -> Model:
         """The model that the run keeps: the last, or the best on the held-out points."""
         if self.config.train.keep == "last" or self.best is None:
-            return self._model(self.epochs_done)
+            own = [p.detach().cpu() for p in self.net.parameters()]
+            # Those of the last cycle are the network's own
+            others = tuple(tuple(one) for one in self.snapshots if not _equal(one, own))
+            return replace(self._model(self.epochs_done), others=others)
         net = build_network(
             self.config, input_shape(self.config, len(self.data.low)), self.data.outputs
         )
