@@ -308,8 +308,8 @@ class Training:
         return ((drawn >= p).to(self.net.dtype) / (1 - p)).split(sizes, 1)
 
     def _backward(self, share: float, x: Tensor, y: Tensor, *more: Tensor) -> Tensor:
-        """Add `share` times one realisation's gradients; return 1, its loss, score and rates. `more`
-        are the mask of ragged recordings and the factors of dropout, if any."""
+        """Add `share` times one realisation's gradients; return 1, its loss, score and rates;
+        `more` are the mask of ragged recordings and the factors of dropout, if any."""
         train, spikes, readouts = self.config.train, [], []
         mask, seen = (more[0], more[1:]) if is_ragged(self.data.train.x) else (None, more)
 
