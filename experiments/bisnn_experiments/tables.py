@@ -51,6 +51,7 @@ DOCUMENTS = (
             "EVENTS",
             "SERIES",
             "SHIPPING",
+            "TUNING",
         )
     ),
 )

@@ -202,6 +202,9 @@ def print_exported(to: str, done: Exported) -> None:
         name = done.prefix
         build = f"cc -O2 {name}.c {name}_test.c -o {name}_test && ./{name}_test"
         out.print(f"check it: cd {shlex.quote(str(done.path))} && {build}")
+    elif to == "web":
+        out.print(f"a page that runs the network: {done.bytes:,} bytes in {done.path}")
+        out.print("open it in a browser: it needs no server and loads nothing")
     elif ":" in to:
         out.print(f"{to} wrote {done.path}")
     else:

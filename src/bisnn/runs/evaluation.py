@@ -126,7 +126,7 @@ def evaluate_model(
         model.net.to("cuda")
     with run.locked(), bars(show=show) as progress, kernels.precision("full"):
         tree = _judged(model, data, progress)
-        tree["energy"] = _energy(model, data.test[0], costs)
+        tree["energy"] = energy(model, data.test[0], costs)
         tree["recordings"] = data.test.x.digest().hex() if isinstance(data.test.x, Clips) else ""
         tree["guarantee"] = kept(model, data.test, progress)
         tree |= {"seconds": _seconds(run), "epoch": model.epoch}
@@ -409,8 +409,8 @@ def _test_spikes(model: Model, x: Tensor | Clips, points: Tensor) -> Tensor:
     return spikes(model.config, x[points], next(model.net.parameters()).device)
 
 
-def _energy(model: Model, x: Tensor | Clips, costs: Costs | None) -> Ledger:
-    """The energy ledger of every predictor, with the ensemble's members, on a few test points."""
+def energy(model: Model, x: Tensor | Clips, costs: Costs | None = None) -> Ledger:
+    """The energy ledger of every predictor, with the ensemble's members, on a few of the points."""
     some = _evenly(len(x), COUNTED)
     s, names = _test_spikes(model, x, some), predictors(model)
     drawn = {name: model.draw(members) for name, members in names.items()}

@@ -14,7 +14,7 @@ import signal
 import time
 import tomllib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -348,6 +348,19 @@ class Training:
 
     # The loop
 
+    def epochs(self, go_on: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+        """Train in memory, with no file written, to the end or for as long as `go_on()`; yields
+        each epoch's row of metrics.
+        """
+        while not self.finished and go_on():
+            self.sums += self.update().cpu()
+            if not bool(torch.isfinite(self.sums).all()):
+                raise Stopped(NOT_FINITE.format(epoch=self._epoch, folder="training"))
+            if self.step % self.steps_per_epoch == 0:
+                row = self._end_epoch()
+                check_rates(row, self.config, "training")
+                yield row
+
     def fit(self, folder: RunFolder, display: RunDisplay) -> Model:
         """Train to the end, or until a signal; write checkpoints, metrics and the model."""
         first = self.processes.first  # only the first process writes; all learn of its errors
@@ -464,9 +477,10 @@ class Training:
             [model.predict_labelled(x[mine], model.members).mean.cpu()] if len(mine) else []
         )
         truth = labels_that_count(self.config, x, y)
-        return self.processes.first(lambda: self._quality(torch.cat(means), truth))
+        return self.processes.first(lambda: self.quality(torch.cat(means), truth))
 
-    def _quality(self, mean: Tensor, y: Tensor) -> dict[str, float]:
+    def quality(self, mean: Tensor, y: Tensor) -> dict[str, float]:
+        """Loss and score of predictions for held-out points."""
         if self.config.task == "classification":
             return {"loss": metrics.nll(mean, y), "accuracy": metrics.accuracy(mean, y)}
         error = metrics.rmse(mean, y)
