@@ -14,6 +14,7 @@ from bisnn_experiments.alphabets import Alphabets
 from bisnn_experiments.camera import CameraResults
 from bisnn_experiments.fixed_point import FixedPoint
 from bisnn_experiments.results import Figures, Mean, Row, Study, Summary, over_seeds, summarise
+from bisnn_experiments.series import SeriesStudy
 from bisnn_experiments.tuning import TuningStudy
 from bisnn_experiments.uncertainty import Uncertainty
 
@@ -25,6 +26,7 @@ KINDS = {
     "fixed_point": FixedPoint,
     "recording_options*": Study,
     "rule_options": Study,
+    "series": SeriesStudy,
     "table1_*": Figures,
     "tuning": TuningStudy,
     "uncertainty_*": Uncertainty,

@@ -87,6 +87,11 @@ def calibrated(
         scaled: for intervals: in proportion to the ensemble's deviation.
         advance: called with the number of recordings done, now and then.
     """
+    if model.config.data.each_step():
+        raise ValueError(
+            "calibrate: the guarantee is of whole recordings, whose time steps are no independent "
+            'examples; got a model with data.labels = "step"; train one with "recording"'
+        )
     y = np.asarray(y)
     rule: ConformalSets | ConformalIntervals
     temperature = None

@@ -32,9 +32,12 @@ from bisnn.runs.inputs import (
     input_shape,
     points_of,
     recordings_of,
+    series_of,
     spike_trains_of,
     spikes,
 )
+from bisnn.runs.labels import steps_that_count
+from bisnn.runs.series_section import SeriesData
 from bisnn.weights import draw_members, latents_for, latents_of
 
 BATCH = 250  # points predicted at a time, at most
@@ -163,10 +166,32 @@ class Model:
         clips = spike_trains_of(self.config, x, self.net.input_shape)
         return self.predict_points(clips, self.count(samples), over_time, advance)
 
+    def predict_series(
+        self,
+        x: Any,
+        samples: int | Literal["usual"] | None = "usual",
+        over_time: str | None = None,
+        advance: Callable[[int], Any] = lambda recordings: None,
+    ) -> Classification | Regression:
+        """Predict series of values, or of spikes, in the units of the training recordings.
+
+        Args:
+            x: an array (N, T, D), or a list of recordings (T, D) of any lengths.
+            samples, advance: as in `predict`.
+            over_time: as in `bisnn.predict`; by default "mean", and "step" for a model that was
+                trained on labels of time steps: its predictions, (T - burn_in, N, C), mean nothing
+                beyond a recording's end.
+        """
+        usual = "step" if self.config.data.each_step() else "mean"
+        clips = series_of(self.config, x)
+        return self.predict_points(clips, self.count(samples), over_time or usual, advance)
+
     def inputs(self, x: Any) -> Tensor | Clips:
         """What a user has, as `predict_points` takes it: features for a model of points; for one of
-        recordings a list of them, or spikes (N, T, ...).
+        recordings a list of them, or spikes (N, T, ...); series for one of series.
         """
+        if isinstance(self.config.data, SeriesData):
+            return series_of(self.config, x)
         if not self.config.recorded:
             return points_of(self.config, x, self.schema, self.low, self.high)
         if isinstance(x, (list, tuple)):
@@ -269,13 +294,28 @@ class Model:
                 spikes(self.config, x[index], device, e)
                 for e in range(self.config.predict.encodings)
             )
-            results = [predict(self.net, s, drawn, **options) for s in coded]
+            mask = x[index].mask(device) if isinstance(x, Clips) else None
+            results = [predict(self.net, s, drawn, **options, mask=mask) for s in coded]
             members_of.append(torch.stack([result.members for result in results]).mean(0))
             advance(len(index))
         members = torch.cat(members_of, 1 if over_time == "mean" else 2)
         if isinstance(results[0], Regression):
             return self._in_units(Regression.of(members))
         return Classification.of(tempered(members, self.temperature))
+
+    def predict_labelled(
+        self,
+        x: Tensor | Clips,
+        samples: int | None,
+        advance: Callable[[int], Any] = lambda points: None,
+    ) -> Classification | Regression:
+        """Predictions as they are judged, a row for each of `labels_that_count`."""
+        if not self.config.data.each_step():
+            return self.predict_points(x, samples, advance=advance)
+        assert isinstance(x, Clips)
+        result = self.predict_points(x, samples, "step", advance)
+        counts = steps_that_count(self.config, x).to(result.members.device)
+        return type(result).of(result.members.transpose(1, 2)[:, counts])  # (K, rows, C)
 
     def _in_units(self, result: Regression) -> Regression:
         """Of the targets; in float64, as an offset may be large beside the deviations."""
