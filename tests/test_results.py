@@ -13,6 +13,7 @@ from bisnn_experiments import results
 from bisnn_experiments.alphabets import Alphabets
 from bisnn_experiments.camera import CameraResults
 from bisnn_experiments.fixed_point import FixedPoint
+from bisnn_experiments.posterior_explored import Exploration
 from bisnn_experiments.results import Figures, Mean, Row, Study, Summary, over_seeds, summarise
 from bisnn_experiments.series import SeriesStudy
 from bisnn_experiments.tuning import TuningStudy
@@ -24,6 +25,7 @@ KINDS = {
     "camera": CameraResults,
     "figures_*": Figures,
     "fixed_point": FixedPoint,
+    "posterior_explored": Exploration,
     "recording_options*": Study,
     "rule_options": Study,
     "series": SeriesStudy,
