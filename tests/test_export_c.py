@@ -24,7 +24,8 @@ from conftest import seeded, spikes
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
 pytestmark = pytest.mark.skipif(not COMPILERS, reason="needs a C compiler: gcc or clang")
 
-STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic")
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror")
+STRICT = ("-std=c99", *WARNINGS)
 SANITIZED = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 FLAGS = (("-O0",), ("-O2",), ("-O3",), SANITIZED)
 
@@ -39,7 +40,7 @@ def build(
     folder: Path,
     *flags: str,
     compiler: str = COMPILERS[0] if COMPILERS else "",
-    sources: str = "model.c model_test.c",
+    sources: str = "model.c model_check.c main.c",
     last: tuple[str, ...] = (),
 ) -> None:
     command = [compiler, *flags, *sources.split(), "-o", "program", *last]
@@ -149,8 +150,11 @@ def test_a_fused_product_fails_the_golden_test(kind, tmp_path):
         build(tmp_path, *FUSING, compiler=compiler)
         code, printed = outcome(tmp_path)
         assert code == 1
+        got = int(re.search(r"got (\w+)", printed)[1], 16)
         assert (
-            printed == "different: layer 0 at its threshold, state 0: a product was not rounded\n"
+            printed
+            == "different: run 0, step 0, layer 0 at its threshold, where a product was not "
+            f"rounded, word 0: got {got:08x}, wanted {1 - got:08x}\n"
         )
         build(tmp_path, "-std=c99", "-O3", "-ffp-contract=off", compiler=compiler)
         assert outcome(tmp_path)[0] == 0
@@ -240,7 +244,7 @@ def test_the_object_needs_nothing_and_the_tables_have_the_stated_size(flags, tmp
 def test_sizes_of_a_network_counted_by_hand(tmp_path):
     net = Network(Linear(20, 256), Linear(256, 256), readout=2, seed=0)
     sizes = exported(net, 1, tmp_path, steps=3)
-    assert sizes == {"flash": 4 * (256 * 1 + 256 * 8 + 2 * 8), "ram": 2 * 4 * (3 * 256 + 8)}
+    assert sizes == {"flash": 4 * (20 * 8 + 256 * 8 + 2 * 8), "ram": 2 * 4 * (3 * 256 + 8)}
 
 
 def test_traces_end_at_zero(tmp_path):
@@ -273,12 +277,13 @@ def test_at_the_threshold_a_neuron_does_not_fire(tmp_path):
     x = np.array([[1], [0]], np.uint8)  # u = a_m - a_s in the second step
     for theta, fires in ((a_m - a_s, 0), (np.nextafter(a_m - a_s, np.float32(0)), 1)):
         layer = replace(network.layers[0], constants=np.array([a_m, a_s, a_r, theta], np.float32))
-        c.write(replace(network, layers=(layer,)), tmp_path, x)
+        folder = tmp_path / str(fires)
+        c.write(replace(network, layers=(layer,)), folder, x)
         assert re.search(
-            r"golden_s0\[2\] = {\s*0x0,(\w+)}", (tmp_path / "model_golden.h").read_text()
+            r"golden_s0\[2\] = {\s*0x0,(\w+)}", (folder / "model_golden.h").read_text()
         )[1] == hex(fires)
-        build(tmp_path, *STRICT)
-        assert outcome(tmp_path)[0] == 0
+        build(folder, *STRICT)
+        assert outcome(folder)[0] == 0
 
 
 @st.composite
@@ -336,20 +341,22 @@ def test_any_network_is_exact(tmp_path_factory, about, count, density):
 def test_a_name_goes_into_everything(tmp_path):
     net = networks.build("masked", dtype=torch.float32)
     network, x = describe(net), np.ones((5, 6), np.uint8)
-    c.write(network, tmp_path / "new" / "folder", x, prefix="reflex_2")
-    c.write(network, tmp_path / "new" / "folder", x, prefix="Other")
-    names = {path.name for path in (tmp_path / "new" / "folder").iterdir()}
-    assert names == {
-        name + end for name in ("reflex_2", "Other") for end in (".c", ".h", "_golden.h", "_test.c")
-    }
-    build(
-        tmp_path / "new" / "folder", *STRICT, sources="reflex_2.c Other.c reflex_2_test.c"
-    )  # both in one program
-    assert outcome(tmp_path / "new" / "folder")[0] == 0
+    folder = tmp_path / "new" / "folder"
+    for name in ("Other", "reflex_2"):  # the second takes the place of the first
+        c.write(network, folder, x, prefix=name)
+        made = {path.name for path in folder.iterdir()}
+        ends = (".c", ".h", "_golden.h", "_check.c", "_check.h")
+        around = {"main.c", "stream.c", "Makefile", "CMakeLists.txt", "README.md"}
+        assert made == {name + end for end in ends} | around
+    c.write(network, tmp_path / "other", x, prefix="Other")
+    both = "reflex_2.c reflex_2_check.c main.c ../../other/Other.c"  # in one program
+    build(folder, *STRICT, sources=both)
+    assert outcome(folder)[0] == 0
 
 
 @pytest.mark.parametrize(
-    "name", ["", "2nd", "a-b", "a b", "_x", "größe", "string", "Math", "a\n", "../a"]
+    "name",
+    ["", "2nd", "a-b", "a b", "_x", "größe", "string", "Math", "a\n", "../a", "main", "test"],
 )
 def test_bad_names(name, tmp_path):
     network = describe(networks.build("dense", dtype=torch.float32))

@@ -190,12 +190,12 @@ def test_a_run_predicts_in_c_as_it_does_in_python(tmp_path):
     done = bisnn.export(run, "c", tmp_path / "c", prefix="moons")
     assert done.prefix == "moons"
     program = documented_program().replace("model", "moons").replace("MODEL", "MOONS")
-    (tmp_path / "c" / "main.c").write_text(program)
-    build(tmp_path / "c", *STRICT, "-O2", sources="moons.c main.c", last=("-lm",))
+    (tmp_path / "c" / "program.c").write_text(program)
+    build(tmp_path / "c", *STRICT, "-O2", sources="moons.c program.c", last=("-lm",))
     points = np.random.default_rng(0).uniform(-1, 2, (8, 2))
     printed = [predicted(line)[1] for line in answers(tmp_path / "c", lines(points))]
     np.testing.assert_allclose(printed, bisnn.load(run).predict(points).mean, atol=2e-6)
-    build(tmp_path / "c", *STRICT, "-O2", sources="moons.c moons_test.c")
+    build(tmp_path / "c", *STRICT, "-O2", sources="moons.c moons_check.c main.c")
     assert outcome(tmp_path / "c")[0] == 0
 
 
@@ -207,7 +207,7 @@ def test_two_models_in_one_program(tmp_path):
     }
     sources, mains = [], []
     for prefix, network in networks.items():
-        written(network, tmp_path, prefix)
+        written(network, tmp_path / prefix, prefix)
         body = documented_program().replace("model", prefix).replace("MODEL", prefix.upper())
         body = body.replace("int main(void)", f"int {prefix}_main(void)").replace(
             "add_softmax", f"{prefix}_softmax"
@@ -215,7 +215,7 @@ def test_two_models_in_one_program(tmp_path):
         (tmp_path / f"{prefix}_main.c").write_text(
             body.replace("static int", "int").replace("predict(", f"{prefix}_predict(")
         )
-        sources += [f"{prefix}.c", f"{prefix}_main.c"]
+        sources += [f"{prefix}/{prefix}.c", f"{prefix}_main.c"]
         mains.append(f"int {prefix}_main(void);")
     (tmp_path / "both.c").write_text(
         '#include "gate.h"\n#include "door.h"\n#include <stdio.h>\n'
@@ -228,6 +228,7 @@ def test_two_models_in_one_program(tmp_path):
         tmp_path,
         *STRICT,
         "-Wno-missing-prototypes",
+        *(f"-I{prefix}" for prefix in networks),
         sources=" ".join([*sources, "both.c"]),
         last=("-lm",),
     )
@@ -241,8 +242,9 @@ def test_two_models_in_one_program(tmp_path):
             atol=2e-6,
         )
     for prefix in networks:
-        build(tmp_path, *STRICT, sources=f"{prefix}.c {prefix}_test.c")
-        assert outcome(tmp_path)[0] == 0
+        sources = f"{prefix}.c {prefix}_check.c main.c"
+        build(tmp_path / prefix, *STRICT, sources=sources)
+        assert outcome(tmp_path / prefix)[0] == 0
 
 
 def test_what_the_header_says_of_a_model(tmp_path):
@@ -260,7 +262,7 @@ def test_what_the_header_says_of_a_model(tmp_path):
     assert wanted.items() <= constants.items()
     assert "extern const char model_classes[MODEL_CLASSES][6];" in header
     assert not {"TARGET_MEAN", "TARGET_SCALE"} & set(constants)
-    tables = 4 * 2 * (33 * 1 + 20 * 2) + 4 * 2 * 1  # weights of 2 members, the last layer's readout
+    tables = 4 * 2 * (33 * 1 + 33 * 1) + 4 * 2 * 1  # weights of 2 members, the last layer's readout
     # Low and span, the cosine, classes
     assert sizes["flash"] == tables + 2 * 8 * 3 + 8 * len(encoding.COSINE) + 2 * 6
     for compiler in COMPILERS:
@@ -310,10 +312,9 @@ def test_regression_knows_the_units_of_its_target_and_the_names_of_its_features(
         plain, target_mean=-1234.5, target_scale=0.1, schema=Schema(columns, ("age", "job */ \n"))
     )
     for network, printed in ((plain, "1 1"), (of_table, "0.10000000000000001 1235.5")):
-        written(network, tmp_path)
-        (tmp_path / "units.c").write_text(PRINT_UNITS)
-        build(tmp_path, *STRICT, sources="model.c units.c")
-        assert outcome(tmp_path) == (0, printed)
-    assert (
-        "in this order:\n *   age\n *   job __ _ = cook */\n" in (tmp_path / "model.h").read_text()
-    )
+        folder = tmp_path / printed
+        written(network, folder)
+        (folder / "units.c").write_text(PRINT_UNITS)
+        build(folder, *STRICT, sources="model.c units.c")
+        assert outcome(folder) == (0, printed)
+    assert "in this order:\n *   age\n *   job __ _ = cook */\n" in (folder / "model.h").read_text()

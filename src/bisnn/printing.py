@@ -173,9 +173,7 @@ def print_exported(to: str, done: Exported) -> None:
             f"C99 in {done.path}: {done.flash:,} bytes of tables (flash), {done.ram:,} of state "
             "(RAM)"
         )
-        name = done.prefix
-        build = f"cc -O2 {name}.c {name}_test.c -o {name}_test && ./{name}_test"
-        out.print(f"check it: cd {shlex.quote(str(done.path))} && {build}")
+        out.print(f"check every bit: make -C {shlex.quote(str(done.path))} test")
     elif ":" in to:
         out.print(f"{to} wrote {done.path}")
     else:
