@@ -108,6 +108,7 @@ def _is_ours(path: Path) -> bool:
 
 def _check(network: PackedNetwork, x: np.ndarray) -> None:
     """See that the network can be written in C, and the recording tries it."""
+    _check_size("ram", state_bytes(network))
     if x.shape[1:] != network.input_shape or len(x) == 0 or not np.isin(x, (0, 1)).all():
         raise ValueError(
             f"x: must be a recording of 0 and 1, (T, {', '.join(map(str, network.input_shape))}); "
@@ -120,7 +121,6 @@ def _check(network: PackedNetwork, x: np.ndarray) -> None:
                 f"{type(layer.neuron).__name__} in layer {i}, which has none; add it as "
                 "bisnn.neuron.CStep says, or ship it packed"
             )
-    _check_size("ram", state_bytes(network))
     c_sets.check(network)
     if network.sets is not None and len(x) < network.sets.path[-1][0]:
         raise ValueError(
