@@ -15,12 +15,16 @@ import numpy as np
 import pytest
 import torch
 
+import bisnn
 import networks
-from bisnn import Conv2d, Linear, Network
+from bisnn import Conv2d, Linear, Network, printing
 from bisnn.packed import PackedNetwork
 from bisnn.packing import describe
+from bisnn.runs import microcontrollers, training
 from bisnn.shipping import c, targets
+from bisnn_experiments.microcontrollers import ChipStudy
 from conftest import spikes
+from runs import small
 from test_export_c import drawn
 from test_export_c_points import POPULATION, points_network, written
 from test_export_c_sets import with_sets
@@ -277,3 +281,70 @@ def test_a_network_that_does_not_fit_is_told(tmp_path):
     cost = partial(targets._cost, network=network, folder=tmp_path / "c", prefix="model")
     found = cost(small, steps=3, ram=sizes["ram"])
     assert re.search(r"region `RAM' overflowed by \d+ bytes", found.reason)
+
+
+# Of a run
+
+
+def test_sizes_of_a_run_are_kept_for_its_report(tmp_path, monkeypatch, capsys):
+    target = target_called("Cortex-M3")
+    monkeypatch.setattr(
+        targets, "TARGETS", (target, replace(target, name="none", emulator=("no",)))
+    )
+    run = training.train(small(), tmp_path / "run", show=False)
+    bisnn.evaluate(run, show=False)
+    assert microcontrollers.load(run) is None
+    assert "On microcontrollers" not in bisnn.report([run], show=False).read_text()
+    done = bisnn.export(run, "c", predictor="members", members=2, sizes=True)
+    chip, missing = done.chips.costs
+    assert missing.reason == "not installed: no"
+    assert done.flash < chip.flash < done.flash + 20_000
+    assert chip.ram == done.ram + chip.stack
+    assert 1000 < chip.instructions < 10**7
+    assert microcontrollers.load(run) == done.chips
+    page = bisnn.report([run], show=False).read_text()
+    assert "On microcontrollers" in page
+    assert f"<td>{chip.instructions:,}</td>" in page
+    assert "they are not cycles" in page
+    printing.print_exported("c", done)
+    printed = capsys.readouterr().out
+    assert f"{chip.instructions:,}" in printed
+    assert "none: not installed: no" in printed
+    assert "are not cycles" in printed
+    path = Path(run) / "microcontrollers.json"
+    path.write_text(path.read_text().replace(done.chips.model, "another"))
+    assert microcontrollers.load(run) is None, "it was measured of another model"
+    path.write_text("{")
+    with pytest.raises(
+        ValueError, match=r"microcontrollers.json: is damaged; delete it, or measure"
+    ):
+        microcontrollers.load(run)
+
+
+def test_sizes_are_of_c_code(tmp_path):
+    run = training.train(small(), tmp_path / "run", show=False)
+    with pytest.raises(ValueError, match="sizes: are of --to c; got them with 'packed'; leave"):
+        bisnn.export(run, "packed", sizes=True)
+    (tmp_path / "firmware").mkdir()
+    (tmp_path / "firmware" / "uart.c").write_text("int main(void) { return 0; }\n")
+    with pytest.raises(ValueError, match=r"holds what is no export, such as 'uart\.c'"):
+        bisnn.export(run, "c", tmp_path / "firmware")
+
+
+def test_the_published_numbers_keep_their_bars():
+    """Of docs/results/microcontrollers.json: see docs/SHIPPING.md."""
+    root = Path(__file__).parent.parent
+    text = (root / "docs" / "results" / "microcontrollers.json").read_text()
+    networks_ = ChipStudy.model_validate_json(text).networks
+    assert [row.target for row in networks_["digits"].targets] == list(NAMES)
+    moons = {row.target: row for row in networks_["two moons"].targets}
+    assert moons["Cortex-M3"].fixed.instructions <= 75_000
+    assert moons["Cortex-M4F"].fixed.instructions <= moons["Cortex-M4F"].srm.instructions
+    for network in networks_.values():
+        information = network.weights + network.constants
+        for row in network.targets:
+            assert row.fixed.flash <= 1.15 * information + 6_000
+    for row in networks_["digits"].targets:
+        for taken in (row.srm, row.fixed):
+            assert taken.beside < 64_000
+            assert taken.ram < 32_000

@@ -13,6 +13,7 @@ from bisnn_experiments import results
 from bisnn_experiments.alphabets import Alphabets
 from bisnn_experiments.camera import CameraResults
 from bisnn_experiments.fixed_point import FixedPoint
+from bisnn_experiments.microcontrollers import ChipStudy
 from bisnn_experiments.results import Figures, Mean, Row, Study, Summary, over_seeds, summarise
 from bisnn_experiments.uncertainty import Uncertainty
 
@@ -22,6 +23,7 @@ KINDS = {
     "camera": CameraResults,
     "figures_*": Figures,
     "fixed_point": FixedPoint,
+    "microcontrollers": ChipStudy,
     "recording_options*": Study,
     "rule_options": Study,
     "table1_*": Figures,

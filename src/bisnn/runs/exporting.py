@@ -26,7 +26,7 @@ from bisnn.neuron import FixedSRM
 from bisnn.packed import file
 from bisnn.packed.network import PackedNetwork
 from bisnn.packing import describe
-from bisnn.runs import model
+from bisnn.runs import microcontrollers, model
 from bisnn.runs.guarantee import Guarantee
 from bisnn.runs.inputs import load_dataset, spikes
 from bisnn.runs.own import imported
@@ -61,6 +61,7 @@ class Exported:
     neuron: str = ""  # that was asked for
     changes: conversion.Changes | None = None  # by another neuron than the trained one
     disagreement: Disagreement | None = None  # of a profile of "nir" that is not exact
+    chips: microcontrollers.Microcontrollers | None = None  # of "c", if its sizes were asked for
 
 
 def export(
@@ -73,6 +74,7 @@ def export(
     profile: str = "exact",
     prefix: str | None = None,
     neuron: str | None = None,
+    sizes: bool = False,
     data: Dataset | None = None,
 ) -> Exported:
     """Ship a run's model.
@@ -96,6 +98,8 @@ def export(
             the float one; by default as trained. Where that differs from the training, both
             networks run over the test points.
         data: for that, of a run whose data were given from Python, the same again.
+        sizes: of "c": build it for microcontrollers and run it under QEMU, and keep flash, RAM and
+            instructions per time step in the run's folder, for its report.
     """
     if not isinstance(run, (str, Path)):
         way = "for a network that is no run use bisnn.packing.describe and bisnn.packed.write"
@@ -106,6 +110,7 @@ def export(
     source = model.file_of(run)
     options: dict[str, Any] = {"predictor": predictor, "members": members}
     options |= {"profile": profile, "prefix": prefix, "neuron": neuron, "data": data}
+    options["sizes"] = sizes
     return export_model(model.load(source), source, run, to, out, **options)
 
 
@@ -121,15 +126,20 @@ def export_model(
     profile: str = "exact",
     prefix: str | None = None,
     neuron: str | None = None,
+    sizes: bool = False,
     data: Dataset | None = None,
 ) -> Exported:
     """As `export`, with the model in memory; `source` is its file."""
     _check(to, profile, prefix, neuron)
+    if sizes and to != "c":
+        raise ValueError(f"sizes: are of --to c; got them with {to!r}; leave it out")
     if to == "nir" and (predictor == "members" or members is not None):
         raise ValueError("predictor: a NIR graph is of one network; got members; use 'map'")
     folder = source.parent
     if to == "packed":
         _check_target(Path(out or folder / "packed.safetensors"))
+    if to == "c":
+        c.check_folder(Path(out or folder / "c"))
     chosen = predictor or _recommended(run, source, trained, to, members)
     if chosen == "map" and trained.members is not None:
         warn_of_map(
@@ -146,6 +156,8 @@ def export_model(
     if neuron is not None and converted:
         packed, changes = _with_neuron(packed, neuron, trained, data)
     written = _written(packed, trained, to, out, folder, profile, prefix)
+    if sizes:
+        written = replace(written, chips=_measured(packed, trained, written, folder))
     return replace(written, neuron=neuron or "", changes=changes)
 
 
@@ -216,10 +228,9 @@ def _written(
             'predictor: "posterior" is for --to packed, which draws members when it loads; '
             f'got it with {to!r}; use "members"'
         )
-    recordings = _recordings(trained)
     if to == "c":
         path, prefix = Path(out or folder / "c"), prefix or "model"
-        made = c.write(packed, path, recordings[:, 0], prefix=prefix)
+        made = c.write(packed, path, golden_recording(trained), prefix=prefix)
         return Exported(
             path, members=packed.count, flash=made["flash"], ram=made["ram"], prefix=prefix
         )
@@ -227,8 +238,21 @@ def _written(
 
     path = Path(out or folder / "model.nir")
     size = nir.write(packed, path, profile=profile)
-    lossy = None if profile == "exact" else nir_simulation.disagreement(packed, recordings)
+    lossy = None
+    if profile != "exact":
+        lossy = nir_simulation.disagreement(packed, _recordings(trained))
     return Exported(path, size, profile=profile, disagreement=lossy)
+
+
+def _measured(
+    packed: PackedNetwork, trained: model.Model, written: Exported, folder: Path
+) -> microcontrollers.Microcontrollers:
+    """What the C code takes on microcontrollers; kept in the run's folder."""
+    sizes = {"flash": written.flash, "ram": written.ram}
+    steps = trained.config.steps
+    found = microcontrollers.measure(packed, written.path, written.prefix, steps, sizes)
+    microcontrollers.save(found, folder)
+    return found
 
 
 def _write_packed(packed: PackedNetwork, path: Path) -> Exported:
@@ -254,6 +278,11 @@ def _check_target(path: Path) -> None:
                 f"out: {path} is there and is no packed network, and would be lost; "
                 "give another name"
             ) from None
+
+
+def golden_recording(trained: model.Model) -> np.ndarray:
+    """What exported C code is tried and measured on, uint8 (T, ...)."""
+    return _recordings(trained)[:, 0]
 
 
 def _recordings(trained: model.Model) -> np.ndarray:
