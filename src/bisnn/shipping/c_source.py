@@ -4,7 +4,7 @@ All bits lie in one order, whatever the layer: bit n of a vector is bit n % 32 o
 an image has its channels last, n = (y W + x) C + c. What a kernel sees of a row is then one run of
 bits. A table of weights has a row of bits for each neuron or for each input, whichever is smaller.
 [member][plane][block of 32 neurons][word][neuron] is counted, so that compilers vectorise over the
-neurons of a block; of [member][plane][block of 32 neurons][input] the rows of active inputs are
+neurons of a block; of [member][plane][input][block of 32 neurons] the rows of active inputs are
 added up, which on chips without an instruction that counts bits takes a quarter of the time.
 
 What is the same in every network is in the templates `*.in`; a neuron brings its own step,
@@ -94,7 +94,10 @@ class CSource:
             texts.insert(0, filled("float.c.in", flush=float_literal(FLUSH)))
         whole = is_whole(self.network)
         floats = not whole or self.network.encoding
-        widest = max(layer.fan_in + 32 * len(layer.inputs) for layer in self.network.layers)
+        widest = max(
+            (layer.fan_in + 32 * len(layer.inputs)) * -(-layer.neurons // 32)
+            for layer in self.network.layers
+        )
         return filled(
             "model.c.in",
             name=self.name,
@@ -255,7 +258,8 @@ class CSource:
         planes, n, inputs = w.shape[1:]
         by_input = _by_input(n, inputs)
         values = (weight_rows if by_input else weight_blocks)(w)
-        table, each_member = self._add(f"weights_{i}", values), values.size // len(w)
+        table = self._add(f"weights_{i}", values)
+        each_member = planes * (inputs * -(-n // 32) if by_input else n * -(-inputs // 32))
         name, (shared, each) = function_prefix(layer.neuron), layer.step_constants()
         traces = ", ".join(f"state->{trace}{i}[k]{at}" for trace in layer.neuron.traces)
         own = [f"{constant}_{i}" for constant in layer.neuron.each]

@@ -42,9 +42,15 @@ def weight_blocks(w: np.ndarray) -> np.ndarray:
     return np.concatenate([block.swapaxes(-1, -2).ravel() for block in blocks])
 
 
+MOST_LANES = 8  # words of a row that the code takes at once
+
+
 def weight_rows(w: np.ndarray) -> np.ndarray:
-    """Words of bits w (..., n, inputs) in the order [...][block of 32 neurons][input]."""
-    return words_of(w.swapaxes(-1, -2)).swapaxes(-1, -2).ravel()
+    """Words of bits w (..., n, inputs) in the order [...][input][block of 32 neurons]; and as many
+    more as compilers read at once beyond the last row.
+    """
+    rows = words_of(w.swapaxes(-1, -2))
+    return np.concatenate([rows.ravel(), np.zeros(-rows.shape[-1] % MOST_LANES, np.uint32)])
 
 
 def double_literal(value: float | np.floating) -> str:
