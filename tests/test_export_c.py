@@ -43,6 +43,9 @@ def build(
     sources: str = "model.c model_check.c main.c",
     last: tuple[str, ...] = (),
 ) -> None:
+    """Of the folder's C files, with the encoder of points beside a network that has one."""
+    if (folder / "model_encode.c").exists() and "-c" not in flags:
+        sources = sources.replace("model.c", "model.c model_encode.c")
     command = [compiler, *flags, *sources.split(), "-o", "program", *last]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -166,7 +166,7 @@ def test_sizes_beyond_32_bit_addresses(tmp_path, monkeypatch):
         c.write(describe(net), tmp_path / "c", np.zeros((1, 6), bool))
     net = Network(Linear(640, 64), readout=None)
     monkeypatch.setattr(c, "MOST_BYTES", 2000)
-    with pytest.raises(ValueError, match=r"tables must stay below .*; got 5,120; ship fewer"):
+    with pytest.raises(ValueError, match=r"tables must stay below .*; got 5,144; ship fewer"):
         c.write(describe(net), tmp_path / "c", np.zeros((1, 640), bool))
     assert not list(tmp_path.iterdir())
 

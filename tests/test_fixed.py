@@ -431,5 +431,5 @@ def test_the_code_needs_no_floating_point_unit(count, tmp_path):
     assert (done.returncode, done.stdout[:3], done.stderr) == (0, "ok:", "")
     header = (tmp_path / "model.h").read_text()
     assert "int32_t *counts" in header
-    assert f"LOGIT_SCALE {float(net.readouts[-1].scale).hex()}"[:20] in header
+    assert f"LOGIT_SCALE {float(net.readouts[-1].scale)!r}f " in header
     assert "float" not in header.replace("floating-point", "")

@@ -21,7 +21,7 @@ from bisnn import Conv2d, Linear, Network, printing
 from bisnn.packed import PackedNetwork
 from bisnn.packing import describe
 from bisnn.runs import microcontrollers, training
-from bisnn.shipping import c, targets
+from bisnn.shipping import c, conversion, targets
 from bisnn_experiments.microcontrollers import ChipStudy
 from conftest import spikes
 from runs import small
@@ -89,7 +89,10 @@ def program(names: list[str], board: str = '#include "board.h"') -> str:
 
 
 def sources(names: list[str]) -> list[str]:
-    return ["all.c", *(f"{name}/{name}{end}.c" for name in names for end in ("", "_check"))]
+    ends = {
+        name: ("", "_check", "_encode") if name == "points" else ("", "_check") for name in names
+    }
+    return ["all.c", *(f"{name}/{name}{end}.c" for name in names for end in ends[name])]
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +183,10 @@ FLOATS = {  # instructions
 def object_file(name: str, neuron: str, folder: Path) -> tuple[targets.Target, Path]:
     target = target_called(name)
     prefix = f"in_{neuron}"
-    written_kind("mixed", neuron, 3, folder, prefix)
+    network = points_network(POPULATION, 3, classes=("no", "yes"))  # it has an encoder, too
+    if neuron == "fixed":
+        network = conversion.converted(network, "fixed")
+    written(network, folder / prefix, prefix)
     made, source = folder / f"{neuron}.o", folder / prefix / f"{prefix}.c"
     subprocess.run([*target.compiler, *targets.BARE, "-c", source, "-o", made], check=True)
     return target, made

@@ -14,6 +14,7 @@ import numpy as np
 from bisnn.files import write_atomic
 from bisnn.packed.network import PackedNetwork
 from bisnn.shipping import c_sets
+from bisnn.shipping.c_encoder import encoder_source
 from bisnn.shipping.c_folder import cmake_lists, makefile, readme, stream_program
 from bisnn.shipping.c_golden import check_header, check_program, golden_header
 from bisnn.shipping.c_source import CSource, state_bytes
@@ -35,8 +36,8 @@ def write(
     network: PackedNetwork, folder: str | Path, x: np.ndarray, *, prefix: str = "model"
 ) -> dict[str, int]:
     """Write a folder that builds: PREFIX.h and PREFIX.c; PREFIX_check.h, PREFIX_check.c and
-    PREFIX_golden.h, which compare every bit with the engine's; main.c, stream.c, a Makefile, a
-    CMakeLists.txt and a README.md.
+    PREFIX_golden.h, which compare every bit with the engine's; PREFIX_encode.c, where points come
+    in; main.c, stream.c, a Makefile, a CMakeLists.txt and a README.md.
 
     Args:
         network: the readout of its last layer gives the logits.
@@ -46,8 +47,8 @@ def write(
             hold several networks.
 
     Returns:
-        "flash", bytes of constant tables, and "ram", bytes of the state; code and stack, which the
-        compiler decides, come on top.
+        "flash", bytes of the network's constant tables, and "ram", bytes of the state; code and
+        stack, which the compiler decides, come on top.
     """
     check_prefix(prefix)
     folder = Path(folder)
@@ -62,13 +63,14 @@ def write(
         {
             f"{prefix}.c": source.code(),
             f"{prefix}.h": source.header(),
+            **({f"{prefix}_encode.c": encoder_source(network, prefix)} if network.encoding else {}),
             f"{prefix}_check.h": check_header(prefix, len(x)),
             f"{prefix}_check.c": check_program(network, prefix),
             f"{prefix}_golden.h": golden_header(network, prefix, x),
             "main.c": filled("main.c.in", name=prefix, NAME=prefix.upper()),
             "stream.c": stream_program(network, prefix, len(x)),
-            "Makefile": makefile(prefix),
-            "CMakeLists.txt": cmake_lists(prefix),
+            "Makefile": makefile(network, prefix),
+            "CMakeLists.txt": cmake_lists(network, prefix),
             "README.md": readme(network, prefix, source.sizes),
         },
     )

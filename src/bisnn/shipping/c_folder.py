@@ -89,12 +89,14 @@ def _predicting(network: PackedNetwork, name: str) -> Example:
     return variables, [], step, end
 
 
-def makefile(name: str) -> str:
-    return filled("Makefile.in", name=name)
+def makefile(network: PackedNetwork, name: str) -> str:
+    encoder = f" {name}_encode.o" if network.encoding else ""
+    return filled("Makefile.in", name=name, encoder=encoder)
 
 
-def cmake_lists(name: str) -> str:
-    return filled("CMakeLists.txt.in", name=name)
+def cmake_lists(network: PackedNetwork, name: str) -> str:
+    encoder = f" {name}_encode.c" if network.encoding else ""
+    return filled("CMakeLists.txt.in", name=name, encoder=encoder)
 
 
 def readme(network: PackedNetwork, name: str, sizes: dict[str, int]) -> str:
@@ -116,11 +118,13 @@ def readme(network: PackedNetwork, name: str, sizes: dict[str, int]) -> str:
         arithmetic = (
             "Options that change float arithmetic, such as `-ffast-math`, are refused by `#error`."
         )
+    encoder = f"| `{name}_encode.c` | makes spikes of points, in doubles |\n"
     members = "one set of weights" if network.count == 1 else f"{network.count} members"
     return filled(
         "README.md.in",
         name=name,
         members=members,
+        encoder=encoder if network.encoding else "",
         api="\n".join(lines).replace("NAME_", f"{name}_") + "\n",
         result=result,
         float="" if whole else " and rounds floats as IEEE 754 says",

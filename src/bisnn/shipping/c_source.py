@@ -19,16 +19,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bisnn.bits.philox import Purpose
 from bisnn.neuron import FLUSH
-from bisnn.packed import encoding
 from bisnn.packed.network import PackedLayer, PackedNetwork
 from bisnn.shipping import c_sets
+from bisnn.shipping.c_encoder import encoder_declarations
 from bisnn.shipping.c_text import (
     TYPES,
     bit_order,
-    double_literal,
-    feature_order,
     filled,
     float_literal,
     function_prefix,
@@ -84,7 +81,7 @@ class CSource:
             own = _own_constants(i, layer)
             self.functions.append(function_text(head, [*own, *emitters[layer.kind](i, layer)]))
         self.sizes["ram"] = state_bytes(self.network)
-        self.functions += [*self._interface(), *self._encoder()]
+        self.functions += self._interface()
         self.tables += self._classes()
 
     def code(self) -> str:
@@ -92,8 +89,7 @@ class CSource:
         texts = [neuron_text(neurons[kind]) for kind in sorted(neurons)]
         if any(neuron.dtype == np.float32 for neuron in neurons.values()):
             texts.insert(0, filled("float.c.in", flush=float_literal(FLUSH)))
-        whole = is_whole(self.network)
-        floats = not whole or self.network.encoding
+        floats = not is_whole(self.network)
         widest = max(
             (layer.fan_in + 32 * len(layer.inputs)) * -(-layer.neurons // 32)
             for layer in self.network.layers
@@ -128,7 +124,6 @@ class CSource:
         if network.classes:
             width = name_width(network.classes)
             names = f"\nextern const char {self.name}_classes[{name}_CLASSES][{width}];\n"
-        order = {"order": feature_order(network)}
         whole = is_whole(network)
         exact = "No operation from x to the counts is one on floating-point numbers."
         if not whole:
@@ -154,9 +149,7 @@ class CSource:
             outputs=f"{name}_LOGIT_SCALE times which are the logits;"
             if whole
             else "of the readout;",
-            encoder=filled("encoder.h.in", name=self.name, NAME=name, **order)
-            if network.encoding
-            else "",
+            encoder=encoder_declarations(network, self.name) if network.encoding else "",
             sets=c_sets.declarations(network, self.name, network.sets) if network.sets else "",
             **self.sizes,
         )
@@ -181,9 +174,7 @@ class CSource:
         if network.classes:
             constants["CLASSES"] = len(network.classes)
         if is_whole(network) and network.readout is not None:
-            constants["LOGIT_SCALE"] = (
-                f"{float_literal(network.readout.scale)} /* logits per count */"
-            )
+            constants["LOGIT_SCALE"] = f"{float(network.readout.scale)!r}f /* logits per count */"
         if network.task == "regression":
             constants["TARGET_MEAN"] = (
                 f"({float(network.target_mean)!r}) /* a prediction is the mean logit ... */"
@@ -206,32 +197,6 @@ class CSource:
             f"const char {self.name}_classes[{self.name.upper()}_CLASSES][{name_width(names)}] = "
             f"{{\n{lines}}};\n"
         ]
-
-    def _encoder(self) -> list[str]:
-        """From features to the spikes of `packed.encoding.spikes`."""
-        code = self.network.encoding
-        if not code:
-            return []
-        low, high = np.array(code["low"]), np.array(code["high"])
-        self._add("low", low.astype(np.float64))
-        self._add("span", (high - low).astype(np.float64))
-        parts: dict[str, str | int] = {
-            "seed": f"UINT32_C({code['seed']})",
-            "points": int(Purpose.POINTS),
-            "encoding": int(Purpose.ENCODING),
-        }
-        parts |= {
-            "curve": "",
-            "rate": "between(0, x, 1)",
-            "farthest": double_literal(encoding.FARTHEST),
-        }
-        if code["code"] == "population":
-            self._add("cosine", np.array(encoding.COSINE))
-            parts["curve"] = filled("tuning.c.in", terms=len(encoding.COSINE))
-            gaps = code["neurons"] - 1
-            distance = f"((double)x - (double)j / {gaps}) / {double_literal(code['width'] / gaps)}"
-            parts["rate"] = f"raised_cosine(between(-1, {distance}, 1))"
-        return [filled("encoder.c.in", name=self.name, NAME=self.name.upper(), **parts)]
 
     def _add(self, name: str, values: np.ndarray) -> str:
         """A table of the source; its name."""
