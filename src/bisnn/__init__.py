@@ -17,6 +17,8 @@ _HOME = {
     "layers": ("Linear", "Conv2d", "Recurrent"),
     "network": ("Network", "Output", "pad"),
     "losses": ("local_loss", "global_loss", "spike_loss", "activity_loss", "chunked_backward"),
+    "modules": ("binarise",),
+    "states": ("save_states", "load_states"),
     "rules": ("STBiSNN", "BayesBiSNN", "Bop"),
     "steps": ("compiled",),
     "alphabet": ("Binary", "Ternary", "Levels"),
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from bisnn.alphabet import Binary, Levels, Ternary
     from bisnn.layers import Conv2d, Linear, Recurrent
     from bisnn.losses import activity_loss, chunked_backward, global_loss, local_loss, spike_loss
+    from bisnn.modules import binarise
     from bisnn.network import Network, Output, pad
     from bisnn.neuron import SRM, FixedSRM
     from bisnn.prediction import Classification, Regression, predict
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
     from bisnn.runs.exporting import export
     from bisnn.runs.model import Model, load
     from bisnn.runs.training import resume, train
+    from bisnn.states import load_states, save_states
     from bisnn.steps import compiled
     from bisnn.system import info
     from bisnn.weights import free_energy, kl_divergence

@@ -248,8 +248,7 @@ def check_network(net: object) -> None:
     if not isinstance(net, Network):
         raise ValueError(
             f"net: must be a bisnn.Network; got a {type(net).__name__}; for a module of your own "
-            "use its outputs inside `with bisnn.map_weights(module):` or `with "
-            "bisnn.sample_weights(module, seed, member):`"
+            "give the rule that trains it: predict(module, x, rule=rule)"
         )
 
 

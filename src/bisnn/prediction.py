@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bisnn import ensemble, kernels, realisation, weights
 from bisnn.alphabet import BINARY, Levels
 from bisnn.checks import choice, finite, positive_int
 from bisnn.losses import time_weights
+from bisnn.modules import module_logits
 from bisnn.network import Network, Readout, check_network
+from bisnn.optimizer import Rule
 
 Members = Sequence[Sequence[Tensor]]  # for each member one int8 tensor per layer, its weights
 
@@ -58,10 +60,11 @@ class Regression:
 
 @torch.no_grad()
 def predict(
-    net: Network,
+    net: Network | nn.Module,
     x: Tensor,
     samples: int | Members | None = None,
     *,
+    rule: Rule | None = None,
     task: str = "classification",
     over_time: str = "mean",
     burn_in: int = 0,
@@ -74,12 +77,14 @@ def predict(
     `ensemble.GROUP_BYTES`; with x as bool nothing waits for the GPU.
 
     Args:
-        net: a network with a readout after its last layer. Its parameters are left as they are.
-        x: input, finite.
+        net: a network with a readout after its last layer, or, with `rule`, any module that returns
+            logits, (B, C) or (T, B, C). Its parameters are left as they are.
+        x: input, finite; of another module whatever it takes.
         samples: None for one prediction with the MAP weights, for binary ones sign(w^r) (or a
             full-precision network's own), K for so many members drawn from the posterior, for
             binary weights Bern(sigma(2 w^r)), or the members, as `weights.draw_members` gives them:
             to draw once for many calls.
+        rule: that which trains a module that is not a `Network`; see `bisnn.binarise`.
         task: "classification" (softmax of the readout) or "regression" (the readout itself).
         over_time: "mean" over the time steps that count; "running", that mean up to each time step;
             "step", each by itself.
@@ -97,12 +102,24 @@ def predict(
     """
     choice("task", task, ("classification", "regression"))
     choice("over_time", over_time, ("mean", "running", "step"))
-    y = logits(net, x, samples, seed=seed)
+    if rule is None:
+        y = logits(net, x, samples, seed=seed)  # type: ignore[arg-type]
+    else:
+        y = module_logits(net, x, rule.realisations(_count(samples), seed))
     if task == "classification":
         # Several times faster so, for few classes
         y = y.movedim(-1, 0).contiguous().softmax(0).movedim(0, -1)
     each = _over_time(y, over_time, burn_in, mask)
     return Regression.of(each) if task == "regression" else Classification.of(each)
+
+
+def _count(samples: int | Members | None) -> int | None:
+    if isinstance(samples, Sequence):
+        raise ValueError(
+            "samples: of a module other than a bisnn.Network, the number of members; got a list; "
+            "load the state_dicts of rule.members(net, K) instead"
+        )
+    return samples
 
 
 @torch.no_grad()
