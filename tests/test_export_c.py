@@ -322,11 +322,13 @@ def shapes(draw) -> tuple[list, tuple[int, ...], int | None]:
 
 
 FULL = partial(Recurrent, 1100, 33, mask=torch.ones(33, 1133, dtype=torch.bool), outputs=[32, 1])
+WIDE = partial(Recurrent, 600, 320, mask=networks.mask(320, 600, 0), outputs=range(0, 320, 3))
 
 
 @settings(max_examples=8)
 @given(shapes(), st.integers(1, 2), st.sampled_from([0.1, 0.5, 1.0]))
 @example(([FULL], (1100,), 33), 2, 1.0)  # more bits than a byte can count
+@example(([WIDE, partial(Linear, 107, 300)], (600,), 3), 2, 0.9)  # rows by input, many at once
 @example(
     ([partial(Conv2d, 3, 35, 2, stride=3, padding=4, pool=2)], (3, 3, 3), None), 1, 0.5
 )  # windows of nothing but padding
@@ -336,9 +338,10 @@ def test_any_network_is_exact(tmp_path_factory, about, count, density):
     net = Network(*(make() for make in layers), **options)
     folder = tmp_path_factory.mktemp("any")
     exported(net, count, folder, steps=12, density=density)
-    build(folder, *STRICT, *SANITIZED)
-    code, text = outcome(folder)
-    assert code == 0, text
+    for vectors in ((), ("-mavx2",)) if "avx2" in features() else ((),):  # of 4 words, of 8
+        build(folder, *STRICT, *SANITIZED, *vectors)
+        code, text = outcome(folder)
+        assert code == 0, text
 
 
 def test_a_name_goes_into_everything(tmp_path):

@@ -54,7 +54,7 @@ def written_kind(kind: str, neuron: str, count: int, folder: Path, prefix: str) 
 
 def wide(neuron) -> PackedNetwork:
     """Of more neurons than a word has bits, and more active inputs than are added up at once."""
-    layers = (Conv2d(2, 40, 3, pool=2), Linear(40 * 49, 70))
+    layers = (Conv2d(2, 40, 3, pool=2), Linear(40 * 49, 64))
     net = Network(*layers, input_shape=(2, 16, 16), readout=33, neuron=neuron, seed=0)
     return describe(net, drawn(net, 1))
 
