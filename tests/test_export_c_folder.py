@@ -133,9 +133,11 @@ def test_a_folder_with_anything_else_is_left_alone(tmp_path):
     before = {path.name: path.read_bytes() for path in (tmp_path / "c").iterdir()}
     (tmp_path / "c" / "uart.c").write_text("int main(void) { return 0; }\n")
     (tmp_path / "file").write_text("text")
-    for out, what in (("c", "holds what is no export, such as 'uart.c'"), ("file", "is no folder")):
-        with pytest.raises(ValueError, match=rf"out: .*{out} is there and {what}.*; give another"):
-            c.write(network, tmp_path / out, x, prefix="new")
+    what = r"out: .*c is there and holds what is no export, such as 'uart\.c'.*; give another"
+    with pytest.raises(ValueError, match=what):
+        c.write(network, tmp_path / "c", x, prefix="new")
+    with pytest.raises(FileExistsError, match="file"):
+        c.write(network, tmp_path / "file", x, prefix="new")
     (tmp_path / "c" / "uart.c").unlink()
     assert {path.name: path.read_bytes() for path in (tmp_path / "c").iterdir()} == before
     assert (tmp_path / "file").read_text() == "text"

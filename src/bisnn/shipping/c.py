@@ -4,6 +4,7 @@ what builds them. The spikes and logits are those of the engine.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import tempfile
@@ -96,7 +97,7 @@ def check_folder(folder: Path) -> None:
                 "would be lost; give another folder"
             )
     elif folder.exists():
-        raise ValueError(f"out: {folder} is there and is no folder; give another name")
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
 
 
 def _is_ours(path: Path) -> bool:
@@ -141,6 +142,14 @@ def _check_size(kind: str, size: int) -> None:
 
 
 def _write_folder(folder: Path, texts: dict[str, str]) -> None:
+    """As `_put_in_place`; an error names the folder, and not what is written aside."""
+    try:
+        _put_in_place(folder, texts)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from None
+
+
+def _put_in_place(folder: Path, texts: dict[str, str]) -> None:
     """Write all files aside, and only then put them in their place, and an old export's away."""
     there = folder.is_dir()
     beside = folder if there else folder.parent
