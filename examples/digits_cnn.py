@@ -46,12 +46,12 @@ def train(
     x, x_test, y, y_test = train_test_split(x, y, test_size=0.25, random_state=0)
     torch.manual_seed(0)
     net = build()
-    if method == "full":
-        optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
-    else:
+    rule = None
+    if method in RULES:
         groups = bisnn.binarise(net, gain=gain, real_lr=0.01)
         print(groups)
-        optimizer = RULES[method](groups)
+        rule = RULES[method](groups)
+    optimizer = rule or torch.optim.Adam(net.parameters(), lr=2e-3)
     steps = EPOCHS * -(-len(x) // BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in track(range(EPOCHS), f"{build.__name__}, {method}"):
@@ -65,12 +65,11 @@ def train(
 
             optimizer.step(loss)  # a rule calls it while the weights hold a realisation
             schedule.step()
-    if method == "full":
+    if rule is None:
         with torch.no_grad():
             guess = net.eval()(x_test)
     else:
-        members = 10 if method == "bayes" else None
-        guess = bisnn.predict(net, x_test, members, rule=optimizer).mean
+        guess = bisnn.predict(net, x_test, 10 if rule.has_posterior else None, rule=rule).mean
     accuracy = (guess.argmax(-1) == y_test).float().mean().item()
     print(f"{build.__name__}, {method}: accuracy {accuracy:.4f}")
     return accuracy

@@ -18,7 +18,7 @@ class SnnTorch(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        surrogate = snntorch.surrogate.fast_sigmoid(slope=25)
+        surrogate = snntorch.surrogate.fast_sigmoid(slope=5)
         self.first, self.second = nn.Linear(64, 256), nn.Linear(256, 256)
         self.out = nn.Linear(256, 10)
         self.fire_first = snntorch.Leaky(beta=0.9, spike_grad=surrogate)

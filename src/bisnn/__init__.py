@@ -24,13 +24,15 @@ _HOME = {
     "alphabet": ("Binary", "Ternary", "Levels"),
     "weights": ("kl_divergence", "free_energy"),
     "realisation": ("map_weights", "sample_weights"),
-    "prediction": ("predict", "Classification", "Regression"),
+    "prediction": ("predict", "Classification", "Regression", "Dropout"),
     "runs.training": ("train", "resume"),
     "runs.model": ("Model", "load"),
+    "runs.ensemble": ("Ensemble",),
     "runs.evaluation": ("evaluate",),
     "runs.calibration": ("calibrate",),
     "reporting.page": ("report",),
     "runs.exporting": ("export",),
+    "tuning.search": ("tune",),
     "system": ("info",),
 }
 _PARTS = (
@@ -55,12 +57,13 @@ if TYPE_CHECKING:
     from bisnn.modules import binarise
     from bisnn.network import Network, Output, pad
     from bisnn.neuron import SRM, FixedSRM
-    from bisnn.prediction import Classification, Regression, predict
+    from bisnn.prediction import Classification, Dropout, Regression, predict
     from bisnn.realisation import map_weights, sample_weights
     from bisnn.reporting.page import report
     from bisnn.rules import BayesBiSNN, Bop, STBiSNN
     from bisnn.runs import config
     from bisnn.runs.calibration import calibrate
+    from bisnn.runs.ensemble import Ensemble
     from bisnn.runs.evaluation import evaluate
     from bisnn.runs.exporting import export
     from bisnn.runs.model import Model, load
@@ -68,4 +71,5 @@ if TYPE_CHECKING:
     from bisnn.states import load_states, save_states
     from bisnn.steps import compiled
     from bisnn.system import info
+    from bisnn.tuning.search import tune
     from bisnn.weights import free_energy, kl_divergence
