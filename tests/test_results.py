@@ -13,6 +13,7 @@ from bisnn_experiments import results
 from bisnn_experiments.alphabets import Alphabets
 from bisnn_experiments.camera import CameraResults
 from bisnn_experiments.fixed_point import FixedPoint
+from bisnn_experiments.microcontrollers import ChipStudy
 from bisnn_experiments.posterior_explored import Exploration
 from bisnn_experiments.results import Figures, Mean, Row, Study, Summary, over_seeds, summarise
 from bisnn_experiments.series import SeriesStudy
@@ -25,6 +26,7 @@ KINDS = {
     "camera": CameraResults,
     "figures_*": Figures,
     "fixed_point": FixedPoint,
+    "microcontrollers": ChipStudy,
     "posterior_explored": Exploration,
     "recording_options*": Study,
     "rule_options": Study,
@@ -73,7 +75,7 @@ def studies(found: Any) -> list[Any]:
     return list(found.data.values()) if isinstance(found, Alphabets) else [found]
 
 
-WITHOUT_SUMMARY = (CameraResults, Exploration, FixedPoint, TuningStudy)
+WITHOUT_SUMMARY = (CameraResults, ChipStudy, Exploration, FixedPoint, TuningStudy)
 
 
 @pytest.mark.parametrize(

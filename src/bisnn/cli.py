@@ -93,7 +93,7 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
     shipping.export: [
         "bisnn export runs/two_moons_bayes_seed0 --to packed",
         "bisnn export runs/two_moons_bayes_seed0 --to packed --as posterior",
-        "bisnn export runs/two_moons_bayes_seed0 --to c --as map --out firmware/",
+        "bisnn export runs/two_moons_bayes_seed0 --to c --as map --out firmware/ --sizes",
         "bisnn export runs/two_moons_bayes_seed0 --to nir",
         "bisnn export runs/two_moons_bayes_seed0 --to web",
     ],

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bisnn.intervals import Interval
     from bisnn.runs.exporting import Exported
     from bisnn.runs.guarantee import Guarantee
+    from bisnn.runs.microcontrollers import Microcontrollers
     from bisnn.runs.model import Model
     from bisnn.runs.results import Evaluation, Kept, Verdict
     from bisnn.runs.robustness import Robustness
@@ -199,9 +200,9 @@ def print_exported(to: str, done: Exported) -> None:
             f"C99 in {done.path}: {done.flash:,} bytes of tables (flash), {done.ram:,} of state "
             "(RAM)"
         )
-        name = done.prefix
-        build = f"cc -O2 {name}.c {name}_test.c -o {name}_test && ./{name}_test"
-        out.print(f"check it: cd {shlex.quote(str(done.path))} && {build}")
+        out.print(f"check every bit: make -C {shlex.quote(str(done.path))} test")
+        if done.chips is not None:
+            _print_chips(done.chips)
     elif to == "web":
         out.print(f"a page that runs the network: {done.bytes:,} bytes in {done.path}")
         out.print("open it in a browser: it needs no server and loads nothing")
@@ -216,6 +217,26 @@ def print_exported(to: str, done: Exported) -> None:
                 f"not the network's own spikes: {done.disagreement.spikes:.1%} of them "
                 f"differ{of_classes}, on random points"
             )
+
+
+def _print_chips(chips: Microcontrollers) -> None:
+    """Print what the code takes on each microcontroller, and why that is not known of others."""
+    table, out = Table(box=box.SIMPLE), console()
+    table.add_column("")
+    for name in ("flash, bytes", "RAM, bytes", "instructions per step"):
+        table.add_column(name, justify="right")
+    for cost in chips.costs:
+        if cost.reason:
+            out.print(f"{cost.target}: {cost.reason}")
+        else:
+            numbers = (cost.flash, cost.ram, cost.instructions)
+            table.add_row(cost.target, *(f"{number:,}" for number in numbers))
+    if table.row_count:
+        out.print(table)
+    out.print(
+        "flash: code and tables. RAM: state and stack. Instructions, by QEMU's counter, are not "
+        "cycles: a chip takes one to several for each"
+    )
 
 
 def _changes_text(changes: Changes) -> str:

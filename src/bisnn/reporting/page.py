@@ -24,6 +24,7 @@ from bisnn.files import write_atomic
 from bisnn.intervals import Interval
 from bisnn.reporting import charts
 from bisnn.reporting.charts import TITLES, Run
+from bisnn.runs import microcontrollers
 from bisnn.runs.config import Config, differences
 from bisnn.runs.evaluation import load_evaluation
 from bisnn.runs.folder import RunFolder
@@ -125,7 +126,7 @@ def _read(folders: Sequence[str | Path]) -> list[Run]:
     ]
     files = [RunFolder(folder) for folder in folders]
     return [
-        Run(label, f.read_config(), f.read_metrics(), j)
+        Run(label, f.read_config(), f.read_metrics(), j, microcontrollers.load(f.path))
         for label, f, j in zip(labels, files, judged, strict=True)
     ]
 
@@ -147,7 +148,7 @@ def template(name: str) -> jinja2.Template:
         "size": _size,
         "si": si,
     }
-    environment.globals |= {"ANN": ANN, "HYPOTHETICAL": HYPOTHETICAL}
+    environment.globals |= {"ANN": ANN, "HYPOTHETICAL": HYPOTHETICAL, "chips": charts.chips}
     return environment.get_template(name)
 
 

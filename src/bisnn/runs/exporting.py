@@ -28,7 +28,7 @@ from bisnn.packed import file
 from bisnn.packed.network import PackedNetwork
 from bisnn.packing import describe
 from bisnn.prediction import Dropout
-from bisnn.runs import model, web
+from bisnn.runs import microcontrollers, model, web
 from bisnn.runs.inputs import load_dataset, spikes
 from bisnn.runs.own import imported
 from bisnn.runs.recommendation import recommended, warn_of_map
@@ -63,6 +63,7 @@ class Exported:
     neuron: str = ""  # that was asked for
     changes: conversion.Changes | None = None  # by another neuron than the trained one
     disagreement: Disagreement | None = None  # of a profile of "nir" that is not exact
+    chips: microcontrollers.Microcontrollers | None = None  # of "c", if its sizes were asked for
 
 
 def export(
@@ -75,6 +76,7 @@ def export(
     profile: str = "exact",
     prefix: str | None = None,
     neuron: str | None = None,
+    sizes: bool = False,
     data: Dataset | Series | None = None,
 ) -> Exported:
     """Ship a run's model.
@@ -99,6 +101,8 @@ def export(
             networks run over the test points.
         data: for that, and for the test inputs of "web", of a run whose data were given from
             Python, the same again.
+        sizes: of "c": build it for microcontrollers and run it under QEMU, and keep flash, RAM and
+            instructions per time step in the run's folder, for its report.
     """
     if not isinstance(run, (str, Path)):
         way = "for a network that is no run use bisnn.packing.describe and bisnn.packed.write"
@@ -109,6 +113,7 @@ def export(
     source = model.file_of(run)
     options: dict[str, Any] = {"predictor": predictor, "members": members}
     options |= {"profile": profile, "prefix": prefix, "neuron": neuron, "data": data}
+    options["sizes"] = sizes
     return export_model(model.load(source), source, run, to, out, **options)
 
 
@@ -124,10 +129,13 @@ def export_model(
     profile: str = "exact",
     prefix: str | None = None,
     neuron: str | None = None,
+    sizes: bool = False,
     data: Dataset | Series | None = None,
 ) -> Exported:
     """As `export`, with the model in memory; `source` is its file."""
     _check(to, profile, prefix, neuron)
+    if sizes and to != "c":
+        raise ValueError(f"sizes: are of --to c; got them with {to!r}; leave it out")
     if to == "nir" and trained.others:
         raise ValueError(
             f"to: a NIR graph is of one network; got a model of {1 + len(trained.others)}; use "
@@ -138,6 +146,8 @@ def export_model(
     folder = source.parent
     if to == "packed":
         _check_target(Path(out or folder / "packed.safetensors"))
+    if to == "c":
+        c.check_folder(Path(out or folder / "c"))
     if to == "web":
         check_target(Path(out or folder / "try.html"))
     chosen = predictor or _recommended(run, source, trained, to, members)
@@ -162,6 +172,8 @@ def export_model(
         written = Exported(path, size, members=packed.count)
     else:
         written = _written(packed, trained, to, out, folder, profile, prefix)
+    if sizes:
+        written = replace(written, chips=_measured(packed, trained, written, folder))
     return replace(written, neuron=neuron or "", changes=changes)
 
 
@@ -235,10 +247,9 @@ def _written(
             'predictor: "posterior" is for --to packed, which draws members when it loads; '
             f'got it with {to!r}; use "members"'
         )
-    recordings = _recordings(trained)
     if to == "c":
         path, prefix = Path(out or folder / "c"), prefix or "model"
-        made = c.write(packed, path, recordings[:, 0], prefix=prefix)
+        made = c.write(packed, path, golden_recording(trained), prefix=prefix)
         return Exported(
             path, members=packed.count, flash=made["flash"], ram=made["ram"], prefix=prefix
         )
@@ -246,8 +257,21 @@ def _written(
 
     path = Path(out or folder / "model.nir")
     size = nir.write(packed, path, profile=profile)
-    lossy = None if profile == "exact" else nir_simulation.disagreement(packed, recordings)
+    lossy = None
+    if profile != "exact":
+        lossy = nir_simulation.disagreement(packed, _recordings(trained))
     return Exported(path, size, profile=profile, disagreement=lossy)
+
+
+def _measured(
+    packed: PackedNetwork, trained: model.Model, written: Exported, folder: Path
+) -> microcontrollers.Microcontrollers:
+    """What the C code takes on microcontrollers; kept in the run's folder."""
+    sizes = {"flash": written.flash, "ram": written.ram}
+    steps = trained.config.steps
+    found = microcontrollers.measure(packed, written.path, written.prefix, steps, sizes)
+    microcontrollers.save(found, folder)
+    return found
 
 
 def _write_packed(packed: PackedNetwork, path: Path) -> Exported:
@@ -273,6 +297,11 @@ def _check_target(path: Path) -> None:
                 f"out: {path} is there and is no packed network, and would be lost; "
                 "give another name"
             ) from None
+
+
+def golden_recording(trained: model.Model) -> np.ndarray:
+    """What exported C code is tried and measured on, uint8 (T, ...)."""
+    return _recordings(trained)[:, 0]
 
 
 def _recordings(trained: model.Model) -> np.ndarray:

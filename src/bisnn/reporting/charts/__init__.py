@@ -12,6 +12,7 @@ from bisnn.reporting.charts import (
     spikes,
     uncertainty,
 )
+from bisnn.reporting.charts.board import chips
 from bisnn.reporting.charts.canvas import TITLES, Chart, Part, Run, Table, styled
 from bisnn.reporting.charts.learning import overlay
 from bisnn.reporting.charts.spikes import events
@@ -23,6 +24,7 @@ __all__ = [
     "Part",
     "Run",
     "Table",
+    "chips",
     "events",
     "overlay",
     "styled",

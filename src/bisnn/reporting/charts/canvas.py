@@ -27,6 +27,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import Formatter, FuncFormatter, NullLocator, ScalarFormatter
 
 from bisnn.runs.config import Config
+from bisnn.runs.microcontrollers import Microcontrollers
 from bisnn.runs.results import Evaluation
 
 WIDTH = 340  # of a chart, in points
@@ -108,6 +109,7 @@ class Run:
     config: Config
     rows: list[dict[str, Any]]  # of metrics.jsonl
     judged: Evaluation  # as `load_evaluation` gives it
+    chips: Microcontrollers | None = None  # what its C code takes on them, if that was measured
 
 
 @dataclass(frozen=True)
