@@ -67,6 +67,7 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
     prediction.predict: [
         "bisnn predict runs/two_moons_bayes_seed0 points.csv",
         "bisnn predict runs/mine points.npy --out predictions.csv",
+        "bisnn predict runs/mine points.csv --abstain 0.005",
         "bisnn predict runs/nmnist_st_seed0 N-MNIST/Test/7 recording.bin",
     ],
     prediction.calibrate: [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from bisnn.layers import Conv2d, Linear, Recurrent
 from bisnn.network import Network
 from bisnn.neuron import SRM, FixedSRM
 from bisnn.packed.columns import BadSchema, Schema, category, is_blank
-from bisnn.prediction import Classification, Members, Regression, predict
+from bisnn.prediction import Classification, Members, Regression, logits, of_logits
 from bisnn.runs import config as config_module
 from bisnn.runs.config import Config, Convolution, Dense
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
@@ -290,22 +290,40 @@ class Model:
         samples: int | None,
         over_time: str = "mean",
         advance: Callable[[int], Any] = lambda points: None,
+        look: Callable[[list[Tensor]], Any] = lambda readouts: None,
     ) -> Classification | Regression:
-        """Predict points x (N, d), encoded alike, or recordings: all by the same members."""
+        """Predict points x (N, d), encoded alike, or recordings: all by the same members.
+
+        `look` is called with what `readouts` gives, of some points after others: for what else is
+        made of them.
+        """
         members_of: list[Tensor] = []  # each (K, ..., C), of some of the points
-        device, members = next(self.net.parameters()).device, self.draw(samples)
         options: dict[str, Any] = {"task": self.config.task, "over_time": over_time}
         options |= {"burn_in": self.config.burn_in}
+        for readouts in self.readouts(x, samples, advance):
+            results = [of_logits(y, **options) for y in readouts]
+            members_of.append(torch.stack([result.members for result in results]).mean(0))
+            look(readouts)
+        joined = type(results[0]).of(torch.cat(members_of, 1 if over_time == "mean" else 2))
+        return self._in_units(joined) if isinstance(joined, Regression) else joined
+
+    def readouts(
+        self,
+        x: Tensor | Clips,
+        samples: int | None,
+        advance: Callable[[int], Any] = lambda points: None,
+    ) -> Iterator[list[Tensor]]:
+        """The last readout of every member at every time step, (K, T, B, C), for each encoding of
+        B points, some of them after others.
+        """
+        device, members = next(self.net.parameters()).device, self.draw(samples)
         for index in torch.arange(len(x)).split(self.batch):
             coded = (
                 spikes(self.config, x[index], device, e)
                 for e in range(self.config.predict.encodings)
             )
-            results = [predict(self.net, s, members, **options) for s in coded]
-            members_of.append(torch.stack([result.members for result in results]).mean(0))
+            yield [logits(self.net, s, members) for s in coded]
             advance(len(index))
-        joined = type(results[0]).of(torch.cat(members_of, 1 if over_time == "mean" else 2))
-        return self._in_units(joined) if isinstance(joined, Regression) else joined
 
     def _in_units(self, result: Regression) -> Regression:
         """Of the targets; in float64, as an offset may be large beside the deviations."""
