@@ -253,9 +253,10 @@ def test_the_study_of_splits():
     path = tuple((t, 1) for t in range(1, 5))
     scores = conformal.margins(counts.astype(int), path)
     run = Scored({kind: scores for kind in conformal.SCORES}, labels, path)
-    rows = list(prediction_sets.summaries("two_moons_st", [run], 40, 100))
-    found = {(row.coverage_asked, row.correction) for row in rows}
-    assert found == {(t, c) for t in (0.9, 0.95) for c in conformal.CORRECTIONS}  # not 0.99
+    rows = list(prediction_sets.summaries("two_moons", "st", [run], 40, 100))
+    found = {(row.coverage_asked, row.correction, row.looks) for row in rows}
+    both = {(t, c, 4) for t in (0.9, 0.95) for c in conformal.CORRECTIONS}
+    assert found == both | {(0.99, "bonferroni", 1)}  # 100 recordings are enough for one look
     for row in rows:
         assert row.coverage > row.coverage_asked - 3 * row.coverage_error
         assert (row.data, row.method, row.steps) == ("two moons", "st", 4)
@@ -264,6 +265,10 @@ def test_the_study_of_splits():
         for c in conformal.CORRECTIONS
     )
     assert joint.time_steps < bonferroni.time_steps
+    compared = list(prediction_sets.comparisons(rows))
+    assert [found.coverage_asked for found in compared] == [0.9, 0.95]
+    ratio = joint.time_steps / bonferroni.time_steps
+    assert (compared[0].joint_over_bonferroni, compared[0].margin_over_surprisal) == (ratio, 1)
 
 
 def test_a_calibration_of_another_model_or_a_damaged_one_is_not_used(runs, tmp_path, capsys):
