@@ -45,6 +45,7 @@ class Purpose(IntEnum):
     CAMERA_RECORDING = 100  # noise of the simulated camera; NumPy's generator
     CAMERA_SENSOR = 101  # thresholds of its pixels; NumPy's generator
     CORRUPTION = 102  # of recordings; stream and draw: by a digest of the events
+    TRAINING_CORRUPTION = 103  # stream and draw: by a digest of epoch and sample
 
 
 def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, Any, Any, Any]:

@@ -99,7 +99,7 @@ def evaluate(
         bool,
         typer.Option(
             "--corruptions",
-            help="Also under a worse camera: test recordings corrupted in 10 kinds, 5 strengths.",
+            help="Also under a worse camera: corrupted in 10 kinds or more, 5 strengths each.",
         ),
     ] = False,
     quiet: Quiet = False,

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from bisnn import kernels, metrics
-from bisnn.data.archives import ChangedRecordings, Recordings, Source
-from bisnn.data.corruption import CORRUPTIONS, STRENGTHS, corrupt
+from bisnn.data.archives import Recordings, Source
+from bisnn.data.corrupted import amounts_of, corrupted
+from bisnn.data.corruption import STRENGTHS
 from bisnn.data.loading import Clips, LoadedData, Split
 from bisnn.display import bars
 from bisnn.files import file_digest, write_atomic
@@ -80,16 +81,16 @@ def evaluate_corruptions(
     if model.config.train.device == "cuda" and torch.cuda.is_available():
         model.net.to("cuda")
     work = sum(members or 1 for members in predictors(model).values())
-    total = (1 + STRENGTHS * len(CORRUPTIONS)) * len(y) * work
+    kinds = amounts_of(source)
+    total = (1 + STRENGTHS * len(kinds)) * len(y) * work
     with run.locked(), bars(show=show) as progress, kernels.precision("full"):
         bar = progress.add_task("corrupted recordings", total=total)
         judge = partial(_judged, model, advance=partial(progress.advance, bar))
         clean = judge(data.test)
         rows = []
-        for kind, (_, amounts, unit) in CORRUPTIONS.items():
+        for kind, (amounts, unit) in kinds.items():
             for strength, amount in enumerate(amounts, 1):
-                change = partial(corrupt, kind=kind, strength=strength, seed=SEED)
-                worse = Split(Clips(ChangedRecordings(source, change), clips.index), y)
+                worse = Split(Clips(corrupted(source, kind, strength, SEED), clips.index), y)
                 rows.append(
                     CorruptedTest(
                         kind=kind,
