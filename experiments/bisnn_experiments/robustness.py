@@ -38,6 +38,7 @@ from bisnn.data.archives import Recordings
 from bisnn.data.corrupted import amounts_of, corrupted
 from bisnn.data.corruption import CORRUPTIONS, STRENGTHS
 from bisnn.data.loading import Batches, Clips, LoadedData, Split
+from bisnn.data.simulation import SimulatedEvents
 from bisnn.prediction import Classification
 from bisnn.runs import training
 from bisnn.runs.config import Config
@@ -210,9 +211,22 @@ def trained(config: Config, device: str) -> tuple[Model, LoadedData]:
     with kernels.precision(config.train.precision):
         run = training.Training(config, training.Processes(0, 1, torch.device(device)), show=False)
         data = run.data
+        _share_events(data)
         while not run.finished:
             run.update()
         return run.trained_model(), data
+
+
+_EVENTS: dict[tuple[int, ...], dict[int, np.ndarray]] = {}
+
+
+def _share_events(data: LoadedData) -> None:
+    """Let all runs of this process share the events of simulated recordings, which take long."""
+    for split in (data.train, data.test):
+        assert isinstance(split.x, Clips)
+        source = getattr(split.x.recordings, "source", None)
+        if source is not None and isinstance(source.read, SimulatedEvents):
+            source.read.made = _EVENTS.setdefault(tuple(source.read.samples), source.read.made)
 
 
 def quality(model: Model, split: Split) -> tuple[float, float]:
