@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bisnn.runs.exporting import Exported
     from bisnn.runs.guarantee import Guarantee
     from bisnn.runs.model import Model
-    from bisnn.runs.results import Kept, Verdict
+    from bisnn.runs.results import Kept, OtherData, Verdict
     from bisnn.runs.robustness import Robustness
     from bisnn.shipping.conversion import Changes
     from bisnn.shipping.energy import Ledger
@@ -59,6 +59,8 @@ def print_verdict(folder: Path, found: Verdict) -> None:
         out.print(f"{predictor}: {calibration.format(**ece.model_dump())}")
     if found.guarantee is not None:
         _print_kept(found.guarantee)
+    if found.ood is not None:
+        _print_told_apart(found.ood)
     out.print(
         "{weights:,} weights: {bytes:,} bytes at {bits} bit, {bytes_32_bit:,} at 32".format(
             **found.memory.model_dump()
@@ -79,6 +81,24 @@ def _print_kept(found: Kept) -> None:
         table.add_column(name.replace("_", " "))
     table.add_row(*map(_interval, found.metrics.values()))
     console().print(table)
+
+
+def _print_told_apart(found: OtherData) -> None:
+    """Print how well other data are told from the test recordings."""
+    table = Table(title=f"{found.folder}: told from the test recordings", box=box.SIMPLE)
+    for name in ("set", "predictor", "score", "AUROC", "AUPR", "FPR95"):
+        table.add_column(name, justify="right" if name[0].isupper() else "left")
+    for other in found.sets:
+        first = f"{other.name}, {other.recordings}" + ", control" * other.control
+        for predictor, scores in other.scores.items():
+            for score, row in scores.items():
+                numbers = (f"{value:.3f}" for value in (row.auroc, row.aupr, row.fpr95))
+                table.add_row(first, predictor, score, *numbers)
+                first = ""
+    out = console()
+    out.print(table)
+    if any(other.control for other in found.sets):
+        out.print("control: the run's own classes there; what tells these apart is the camera")
 
 
 def _interval(found: Interval) -> str:

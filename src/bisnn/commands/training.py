@@ -102,6 +102,14 @@ def evaluate(
             help="Also under a worse camera: corrupted in 10 kinds or more, 5 strengths each.",
         ),
     ] = False,
+    ood: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Also how well other data are told from the test recordings: recordings, or "
+            "pictures (idx, npz), which go in front of a simulated camera.",
+        ),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Judge a run's model on its test points: every metric with a 95 % interval."""
@@ -113,7 +121,7 @@ def evaluate(
     model, data = evaluation.load_run(run, show=not quiet)
     if corruptions:
         robustness.source_of(run, data)  # an error before the work
-    verdict = evaluation.evaluate_model(run, model, data, show=not quiet, costs=costs)
+    verdict = evaluation.evaluate_model(run, model, data, show=not quiet, costs=costs, ood=ood)
     note_if_unfinished(run, model)
     printing.print_verdict(run, verdict)
     if energy or cost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
 from bisnn.runs.guarantee import answers
 from bisnn.runs.inputs import check_unchanged, load_dataset, spikes
 from bisnn.runs.model import Model, load, weight_count
+from bisnn.runs.other_data import Others, others_of, told_apart
 from bisnn.runs.results import (
     Curves,
     Evaluation,
@@ -34,6 +36,7 @@ from bisnn.runs.results import (
     Kept,
     Memory,
     Metrics,
+    OtherData,
     PlainCalibration,
     Plane,
     Predictions,
@@ -51,7 +54,7 @@ SLICES = 6  # of time, that the events of a recording are counted in
 MAPS = 8  # channels of a convolutional layer whose spikes are counted
 COUNTED = 16  # test points that the energy ledger counts
 BINS = 40  # of the histogram of p
-FORMAT = 4  # of what is stored: it grows with what a report shows
+FORMAT = 5  # of what is stored: it grows with what a report shows
 
 
 def predictors(model: Model) -> dict[str, int | None]:
@@ -69,6 +72,7 @@ def evaluate(
     data: Dataset | None = None,
     show: bool = True,
     costs: Costs | None = None,
+    ood: str | Path | None = None,
 ) -> Verdict:
     """Judge a run's model on its test points; writes `evaluation.safetensors` and `evaluation.json`
     into the run folder.
@@ -78,12 +82,14 @@ def evaluate(
         data: of a run whose data were given from Python, the same again.
         show: a progress bar.
         costs: prices of the energy ledger's operations; by default those of 45 nm.
+        ood: a folder of other recordings, or of pictures, to be told from the test recordings; see
+            `bisnn.runs.other_data`.
 
     Returns all of `evaluation.json`: for each predictor, each metric's value with its 95 %
     interval, the plain ECE beside that of a calibrated model, and the energy ledger.
     """
     model, loaded = load_run(folder, data, show)
-    return evaluate_model(folder, model, loaded, show=show, costs=costs)
+    return evaluate_model(folder, model, loaded, show=show, costs=costs, ood=ood)
 
 
 def load_run(
@@ -104,9 +110,11 @@ def evaluate_model(
     *,
     show: bool = True,
     costs: Costs | None = None,
+    ood: str | Path | None = None,
 ) -> Verdict:
     """As `evaluate`, with the run's model and data in memory."""
     run = RunFolder(folder)
+    others = [] if ood is None else others_of(Path(ood), model, show)
     if model.config.train.device == "cuda" and torch.cuda.is_available():
         model.net.to("cuda")
     with run.locked(), bars(show=show) as progress, kernels.precision("full"):
@@ -114,6 +122,10 @@ def evaluate_model(
         tree["energy"] = _energy(model, data.test[0], costs)
         tree["recordings"] = data.test.x.digest().hex() if isinstance(data.test.x, Clips) else ""
         tree["guarantee"] = kept(model, data.test, progress)
+        if ood is not None:
+            tree["ood"], tree["other_entropy"] = _told_apart(
+                model, Path(ood), others, tree, progress
+            )
         tree |= {"seconds": _seconds(run), "epoch": model.epoch}
         tree |= {"model": file_digest(run.model_file), "format": FORMAT}
         evaluation = Evaluation(**tree, beaten_by=_beaten_by(tree["metrics"], tree["baseline"]))
@@ -123,6 +135,15 @@ def evaluate_model(
         write_atomic(run.path / "evaluation.json", text.encode())
     _warn_of_guesses(folder, verdict)
     return verdict
+
+
+def _told_apart(
+    model: Model, folder: Path, others: list[Others], tree: dict[str, Any], progress: Progress
+) -> tuple[OtherData, dict[str, dict[str, Tensor]]]:
+    members = tree["members"]
+    total = sum((k or 1) * len(some.x) for k in members.values() for some in others)
+    advance = partial(progress.advance, progress.add_task("other recordings", total=total))
+    return told_apart(model, folder, others, tree["predictors"], members, advance)
 
 
 def _beaten_by(judged: dict[str, Metrics], baselines: dict[str, Metrics]) -> list[str]:

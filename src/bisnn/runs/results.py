@@ -50,6 +50,32 @@ class Kept(Finding):
     metrics: Metrics
 
 
+class Separation(Finding):
+    """How well a score of uncertainty tells other recordings from the test recordings."""
+
+    auroc: float
+    aupr: float
+    fpr95: float
+
+
+class OtherSet(Finding):
+    """Recordings of something else; or, as a control, of the run's own classes, which only the
+    camera tells apart.
+    """
+
+    name: str
+    control: bool
+    recordings: int
+    scores: dict[str, dict[str, Separation]]  # by predictor and score
+
+
+class OtherData(Finding):
+    """What was set beside the test recordings."""
+
+    folder: str
+    sets: list[OtherSet]
+
+
 class Verdict(Finding):
     """A run's model judged on its test points: what `evaluate` returns and writes."""
 
@@ -66,6 +92,7 @@ class Verdict(Finding):
     memory: Memory
     energy: Ledger
     guarantee: Kept | None = None  # of a calibrated run
+    ood: OtherData | None = None  # where other data were given
 
     def numbers(self, predictor: str) -> dict[str, float]:
         """A predictor's metrics as plain numbers, the ECE among them as it is usually computed."""
@@ -155,3 +182,4 @@ class Evaluation(Verdict):
     raster: Raster
     rates: list[Tensor]  # of each layer's neurons, (N,)
     posterior: Histogram | None
+    other_entropy: dict[str, dict[str, Tensor]] = {}  # (N,), by set of other data and predictor
