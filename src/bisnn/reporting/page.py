@@ -28,6 +28,7 @@ from bisnn.runs.config import Config, differences
 from bisnn.runs.evaluation import load_evaluation
 from bisnn.runs.folder import RunFolder
 from bisnn.runs.results import Metrics, Slices
+from bisnn.runs.robustness import load_robustness
 from bisnn.shipping.energy import ANN, HYPOTHETICAL, si
 
 FEWEST = 10  # test points from which on a row may be called best
@@ -95,6 +96,19 @@ def report(
     return path
 
 
+def best_decisions(folders: Sequence[str | Path]) -> str:
+    """One line on the run that decided most test points rightly: how many, how early, and what was
+    guaranteed; empty where no run decides.
+    """
+    runs = [run for run in _read(folders) if run.judged.decisions is not None]
+    if not runs:
+        return ""
+    shares = [run.judged.decisions.right / run.judged.decisions.judged for run in runs]  # type: ignore[union-attr]
+    best = runs[shares.index(max(shares))]
+    assert best.judged.decisions is not None
+    return f"{best.label}: {best.judged.decisions.sentence(best.things)}"
+
+
 def _checked_path(folders: Sequence[str | Path], out: str | Path | None) -> Path:
     """The file to write: `out`, or report.html in the only run's folder or in the current one."""
     path = Path("report.html")
@@ -125,7 +139,7 @@ def _read(folders: Sequence[str | Path]) -> list[Run]:
     ]
     files = [RunFolder(folder) for folder in folders]
     return [
-        Run(label, f.read_config(), f.read_metrics(), j)
+        Run(label, f.read_config(), f.read_metrics(), j, load_robustness(f, j.model))
         for label, f, j in zip(labels, files, judged, strict=True)
     ]
 

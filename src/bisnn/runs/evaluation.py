@@ -23,6 +23,7 @@ from bisnn.display import bars, note
 from bisnn.files import file_digest, write_atomic
 from bisnn.intervals import Interval
 from bisnn.prediction import Classification, Regression
+from bisnn.runs.decisions import Margins
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
 from bisnn.runs.guarantee import answers
 from bisnn.runs.inputs import check_unchanged, load_dataset, spikes
@@ -208,9 +209,12 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
     bar = progress.add_task("test points", total=sum((k or 1) * work for k in names.values()))
     results, judged, over_time, planes = {}, {}, {}, {}
     calibration: dict[str, PlainCalibration] = {}
+    margins = Margins(model)
     for name, members in names.items():
         advance = lambda points, members=members: progress.advance(bar, points * (members or 1))  # noqa: E731
-        result = model.predict_points(x, members, advance=advance)
+        usual = members == model.members and bool(model.classes)
+        look: Any = {"look": margins.look} if usual else {}
+        result = model.predict_points(x, members, advance=advance, **look)
         results[name] = _parts(result)
         judged[name] = judge(result, y, model.config.seed)
         if isinstance(result, Classification):
@@ -220,6 +224,8 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
         if len(plane):
             probs = model.predict_points(plane, members, advance=advance).mean.cpu()
             planes[name] = probs.reshape(PLANE, PLANE, -1)
+    few = _examples(result, y)
+    decided = margins.decisions(y.numpy(), few.numpy()) if margins.parts else None
     count = weight_count(model.net)
     bits = 1 if model.net.alphabet is None else model.net.alphabet.planes
     return {
@@ -236,7 +242,8 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
         "calibration": calibration,
         "over_time": over_time,  # of `SHOWN` test points, from the end of the burn-in
         "plane": _plane(planes, model, data.train),
-        **_activity(model, x, some, _examples(result, y)),
+        **_activity(model, x, some, few),
+        **(dict(zip(("decisions", "looked"), decided, strict=True)) if decided else {}),
         "posterior": _posterior(model),
         "memory": Memory(
             weights=count, bits=bits, bytes=-(-bits * count // 8), bytes_32_bit=4 * count

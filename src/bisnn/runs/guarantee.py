@@ -182,7 +182,7 @@ def _scored(
 ) -> tuple[Classification, np.ndarray]:
     """The prediction, and the scores of every class at every look, (P, N, C), by one pass."""
     found: list[np.ndarray] = []
-    look = lambda readouts: found.append(_scores(model, readouts, path, score))  # noqa: E731
+    look = lambda readouts: found.append(score_readouts(model, readouts, path, score))  # noqa: E731
     result = model.predict_points(x, samples, advance=advance, look=look)
     assert isinstance(result, Classification)
     return result, np.concatenate(found, 1)
@@ -198,10 +198,12 @@ def scores_of(
 ) -> np.ndarray:
     """Scores of every class at every look, (P, N, C)."""
     readouts = model.readouts(x, samples, advance)
-    return np.concatenate([_scores(model, some, path, score) for some in readouts], 1)
+    return np.concatenate([score_readouts(model, some, path, score) for some in readouts], 1)
 
 
-def _scores(model: Model, readouts: list[Tensor], path: Looks, score: str) -> np.ndarray:
+def score_readouts(
+    model: Model, readouts: list[Tensor], path: Looks, score: str = SCORES[0]
+) -> np.ndarray:
     """Scores of some points, (P, B, C), from what `Model.readouts` gives of them."""
     # Other spikes of a point are as other members
     path = tuple((t, k * len(readouts)) for t, k in path)

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from bisnn import kernels, metrics
 from bisnn.data.archives import Recordings, Source
@@ -16,10 +17,10 @@ from bisnn.data.corrupted import amounts_of, corrupted
 from bisnn.data.corruption import STRENGTHS
 from bisnn.data.loading import Clips, LoadedData, Split
 from bisnn.display import bars
-from bisnn.files import file_digest, write_atomic
+from bisnn.files import file_digest, read_bytes, write_atomic
 from bisnn.prediction import Classification
 from bisnn.runs.evaluation import predictors
-from bisnn.runs.folder import RunFolder
+from bisnn.runs.folder import Damaged, RunFolder
 from bisnn.runs.model import Model
 from bisnn.runs.results import Finding
 
@@ -111,6 +112,22 @@ def evaluate_corruptions(
         )
         write_atomic(run.corruptions_file, (found.model_dump_json(indent=1) + "\n").encode())
     return found
+
+
+def load_robustness(run: RunFolder, model: str) -> Robustness | None:
+    """What `evaluate_corruptions` wrote of the model of this digest; None where there is none, or
+    of another model."""
+    if not run.corruptions_file.exists():
+        return None
+    try:
+        found = Robustness.model_validate_json(read_bytes(run.corruptions_file))
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise Damaged(
+            f"{run.corruptions_file}: is damaged (see {where}); do it again with: "
+            f"bisnn evaluate {run.path} --corruptions"
+        ) from None
+    return found if found.model == model else None
 
 
 def mean_quality(some: list[Quality]) -> Quality:
