@@ -187,7 +187,8 @@ def print_exported(to: str, done: Exported) -> None:
         out.print(f"{done.weights:,} weights, {bits} each: {done.bytes:,} bytes in {done.path}")
         out.print(f'run it without PyTorch: bisnn.packed.load("{done.path}").{done.call}')
         if done.sets_call:
-            out.print(f"its prediction sets, which stop early: .{done.sets_call}")
+            early = "" if "intervals" in done.sets_call else ", which stops early"
+            out.print(f"with the guarantee of its calibration{early}: .{done.sets_call}")
     elif to == "c":
         out.print(
             f"C99 in {done.path}: {done.flash:,} bytes of tables (flash), {done.ram:,} of state "
