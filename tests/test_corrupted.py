@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from bisnn.data.loading import Clips
 from bisnn.data.simulation import Digits
 from bisnn.runs import training
 from bisnn.runs.config import parse
-from bisnn_experiments import robustness
+from bisnn_experiments import results, robustness
 from bisnn_experiments.robustness import HALVES, RobustRow
 from runs import RECORDED, made_up_nmnist
 
@@ -166,3 +167,10 @@ def test_kinds_are_judged_by_runs_that_have_not_trained_with_them():
     assert (loss.worst_kind, round(loss.worst, 6)) == ("turned_sensor", 0.3)
     assert loss.mean == pytest.approx((-0.1 + 4 * 0 + 4 * 0.05 + 0.3) / 10)
     assert not list(robustness.summarised(rows[:1])), "half of the kinds have no judge"
+
+
+def test_the_published_summary_follows_from_its_rows():
+    file = Path(__file__).parents[1] / "docs" / "results" / "robustness_explored.json"
+    found = results.read(file, robustness.Robust)
+    assert list(robustness.summarised(found.rows)) == found.summary
+    assert list(robustness.losses(found.summary)) == found.losses

@@ -14,6 +14,7 @@ from bisnn_experiments.alphabets import Alphabets
 from bisnn_experiments.camera import CameraResults
 from bisnn_experiments.fixed_point import FixedPoint
 from bisnn_experiments.results import Figures, Mean, Row, Study, Summary, over_seeds, summarise
+from bisnn_experiments.robustness import Robust
 from bisnn_experiments.uncertainty import Uncertainty
 
 PUBLISHED = Path(__file__).parents[1] / "docs" / "results"
@@ -23,6 +24,7 @@ KINDS = {
     "figures_*": Figures,
     "fixed_point": FixedPoint,
     "recording_options*": Study,
+    "robustness_*": Robust,
     "rule_options": Study,
     "table1_*": Figures,
     "uncertainty_*": Uncertainty,
@@ -69,7 +71,7 @@ def studies(found: Any) -> list[Any]:
 
 @pytest.mark.parametrize(
     "file",
-    [file for file, kind in FILES.items() if kind not in (CameraResults, FixedPoint)],
+    [file for file, kind in FILES.items() if kind not in (CameraResults, FixedPoint, Robust)],
     ids=lambda file: file.stem,
 )
 def test_published_summaries_follow_from_their_rows(file):
