@@ -219,7 +219,9 @@ def test_files_of_points(runs, tmp_path, capsys):
     with pytest.raises(ValueError, match="class '2' does not occur"):
         bisnn.calibrate(run, tmp_path / "other.csv", show=False)
     np.savetxt(tmp_path / "few.csv", np.column_stack([x, y])[:8], delimiter=",")
-    with pytest.raises(ValueError, match="needs 9 calibration recordings or more; got 4"):
+    with pytest.raises(
+        ValueError, match=r"needs 17 calibration recordings or more, half .*; got 8"
+    ):
         bisnn.calibrate(run, tmp_path / "few.csv", show=False)
 
 

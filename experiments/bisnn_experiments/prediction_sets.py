@@ -224,12 +224,9 @@ def summaries(
 
 
 def _enough(calibration: int, target: float, correction: str, looks: int) -> bool:
-    """Whether so many recordings allow this coverage; the joint correction bounds by half."""
+    """Whether so many recordings allow this coverage."""
     try:
-        if correction == "joint":
-            conformal.order(calibration - calibration // 2, target)
-        else:
-            conformal.order(calibration, target, looks)
+        conformal.check_enough(calibration, target, correction, looks)
     except ValueError:
         return False
     return True

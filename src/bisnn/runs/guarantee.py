@@ -151,10 +151,7 @@ def _sets(
     )
     half = len(y) // 2  # give ranks
     # Too few recordings are refused before the network runs
-    if options["correction"] == "joint":
-        conformal.order(len(y) - half, coverage)
-    else:
-        conformal.order(len(y), coverage, len(path))
+    conformal.check_enough(len(y), coverage, options["correction"], len(path))
     order = philox.permutation(len(y), model.config.seed, Purpose.CALIBRATION_SPLIT)
     first = np.isin(np.arange(len(y)), order[:half])
     result, scores = _scored(model, x, samples, path, options["score"], advance)
