@@ -148,7 +148,7 @@ def report(
 def _write_report(runs: list[Path], out: Path | None, quiet: bool) -> None:
     from bisnn.reporting import page as reporting
 
-    page = reporting.report(runs, out, show=not quiet)
-    console().print(f"report: {page}")
-    if line := reporting.best_decisions(runs):
-        console().print(line)
+    written = reporting.write_report(runs, out, show=not quiet)
+    console().print(f"report: {written.path}")
+    if written.decisions:
+        console().print(written.decisions)

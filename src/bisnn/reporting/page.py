@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import torch
@@ -59,6 +59,20 @@ def report(
             one.
         show: a progress bar while the charts are drawn.
     """
+    return write_report(folders, out, show=show).path
+
+
+class Written(NamedTuple):
+    """A report, and a line on the run that decides most."""
+
+    path: Path
+    decisions: str
+
+
+def write_report(
+    folders: Sequence[str | Path], out: str | Path | None = None, *, show: bool = True
+) -> Written:
+    """As `report`; returns also what there is to say of decisions."""
     if isinstance(folders, (str, Path)) or not folders:
         raise ValueError(
             f"folders: must be a list of one run folder or more; got {folders!r}; "
@@ -93,20 +107,18 @@ def report(
             f"{error.strerror}; the report was not written: give another file with out",
             str(path),
         ) from None
-    return path
+    return Written(path, _best_decisions(runs))
 
 
-def best_decisions(folders: Sequence[str | Path]) -> str:
+def _best_decisions(runs: Sequence[Run]) -> str:
     """One line on the run that decided most test points rightly: how many, how early, and what was
     guaranteed; empty where no run decides.
     """
-    runs = [run for run in _read(folders) if run.judged.decisions is not None]
-    if not runs:
+    found = [(run, run.judged.decisions) for run in runs if run.judged.decisions is not None]
+    if not found:
         return ""
-    shares = [run.judged.decisions.right / run.judged.decisions.judged for run in runs]  # type: ignore[union-attr]
-    best = runs[shares.index(max(shares))]
-    assert best.judged.decisions is not None
-    return f"{best.label}: {best.judged.decisions.sentence(best.things)}"
+    best, decisions = max(found, key=lambda pair: pair[1].right / pair[1].judged)
+    return f"{best.label}: {decisions.sentence(best.things)}"
 
 
 def _checked_path(folders: Sequence[str | Path], out: str | Path | None) -> Path:
