@@ -39,9 +39,11 @@ USERS = {
     Purpose.EXPORT: {"runs/exporting", "shipping/c_golden"},
     Purpose.BOOTSTRAP: {"intervals"},
     Purpose.CALIBRATION_SPLIT: {"runs/guarantee"},
+    Purpose.DECISION_SPLIT: {"runs/decisions"},
     Purpose.CAMERA_RECORDING: {"data/camera"},
     Purpose.CAMERA_SENSOR: {"data/camera"},
     Purpose.CORRUPTION: {"data/corruption"},
+    Purpose.TRAINING_CORRUPTION: {"data/corrupted"},
 }
 
 
