@@ -13,6 +13,7 @@ from bisnn_experiments import results
 from bisnn_experiments.alphabets import Alphabets
 from bisnn_experiments.camera import CameraResults
 from bisnn_experiments.fixed_point import FixedPoint
+from bisnn_experiments.prediction_sets import Sets
 from bisnn_experiments.results import Figures, Mean, Row, Study, Summary, over_seeds, summarise
 from bisnn_experiments.robustness import Robust
 from bisnn_experiments.uncertainty import Uncertainty
@@ -23,6 +24,7 @@ KINDS = {
     "camera": CameraResults,
     "figures_*": Figures,
     "fixed_point": FixedPoint,
+    "prediction_sets_*": Sets,
     "recording_options*": Study,
     "robustness_*": Robust,
     "rule_options": Study,
@@ -71,7 +73,7 @@ def studies(found: Any) -> list[Any]:
 
 @pytest.mark.parametrize(
     "file",
-    [file for file, kind in FILES.items() if kind not in (CameraResults, FixedPoint, Robust)],
+    [file for file, kind in FILES.items() if kind not in (CameraResults, FixedPoint, Robust, Sets)],
     ids=lambda file: file.stem,
 )
 def test_published_summaries_follow_from_their_rows(file):
