@@ -16,6 +16,7 @@ PAPER = {
     *(
         "weights",
         "realisation",
+        "modules",
         "layer",
         "layers",
         "network",
@@ -23,6 +24,7 @@ PAPER = {
         "optimizer",
         "rules",
         "steps",
+        "states",
     ),
     *("ensemble", "prediction", "metrics", "intervals", "selection", "encode", "packing"),
 }

@@ -119,7 +119,9 @@ def scored(folder: Path, calibration: int, device: str) -> Scored:
     """Score the test recordings of a run by its usual predictor, at every look that is tried."""
     model, data = load_run(folder, show=False)
     model.net.to(device)
-    paths = paths_of(model.config.steps, model.members or 1, calibration or len(data.test.x) // 2)
+    paths = paths_of(
+        model.config.steps, model.size(model.members), calibration or len(data.test.x) // 2
+    )
     path = tuple(sorted({look for some in paths.values() for one in some for look in one}))
     found = {kind: scores_of(model, data.test.x, model.members, path, kind) for kind in SCORES}
     return Scored(found, data.test.y.numpy(), path)
@@ -129,7 +131,7 @@ def operations(folder: Path, rule: ConformalSets, run: Scored, some: np.ndarray)
     """Synaptic operations on some recordings with stopping, as a share of those without."""
     model, data = load_run(folder, show=False)
     answer = rule.stop(run.scores[rule.score][:, some])
-    asked = np.arange(model.members or 1)[:, None] < answer.members
+    asked = np.arange(model.size(model.members))[:, None] < answer.members
     until = torch.from_numpy(np.where(asked, answer.steps, 0))
     s = spikes(model.config, data.test.x[torch.from_numpy(some)])
     rows = ledger(model.net, s, {"": model.members}, None, model.config.seed, {"": until}).rows

@@ -52,6 +52,7 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
     training.train: [
         "bisnn train two_moons_bayes",
         "bisnn train my.toml --out runs/mine --set rule.temperature=1e-3 --set train.epochs=100",
+        "bisnn train nmnist_st --members 4",
         "torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m bisnn train my.toml",
     ],
     training.resume: [

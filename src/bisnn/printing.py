@@ -37,6 +37,8 @@ SHORT = {
 def print_verdict(folder: Path, found: Verdict) -> None:
     """Print what `evaluate` found: every metric of every predictor with its interval."""
     title = f"{folder}: {found.points} test points; value and 95 % interval"
+    if found.temperature != 1:
+        title += f"; at temperature {found.temperature:.3g}"
     table = Table(title=title, box=box.SIMPLE)
     # Six columns of intervals fit into 80 characters
     table.collapse_padding = True
@@ -231,6 +233,8 @@ def print_guarantee(found: Guarantee, path: Path) -> None:
     else:
         looks = f"{len(rule.path)} looks from time step {rule.path[0][0]} to {rule.path[-1][0]}"
         out.print(f"sets {promise}, at all of {looks}; {on}, {rule.correction}")
+    if found.temperature is not None:
+        out.print(f"temperature {found.temperature:.3g}, for --tempered")
     out.print(f"calibration: {path}")
 
 

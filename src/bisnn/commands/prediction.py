@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bisnn.commands.shared import Quiet, Run, Samples, console, note_if_unfinished
+from bisnn.commands.shared import Quiet, Run, Samples, Tempered, console, note_if_unfinished
 
 if TYPE_CHECKING:
     from bisnn.runs.model import Model
@@ -36,6 +36,7 @@ def predict(
     out: Annotated[Path | None, typer.Option(help="Write the predictions here, as CSV.")] = None,
     samples: Samples = None,
     map_: MapAlone = False,
+    tempered: Tempered = False,
     abstain: Annotated[
         float | None,
         typer.Option(
@@ -57,6 +58,8 @@ def predict(
     if map_ and samples is not None:
         raise typer.BadParameter("--map and --samples exclude each other")
     model = models.load(run)
+    if tempered:
+        model = model.tempered()
     note_if_unfinished(run, model)
     if map_ and model.members is not None:
         warn_of_map(run, models.file_of(run), "leave out --map")
@@ -68,6 +71,11 @@ def predict(
     points: Any = model.inputs(x)
     members = model.count(None if map_ else samples or "usual")
     calibrated = _calibrated(run, model, members)
+    if tempered and abstain is not None:
+        raise ValueError(
+            "abstain: is of probabilities as they are, not at a temperature; got --tempered too; "
+            "leave out one of the two"
+        )
     least = None if abstain is None else _least_confidence(run, model, calibrated, abstain)
     with bars(show=not quiet and len(points) > model.batch) as progress:
         bar = progress.add_task("recordings" if files else "points", total=len(points))

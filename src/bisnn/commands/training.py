@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bisnn.commands.shared import Quiet, Run, console, note_if_unfinished
+from bisnn.commands.shared import Quiet, Run, Tempered, console, note_if_unfinished
 
 if TYPE_CHECKING:
     from bisnn.runs.training import TrainedRun
@@ -33,14 +33,19 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable."),
     ] = None,
+    members: Annotated[
+        int,
+        typer.Option(min=1, help="Networks to train, one by one, that predict as one."),
+    ] = 1,
     no_report: NoReport = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a network, judge it on its test points, write a report."""
+    """Train a network, or several that predict as one, judge it on test points, write a report."""
     from bisnn.runs import config as configs
     from bisnn.runs import training
 
-    settings = configs.load(config, set_ or ())
+    several = [f"train.members={members}"] if members > 1 else []
+    settings = configs.load(config, [*(set_ or ()), *several])
     out = out or Path("runs") / f"{Path(config).stem}_seed{settings.seed}"
     _finish(training.train_run(settings, out, show=not quiet), no_report, quiet)
 
@@ -95,6 +100,7 @@ def evaluate(
             ),
         ),
     ] = None,
+    tempered: Tempered = False,
     corruptions: Annotated[
         bool,
         typer.Option(
@@ -119,6 +125,8 @@ def evaluate(
 
     costs = Costs.parse(cost or ())
     model, data = evaluation.load_run(run, show=not quiet)
+    if tempered:
+        model = model.tempered()
     if corruptions:
         robustness.source_of(run, data)  # an error before the work
     verdict = evaluation.evaluate_model(run, model, data, show=not quiet, costs=costs, ood=ood)

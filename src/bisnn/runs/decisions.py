@@ -35,7 +35,7 @@ class Margins:
         self.path: Looks = (
             self.rule.path
             if self.rule
-            else conformal.even_path(model.config.steps, model.members or 1)
+            else conformal.even_path(model.config.steps, model.size(model.members))
         )
         self.parts: list[np.ndarray] = []
 

@@ -59,12 +59,22 @@ FORMAT = 5  # of what is stored: it grows with what a report shows
 
 
 def predictors(model: Model) -> dict[str, int | None]:
-    """Name and number of members of each predictor that the run's rule has."""
-    if model.config.rule.posterior():
-        return {"MAP": None, f"ensemble of {model.members}": model.members}
+    """Name of each predictor of a run, and how many members it draws from every network; the first
+    draws none.
+    """
+    networks, count = 1 + len(model.others), model.members
+    single = "sign" if model.net.alphabet == BINARY else "nearest level"
     if model.net.alphabet is None:
-        return {"real weights": None}
-    return {"sign" if model.net.alphabet == BINARY else "nearest level": None}
+        single = "real weights"
+    if model.config.rule.posterior():
+        single = "MAP"
+    found: dict[str, int | None] = {
+        single if networks == 1 else f"{single} of {networks} networks": None
+    }
+    if count is not None:
+        by = "dropout" if model.config.predict.dropout else "ensemble"
+        found[f"{by} of {model.size(count)}"] = count
+    return found
 
 
 def evaluate(
@@ -128,6 +138,7 @@ def evaluate_model(
                 model, Path(ood), others, tree, progress
             )
         tree |= {"seconds": _seconds(run), "epoch": model.epoch}
+        tree["temperature"] = model.temperature
         tree |= {"model": file_digest(run.model_file), "format": FORMAT}
         evaluation = Evaluation(**tree, beaten_by=_beaten_by(tree["metrics"], tree["baseline"]))
         save_tree(run.evaluation_file, evaluation.model_dump(), "evaluation")
@@ -142,7 +153,7 @@ def _told_apart(
     model: Model, folder: Path, others: list[Others], tree: dict[str, Any], progress: Progress
 ) -> tuple[OtherData, dict[str, dict[str, Tensor]]]:
     members = tree["members"]
-    total = sum((k or 1) * len(some.x) for k in members.values() for some in others)
+    total = sum(map(model.size, members.values())) * sum(len(some.x) for some in others)
     advance = partial(progress.advance, progress.add_task("other recordings", total=total))
     return told_apart(model, folder, others, tree["predictors"], members, advance)
 
@@ -206,12 +217,13 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
     names = predictors(model)
     plane = unit_grid(PLANE) if model.classes and model.features == 2 else torch.zeros(0, 2)
     work = len(x) + len(some) + len(plane)
-    bar = progress.add_task("test points", total=sum((k or 1) * work for k in names.values()))
+    bar = progress.add_task("test points", total=sum(map(model.size, names.values())) * work)
     results, judged, over_time, planes = {}, {}, {}, {}
     calibration: dict[str, PlainCalibration] = {}
     margins = Margins(model)
     for name, members in names.items():
-        advance = lambda points, members=members: progress.advance(bar, points * (members or 1))  # noqa: E731
+        each = model.size(members)
+        advance = lambda points, each=each: progress.advance(bar, points * each)  # noqa: E731
         usual = members == model.members and bool(model.classes)
         look: Any = {"look": margins.look} if usual else {}
         result = model.predict_points(x, members, advance=advance, **look)
@@ -226,7 +238,7 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
             planes[name] = probs.reshape(PLANE, PLANE, -1)
     few = _examples(result, y)
     decided = margins.decisions(y.numpy(), few.numpy()) if margins.parts else None
-    count = weight_count(model.net)
+    count = (1 + len(model.others)) * weight_count(model.net)
     bits = 1 if model.net.alphabet is None else model.net.alphabet.planes
     return {
         "task": model.config.task,
@@ -388,7 +400,8 @@ def _energy(model: Model, x: Tensor | Clips, costs: Costs | None) -> Ledger:
     """The energy ledger of every predictor, with the ensemble's members, on a few test points."""
     some = _evenly(len(x), COUNTED)
     s, names = _test_spikes(model, x, some), predictors(model)
-    return ledger(model.net, s, names, costs, model.config.seed, _early(model, x[some], names))
+    drawn = {name: model.draw(members) for name, members in names.items()}
+    return ledger(model.net, s, drawn, costs, model.config.seed, _early(model, x[some], names))
 
 
 def _early(model: Model, x: Tensor | Clips, names: dict[str, int | None]) -> dict[str, Tensor]:
@@ -397,7 +410,7 @@ def _early(model: Model, x: Tensor | Clips, names: dict[str, int | None]) -> dic
     if not isinstance(found, PredictionSets) or model.guarantee is None:
         return {}
     samples = model.guarantee.samples
-    asked = np.arange(samples or 1)[:, None] < found.members
+    asked = np.arange(model.size(samples))[:, None] < found.members
     until = torch.from_numpy(np.where(asked, found.steps, 0))
     return {name: until for name, members in names.items() if members == samples}
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from bisnn import weights
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.checks import choice, positive_int
@@ -26,8 +25,8 @@ from bisnn.neuron import FixedSRM
 from bisnn.packed import file
 from bisnn.packed.network import PackedNetwork
 from bisnn.packing import describe
+from bisnn.prediction import Dropout
 from bisnn.runs import model
-from bisnn.runs.guarantee import Guarantee
 from bisnn.runs.inputs import load_dataset, spikes
 from bisnn.runs.own import imported
 from bisnn.runs.recommendation import recommended, warn_of_map
@@ -125,13 +124,18 @@ def export_model(
 ) -> Exported:
     """As `export`, with the model in memory; `source` is its file."""
     _check(to, profile, prefix, neuron)
+    if to == "nir" and trained.others:
+        raise ValueError(
+            f"to: a NIR graph is of one network; got a model of {1 + len(trained.others)}; use "
+            "--to packed or c, or export one of the runs in its folder `members`"
+        )
     if to == "nir" and (predictor == "members" or members is not None):
         raise ValueError("predictor: a NIR graph is of one network; got members; use 'map'")
     folder = source.parent
     if to == "packed":
         _check_target(Path(out or folder / "packed.safetensors"))
     chosen = predictor or _recommended(run, source, trained, to, members)
-    if chosen == "map" and trained.members is not None:
+    if chosen == "map" and trained.config.rule.posterior():
         warn_of_map(
             run,
             source,
@@ -142,7 +146,7 @@ def export_model(
     changes = None
     converted = neuron is not None and neuron != trained.config.neuron.kind
     if trained.guarantee is not None:
-        packed = _calibrated(trained.guarantee, packed, chosen, converted)
+        packed = _calibrated(trained, packed, chosen, converted)
     if neuron is not None and converted:
         packed, changes = _with_neuron(packed, neuron, trained, data)
     written = _written(packed, trained, to, out, folder, profile, prefix)
@@ -150,16 +154,18 @@ def export_model(
 
 
 def _calibrated(
-    found: Guarantee, packed: PackedNetwork, predictor: str, converted: bool
+    trained: model.Model, packed: PackedNetwork, predictor: str, converted: bool
 ) -> PackedNetwork:
     """With the thresholds or the width that go along: those of the very weights and neurons that
     are shipped.
     """
-    samples, rule = {"map": None, "members": packed.count, "posterior": 0}[predictor], found.rule
-    same = found.samples == samples and not converted
-    if same and isinstance(rule, ConformalIntervals):
+    found = trained.guarantee
+    assert found is not None
+    each, rule = packed.count // (1 + len(trained.others)), found.rule
+    same = found.samples == {"map": None, "members": each, "posterior": 0}[predictor]
+    if same and not converted and isinstance(rule, ConformalIntervals):
         return replace(packed, intervals=rule)
-    if same and isinstance(rule, ConformalSets) and rule.score == "margin":
+    if same and not converted and isinstance(rule, ConformalSets) and rule.score == "margin":
         return replace(packed, sets=rule)
     by = "the one set of weights" if found.samples is None else f"{found.samples} members"
     sets = isinstance(rule, ConformalSets)
@@ -281,8 +287,9 @@ def _recommended(
     run: str | Path, source: Path, trained: model.Model, to: str, members: int | None
 ) -> str:
     """The predictor to ship where none was asked for."""
-    if trained.members is None or to == "nir":
+    if not trained.config.rule.posterior() or to == "nir":
         return "map"
+    assert trained.members is not None
     return "members" if members is not None else recommended(run, source, trained.members)
 
 
@@ -292,25 +299,29 @@ def describe_model(
     """A trained model as bits, with its encoding and classes: see `export`."""
     choice("predictor", predictor, PREDICTORS)
     net, config = trained.net, trained.config
-    if predictor != "map" and trained.members is None:
+    if predictor != "map" and not config.rule.posterior():
         raise ValueError(
             f"predictor: the rule {config.rule.name!r} has no posterior; got {predictor!r}; "
             "use 'map'"
         )
     if predictor == "map" and members is not None:
         way = "leave it out"
-        if trained.members is not None:
+        if config.rule.posterior():
             way += ", or use predictor 'members'"
         raise ValueError(
             "members: are drawn from a posterior, and the map is one set of weights; "
             f"got {members}; {way}"
         )
-    drawn = None
-    count = 0
+    if predictor == "posterior" and trained.others:
+        raise ValueError(
+            f"predictor: a packed file holds one posterior, and this model has "
+            f"{1 + len(trained.others)} networks; got 'posterior'; use 'members'"
+        )
+    count = None
     if predictor != "map":
         count = positive_int("members", trained.members if members is None else members)
-    if predictor == "members":
-        drawn = weights.draw_members([layer.weight for layer in net.layers], count, config.seed)
+    drawn = None if predictor == "posterior" else trained.draw(count)
+    assert not isinstance(drawn, Dropout)  # for lack of a posterior
     bits = describe(net, drawn, posterior=predictor == "posterior")
     code = config.encode
     scale = {"low": trained.low.tolist(), "high": trained.high.tolist()}
@@ -335,5 +346,5 @@ def describe_model(
         "target_scale": trained.target_scale,
     }
     return replace(
-        bits, **about, members=count if predictor == "posterior" else 0, seed=config.seed
+        bits, **about, members=count or 0 if predictor == "posterior" else 0, seed=config.seed
     )

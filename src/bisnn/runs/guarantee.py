@@ -16,6 +16,7 @@ from torch import Tensor
 from bisnn import conformal
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
+from bisnn.checks import number
 from bisnn.conformal import (
     CORRECTIONS,
     LOOKS,
@@ -30,7 +31,7 @@ from bisnn.data.loading import Clips
 from bisnn.display import note
 from bisnn.files import file_digest, read_text, write_atomic
 from bisnn.network import Readout
-from bisnn.prediction import Classification, Regression
+from bisnn.prediction import Classification, Regression, fit_temperature
 from bisnn.runs.folder import Damaged
 from bisnn.selection import Abstention, abstention_threshold
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from bisnn.runs.model import Model
 
 FILE = "calibration.json"
-VERSION = 2  # of the file
+VERSION = 3  # of the file
 
 
 class OtherModel(ValueError):
@@ -52,6 +53,9 @@ class Guarantee:
     rule: ConformalSets | ConformalIntervals
     samples: int | None  # members of the predictor; None: the one set of weights
     data: str  # digest of the calibration recordings, with their labels
+    # Of classes, that scales the probabilities best on the recordings that give no bound; None
+    # where all of them give one
+    temperature: float | None = None
     # Of classes: how sure the predictor was of each calibration recording, and whether rightly
     confidence: tuple[float, ...] = ()
     correct: tuple[bool, ...] = ()
@@ -133,6 +137,14 @@ def calibrated(
     return Guarantee(rule, samples, digest_of(fingerprints(model, x), y))
 
 
+def _first_half(model: Model, recordings: int) -> np.ndarray:
+    """Which of the calibration recordings give ranks and the temperature, (N,); the others give
+    the bound of joint thresholds.
+    """
+    order = philox.permutation(recordings, model.config.seed, Purpose.CALIBRATION_SPLIT)
+    return np.isin(np.arange(recordings), order[: recordings // 2])
+
+
 def _sets(
     model: Model,
     x: Tensor | Clips,
@@ -143,23 +155,24 @@ def _sets(
     options: dict[str, Any],
     advance: Callable[[int], Any],
 ) -> Guarantee:
-    members = samples or 1
+    members = model.size(samples)
     path = (
         conformal.even_path(model.config.steps, members, looks)
         if isinstance(looks, int)
         else conformal.checked_path(looks, model.config.steps, members)
     )
-    half = len(y) // 2  # give ranks
     # Too few recordings are refused before the network runs
     conformal.check_enough(len(y), coverage, options["correction"], len(path))
-    order = philox.permutation(len(y), model.config.seed, Purpose.CALIBRATION_SPLIT)
-    first = np.isin(np.arange(len(y)), order[:half])
-    result, scores = _scored(model, x, samples, path, options["score"], advance)
+    first, score = _first_half(model, len(y)), options["score"]
+    result, scores = _scored(model.tempered(1.0), x, samples, path, score, advance)
     rule = conformal.calibrate_sets(scores, y, path, coverage, first=first, **options)
+    truth, some = torch.from_numpy(y), torch.from_numpy(first)
+    temperature = None
+    if options["correction"] == "joint":
+        temperature = fit_temperature(result.members.cpu()[:, some], truth[some])
     confidence, best = (part.cpu() for part in result.mean.max(-1))
-    correct = tuple((best.numpy() == y).tolist())
-    data = digest_of(fingerprints(model, x), y)
-    return Guarantee(rule, samples, data, tuple(confidence.tolist()), correct)
+    data, correct = digest_of(fingerprints(model, x), y), tuple((best == truth).tolist())
+    return Guarantee(rule, samples, data, temperature, tuple(confidence.tolist()), correct)
 
 
 def _outputs(result: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -271,6 +284,7 @@ def write(found: Guarantee, model_file: Path) -> Path:
         "model": file_digest(model_file),
         "data": found.data,
         "samples": found.samples,
+        "temperature": found.temperature,
         kind: found.rule.to_json(),
         "answers": {"confidence": found.confidence, "correct": found.correct},
     }
@@ -302,6 +316,9 @@ def read(model_file: Path, classes: int) -> Guarantee | None:
         samples, data, model = body["samples"], body["data"], body["model"]
         if not (samples is None or (type(samples) is int and samples > 0)) or type(data) is not str:
             raise ValueError("its predictor or its data are not named")
+        temperature = body["temperature"]
+        if temperature is not None:
+            number("temperature", temperature, above=0)
         confidence, correct = body["answers"]["confidence"], body["answers"]["correct"]
         _check_given(confidence, correct, rule.recordings if classes else 0)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -311,7 +328,7 @@ def read(model_file: Path, classes: int) -> Guarantee | None:
             f"{path}: is of another model than {model_file.name}: its guarantee does not hold for "
             f"this one; {again}, or remove the file"
         )
-    return Guarantee(rule, samples, data, tuple(confidence), tuple(correct))
+    return Guarantee(rule, samples, data, temperature, tuple(confidence), tuple(correct))
 
 
 def _check_given(confidence: Any, correct: Any, count: int) -> None:

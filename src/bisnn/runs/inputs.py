@@ -85,13 +85,15 @@ def training_spikes(
         how = config.augment.model_dump()
         kinds, strengths = how.pop("corruptions"), how.pop("strengths")
         seen = (
-            to_device(corrupted_anew(x, kinds, strengths, config.seed, epoch, samples), device)
+            to_device(
+                corrupted_anew(x, kinds, strengths, config.training_seed, epoch, samples), device
+            )
             if kinds
             else x.spikes(device)
         )
-        return augmented(seen, Augmentation(**how), config.seed, epoch, samples).bool()
+        return augmented(seen, Augmentation(**how), config.training_seed, epoch, samples).bool()
     code = config.encode.model_dump()
-    return encoded(x, code, config.seed, Purpose.TRAINING_ENCODING, epoch, device)
+    return encoded(x, code, config.training_seed, Purpose.TRAINING_ENCODING, epoch, device)
 
 
 def points_of(config: Config, x: Any, schema: Schema | None, low: Tensor, high: Tensor) -> Tensor:

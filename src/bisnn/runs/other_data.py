@@ -186,7 +186,8 @@ def told_apart(
     for name, x, control in others:
         found, entropy = {}, {}
         for predictor, count in members.items():
-            more = lambda n, count=count: advance(n * (count or 1))  # noqa: E731
+            size = model.size(count)
+            more = lambda n, size=size: advance(n * size)  # noqa: E731
             result = model.predict_points(x, count, advance=more)
             assert isinstance(result, Classification)
             mine = own[predictor]
@@ -194,7 +195,7 @@ def told_apart(
                 "entropy": (mine.entropy, result.entropy),
                 "1 - confidence": (1 - mine.mean.max(-1).values, 1 - result.mean.max(-1).values),
             }
-            if count is not None and count > 1:
+            if size > 1:
                 pairs["mutual information"] = (mine.mutual_information, result.mutual_information)
             found[predictor] = {score: _separation(*pair) for score, pair in pairs.items()}
             entropy[predictor] = result.entropy.float().cpu()

@@ -120,6 +120,7 @@ class Verdict(Finding):
     memory: Memory
     energy: Ledger
     guarantee: Kept | None = None  # of a calibrated run
+    temperature: float = 1.0  # of the probabilities
     decisions: Decisions | None = None  # of classes, where there are points enough
     ood: OtherData | None = None  # where other data were given
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from bisnn.runs.monitoring import (
 )
 from bisnn.runs.own import PYTHON
 from bisnn.runs.processes import Processes
+
+MEMBERS = "members"  # folder, in that of a run, of the runs of its networks
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ def train(
 
     Args:
         config: from `bisnn.config.load`.
-        out: the folder; by default `runs/` and the names of data, rule and seed.
+        out: the folder; by default `runs/` and the names of data, rule and seed. With
+            `train.members` above 1 its folder `members` has a run for each network, and its model
+            is all of them.
         data: arrays, tensors or datasets in place of the config's data; the share held out for
             validation stays the config's.
         show: a progress bar with loss, accuracy, firing rates, flip rate and time left.
@@ -68,7 +73,9 @@ def train_run(
         config = config.updated(data=section)
     kinds = (name.replace(":", "_") for name in (config.data.name, config.rule.name))
     folder = RunFolder(out or Path("runs") / f"{'_'.join(kinds)}_seed{config.seed}")
-    return _run(folder, config, show, data=data)
+    if config.train.members > 1:
+        return _run_members(folder, config, True, show, data=data)
+    return _run(folder, config, True, show, data=data)
 
 
 def resume(
@@ -99,19 +106,75 @@ def resume_run(
     show: bool = True,
 ) -> TrainedRun:
     """As `resume`; returns also the model and the data."""
-    return _run(RunFolder(folder), None, show, overrides, data)
+    run = RunFolder(folder)
+    config = run.read_config(overrides)
+    if config.train.members > 1:
+        return _run_members(run, config, False, show, overrides, data)
+    return _run(run, config, False, show, overrides, data)
 
 
-def _run(
+def _run_members(
     folder: RunFolder,
-    fresh: Config | None,
+    config: Config,
+    fresh: bool,
     show: bool,
     overrides: Sequence[str] = (),
     data: Dataset | None = None,
 ) -> TrainedRun:
-    """Train `fresh` from the start, or what lies in the folder from its last checkpoint."""
-    read = lambda: _with_threads(fresh or folder.read_config(overrides))  # noqa: E731
-    asked = read()
+    """Train several networks one after the other, each a run of its own in the folder `members`, or
+    go on with them; and put them together.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "train.members: networks are trained one by one by a single process; got torchrun; "
+            "leave it out, or train.members"
+        )
+    if fresh:
+        folder.check_new()
+        folder.path.mkdir(parents=True, exist_ok=True)
+    with folder.locked():
+        if fresh:
+            folder.create(config)
+        elif overrides:
+            folder.write_config(config)
+        runs = []
+        for k in range(config.train.members):
+            member = RunFolder(folder.path / MEMBERS / str(k))
+            if member.config_file.exists():
+                own = member.read_config(overrides)
+                runs.append(_run(member, own, False, show, overrides, data))
+            else:
+                own = config.updated(**{"train.members": 1, "train.member": k})
+                runs.append(_run(member, own, True, show, data=data))
+        model = _together([run.model for run in runs])
+        model.save(folder.model_file)
+    return TrainedRun(folder.path, model, runs[0].data)
+
+
+def _together(models: Sequence[Model]) -> Model:
+    """One model of networks that differ in their weights alone."""
+    first = models[0]
+    weights = [
+        of
+        for model in models
+        for of in (tuple(p.detach().cpu() for p in model.net.parameters()), *model.others)
+    ]
+    config = first.config.updated(**{"train.members": len(models)})
+    return replace(first, config=config, others=tuple(weights[1:]))
+
+
+def _run(
+    folder: RunFolder,
+    config: Config,
+    fresh: bool,
+    show: bool,
+    overrides: Sequence[str] = (),
+    data: Dataset | None = None,
+) -> TrainedRun:
+    """Train from the start, or what lies in the folder from its last checkpoint; its config is then
+    read from there.
+    """
+    asked = _with_threads(config)
     keep_freed()
     with Processes.joined(asked.train.device) as processes, contextlib.ExitStack() as stack:
         config = processes.first(lambda: asked)
@@ -120,7 +183,7 @@ def _run(
         # Before anything is written: bad data leaves no folder behind
         training = Training(config, processes, show, data)
         config = training.config
-        state, notes = processes.first(lambda: _begin(folder, training, fresh is not None, stack))
+        state, notes = processes.first(lambda: _begin(folder, training, fresh, stack))
         display = stack.enter_context(RunDisplay(config.train.epochs, show, processes.rank == 0))
         for note in notes:
             display.say(note)
