@@ -336,9 +336,9 @@ def test_prediction_and_sets_take_one_pass(runs, monkeypatch):
     apart = model.predict_points(x, 3), model.predict_set(points(30)[0])
     passes = []
 
-    def counted(*arguments):
+    def counted(*arguments, **options):
         passes.append(arguments)
-        return bisnn.prediction.logits(*arguments)
+        return bisnn.prediction.logits(*arguments, **options)
 
     monkeypatch.setattr("bisnn.runs.model.logits", counted)
     result, sets = guarantee.predictions_and_answers(model, x)
