@@ -105,7 +105,7 @@ def test_the_command_line(place, tmp_path, bisnn_):
     shutil.copytree(place / "more" / "3", tmp_path / "own" / "3")
     moons = training.train(small("st"), tmp_path / "moons", show=False)
     for run, folder, message in (
-        (place / "run", tmp_path / "empty", "ood: must hold recordings (.aedat, .bin"),
+        (place / "run", tmp_path / "empty", "ood: must hold recordings (.aedat, .bin,"),
         (place / "run", tmp_path / "none", "ood: must be a folder of recordings or pictures"),
         (place / "run", tmp_path / "own", "recordings of other things than the classes 3, 7"),
         (moons, place / "more", "ood: is for runs on recordings with classes"),

@@ -16,6 +16,7 @@ from bisnn_experiments.fixed_point import FixedPoint
 from bisnn_experiments.prediction_sets import Sets
 from bisnn_experiments.results import Figures, Mean, Row, Study, Summary, over_seeds, summarise
 from bisnn_experiments.robustness import Robust
+from bisnn_experiments.tuning import TuningStudy
 from bisnn_experiments.uncertainty import Uncertainty
 
 PUBLISHED = Path(__file__).parents[1] / "docs" / "results"
@@ -29,6 +30,7 @@ KINDS = {
     "robustness_*": Robust,
     "rule_options": Study,
     "table1_*": Figures,
+    "tuning": TuningStudy,
     "uncertainty_*": Uncertainty,
 }
 # By other commands, or by commands that are gone
@@ -73,7 +75,11 @@ def studies(found: Any) -> list[Any]:
 
 @pytest.mark.parametrize(
     "file",
-    [file for file, kind in FILES.items() if kind not in (CameraResults, FixedPoint, Robust, Sets)],
+    [
+        file
+        for file, kind in FILES.items()
+        if kind not in (CameraResults, FixedPoint, Robust, Sets, TuningStudy)
+    ],
     ids=lambda file: file.stem,
 )
 def test_published_summaries_follow_from_their_rows(file):

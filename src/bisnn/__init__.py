@@ -32,6 +32,7 @@ _HOME = {
     "runs.calibration": ("calibrate",),
     "reporting.page": ("report",),
     "runs.exporting": ("export",),
+    "tuning.search": ("tune",),
     "system": ("info",),
 }
 _PARTS = (
@@ -70,4 +71,5 @@ if TYPE_CHECKING:
     from bisnn.states import load_states, save_states
     from bisnn.steps import compiled
     from bisnn.system import info
+    from bisnn.tuning.search import tune
     from bisnn.weights import free_energy, kl_divergence

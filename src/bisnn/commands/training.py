@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bisnn.commands.shared import Quiet, Run, Tempered, console, note_if_unfinished
+from bisnn.commands.shared import Moved, Quiet, Run, Tempered, console, note_if_unfinished
 
 if TYPE_CHECKING:
     from bisnn.runs.training import TrainedRun
@@ -60,13 +60,15 @@ def resume(
             help="Change e.g. train.epochs or train.patience; repeatable.",
         ),
     ] = None,
+    data: Moved = None,
     no_report: NoReport = False,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was stopped, to the same bits as without; or train it longer."""
     from bisnn.runs import training
 
-    _finish(training.resume_run(run, set_ or (), show=not quiet), no_report, quiet)
+    resumed = training.resume_run(run, set_ or (), data=data, show=not quiet)
+    _finish(resumed, no_report, quiet)
 
 
 def _finish(run: TrainedRun, no_report: bool, quiet: bool) -> None:
@@ -116,6 +118,7 @@ def evaluate(
             "pictures (idx, npz), which go in front of a simulated camera.",
         ),
     ] = None,
+    data: Moved = None,
     quiet: Quiet = False,
 ) -> None:
     """Judge a run's model on its test points: every metric with a 95 % interval."""
@@ -124,18 +127,19 @@ def evaluate(
     from bisnn.shipping.energy import Costs
 
     costs = Costs.parse(cost or ())
-    model, data = evaluation.load_run(run, show=not quiet)
+    model, loaded = evaluation.load_run(run, data, show=not quiet)
     if tempered:
         model = model.tempered()
     if corruptions:
-        robustness.source_of(run, data)  # an error before the work
-    verdict = evaluation.evaluate_model(run, model, data, show=not quiet, costs=costs, ood=ood)
+        robustness.source_of(run, loaded)  # an error before the work
+    verdict = evaluation.evaluate_model(run, model, loaded, show=not quiet, costs=costs, ood=ood)
     note_if_unfinished(run, model)
     printing.print_verdict(run, verdict)
+    printing.print_classes(evaluation.load_evaluation(run))
     if energy or cost:
         printing.print_ledger(verdict.energy)
     if corruptions:
-        found = robustness.evaluate_corruptions(run, model, data, show=not quiet)
+        found = robustness.evaluate_corruptions(run, model, loaded, show=not quiet)
         printing.print_robustness(run, found)
 
 
@@ -159,4 +163,4 @@ def _write_report(runs: list[Path], out: Path | None, quiet: bool) -> None:
     written = reporting.write_report(runs, out, show=not quiet)
     console().print(f"report: {written.path}")
     if written.decisions:
-        console().print(written.decisions)
+        console().print(written.decisions, soft_wrap=True)

@@ -73,6 +73,7 @@ class OtherCamera:
 
     def batch(self, index: Tensor | Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """Spikes of several recordings, uint8 (T, B, C, H, W)."""
+        assert self.window.bin_us is not None
         chosen = [int(i) for i in index]
         return binned(
             self.pictures()[chosen].to(device),

@@ -16,12 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import (
-    Field,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, ValidationError, model_serializer, model_validator
 
 from bisnn.alphabet import BINARY, alphabet_of
 from bisnn.bits.philox import Purpose, words
@@ -33,6 +28,7 @@ from bisnn.runs.kinds import AnyData, AnyRule, tag_of
 from bisnn.runs.own import OwnData
 from bisnn.runs.section import Count, NotNegative, Positive, Section, Share
 from bisnn.runs.training_sections import Predict, Train, check_members
+from bisnn.runs.tune_section import Tune
 
 VERSION = 1  # of the file format
 DOTS = 100  # on a line: no setting has so many parts
@@ -139,6 +135,7 @@ class Config(Section):
     rule: AnyRule
     train: Train = Train()
     predict: Predict = Predict()
+    tune: Tune | None = None  # of the search alone; see `bisnn.tuning`
 
     @property
     def task(self) -> str:

@@ -26,7 +26,7 @@ from bisnn.prediction import Classification, Regression
 from bisnn.runs.decisions import Margins
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
 from bisnn.runs.guarantee import answers
-from bisnn.runs.inputs import check_unchanged, load_dataset, spikes
+from bisnn.runs.inputs import check_unchanged, load_dataset, located, spikes
 from bisnn.runs.model import Model, load, weight_count
 from bisnn.runs.other_data import Others, others_of, told_apart
 from bisnn.runs.results import (
@@ -80,7 +80,7 @@ def predictors(model: Model) -> dict[str, int | None]:
 def evaluate(
     folder: str | Path,
     *,
-    data: Dataset | None = None,
+    data: Dataset | str | Path | None = None,
     show: bool = True,
     costs: Costs | None = None,
     ood: str | Path | None = None,
@@ -90,7 +90,8 @@ def evaluate(
 
     Args:
         folder: the run.
-        data: of a run whose data were given from Python, the same again.
+        data: of a run whose data were given from Python, the same again; of a dataset that has
+            moved, the file or folder where it lies now.
         show: a progress bar.
         costs: prices of the energy ledger's operations; by default those of 45 nm.
         ood: a folder of other recordings, or of pictures, to be told from the test recordings; see
@@ -104,13 +105,14 @@ def evaluate(
 
 
 def load_run(
-    folder: str | Path, given: Dataset | None = None, show: bool = True
+    folder: str | Path, given: Dataset | str | Path | None = None, show: bool = True
 ) -> tuple[Model, LoadedData]:
     """A run's model, and the data that it was trained on; an error where these have changed."""
     RunFolder(folder).check()
     model = load(folder)
-    data = load_dataset(model.config, show, given)
-    check_unchanged(model.config, data, model.data, folder)
+    config = located(model.config, given)
+    data = load_dataset(config, show, given if isinstance(given, Dataset) else None)
+    check_unchanged(config, data, model.data, folder)
     return model, data
 
 
@@ -130,7 +132,7 @@ def evaluate_model(
         model.net.to("cuda")
     with run.locked(), bars(show=show) as progress, kernels.precision("full"):
         tree = _judged(model, data, progress)
-        tree["energy"] = _energy(model, data.test[0], costs)
+        tree["energy"] = energy(model, data.test[0], costs)
         tree["recordings"] = data.test.x.digest().hex() if isinstance(data.test.x, Clips) else ""
         tree["guarantee"] = kept(model, data.test, progress)
         if ood is not None:
@@ -396,8 +398,8 @@ def _test_spikes(model: Model, x: Tensor | Clips, points: Tensor) -> Tensor:
     return spikes(model.config, x[points], next(model.net.parameters()).device)
 
 
-def _energy(model: Model, x: Tensor | Clips, costs: Costs | None) -> Ledger:
-    """The energy ledger of every predictor, with the ensemble's members, on a few test points."""
+def energy(model: Model, x: Tensor | Clips, costs: Costs | None = None) -> Ledger:
+    """The energy ledger of every predictor, with the ensemble's members, on a few of the points."""
     some = _evenly(len(x), COUNTED)
     s, names = _test_spikes(model, x, some), predictors(model)
     drawn = {name: model.draw(members) for name, members in names.items()}

@@ -1,4 +1,5 @@
-"""From a trained network to what is shipped: packed bits, and from those C code or a NIR graph.
+"""From a trained network to what is shipped: packed bits, and from those C code, a NIR graph or a
+web page.
 
 Every export starts from one description, `packed.PackedNetwork`, which needs no PyTorch: what holds
 for the packed engine holds for the others.
@@ -26,16 +27,17 @@ from bisnn.packed import file
 from bisnn.packed.network import PackedNetwork
 from bisnn.packing import describe
 from bisnn.prediction import Dropout
-from bisnn.runs import model
+from bisnn.runs import model, web
 from bisnn.runs.inputs import load_dataset, spikes
 from bisnn.runs.own import imported
 from bisnn.runs.recommendation import recommended, warn_of_map
 from bisnn.shipping import c, conversion
+from bisnn.shipping.web import check_target
 
 if TYPE_CHECKING:
     from bisnn.shipping.nir_simulation import Disagreement
 
-TARGETS = ("packed", "c", "nir")
+TARGETS = ("packed", "c", "nir", "web")
 PREDICTORS = ("map", "members", "posterior")
 PROFILES = ("exact", "cubalif")
 NOISE = 0.05  # spikes of random recordings
@@ -48,9 +50,9 @@ class Exported:
     """What was written."""
 
     path: Path  # file, or folder
-    bytes: int = 0  # of the file, of "packed" and "nir"
+    bytes: int = 0  # of the file, of "packed", "nir" and "web"
     weights: int = 0  # of "packed"
-    members: int = 0  # of "packed" and "c"; 0: the posterior itself
+    members: int = 0  # of "packed", "c" and "web"; 0: the posterior itself
     call: str = ""  # of "packed": the engine's method that predicts
     sets_call: str = ""  # of "packed", calibrated: the one that predicts sets, or intervals
     flash: int = 0  # bytes of tables, of "c"
@@ -79,8 +81,8 @@ def export(
     Args:
         run: a run folder, or its model file.
         to: "packed", one safetensors file for `bisnn.packed`; "c", a folder of C99 sources with
-            golden vectors; "nir", a graph; or `module:name`, a function of your own that is called
-            with the `packed.PackedNetwork` and the path.
+            golden vectors; "nir", a graph; "web", a page that runs it; or `module:name`, a function
+            of your own that is called with the `packed.PackedNetwork` and the path.
         out: file or folder to write; by default named after the target, in the run folder.
         predictor: "map", the most probable weights; "members", draws from the posterior, those of
             `bisnn predict`; "posterior", the posterior itself at 8 bits per weight, from which
@@ -94,7 +96,8 @@ def export(
         neuron: "fixed" ships the SRM in integers, `bisnn.FixedSRM`, on the trained weights, "srm"
             the float one; by default as trained. Where that differs from the training, both
             networks run over the test points.
-        data: for that, of a run whose data were given from Python, the same again.
+        data: for that, and for the test inputs of "web", of a run whose data were given from
+            Python, the same again.
     """
     if not isinstance(run, (str, Path)):
         way = "for a network that is no run use bisnn.packing.describe and bisnn.packed.write"
@@ -134,6 +137,8 @@ def export_model(
     folder = source.parent
     if to == "packed":
         _check_target(Path(out or folder / "packed.safetensors"))
+    if to == "web":
+        check_target(Path(out or folder / "try.html"))
     chosen = predictor or _recommended(run, source, trained, to, members)
     if chosen == "map" and trained.config.rule.posterior():
         warn_of_map(
@@ -149,7 +154,13 @@ def export_model(
         packed = _calibrated(trained, packed, chosen, converted)
     if neuron is not None and converted:
         packed, changes = _with_neuron(packed, neuron, trained, data)
-    written = _written(packed, trained, to, out, folder, profile, prefix)
+    if to == "web":
+        path = Path(out or folder / "try.html")
+        alone = describe_model(trained, "map") if chosen == "members" else None
+        size = web.write(packed, alone, trained, path, data)
+        written = Exported(path, size, members=packed.count)
+    else:
+        written = _written(packed, trained, to, out, folder, profile, prefix)
     return replace(written, neuron=neuron or "", changes=changes)
 
 

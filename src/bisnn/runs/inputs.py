@@ -23,6 +23,13 @@ from bisnn.packed.columns import Schema
 from bisnn.runs.config import Config
 
 
+def located(config: Config, given: Dataset | str | Path | None) -> Config:
+    """The config with its data where they lie now, if a path says so."""
+    if not isinstance(given, (str, Path)):
+        return config
+    return config.model_copy(update={"data": config.data.moved(Path(given))})
+
+
 def load_dataset(config: Config, show: bool = True, given: Dataset | None = None) -> LoadedData:
     """The points of a config, the same for the same seed, or those given from Python.
 

@@ -14,7 +14,7 @@ import signal
 import time
 import tomllib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -197,7 +197,12 @@ class Training:
     def load(self, state: dict[str, Any], folder: RunFolder) -> None:
         """Go on from a checkpoint of the same config and the same data."""
         began = parse(tomllib.loads(state["config"]), str(folder))
-        changed = [key for key in differences(began, self.config) if key not in CHANGEABLE]
+        # Where the data lie does not matter, if a digest says what they are
+        checked = self.config.data.complaint(folder) is not None
+        places = [f"data.{name}" for name in self.config.data.paths if checked]
+        changed = [
+            key for key in differences(began, self.config) if key not in (*CHANGEABLE, *places)
+        ]
         if changed:
             raise ValueError(
                 f"{folder.config_file}: was changed since the run began, in {', '.join(changed)}; "
@@ -346,6 +351,19 @@ class Training:
 
     # The loop
 
+    def epochs(self, go_on: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+        """Train in memory, with no file written, to the end or for as long as `go_on()`; yields
+        each epoch's row of metrics.
+        """
+        while not self.finished and go_on():
+            self.sums += self.update().cpu()
+            if not bool(torch.isfinite(self.sums).all()):
+                raise Stopped(NOT_FINITE.format(epoch=self._epoch, folder="training"))
+            if self.step % self.steps_per_epoch == 0:
+                row = self._end_epoch()
+                check_rates(row, self.config, "training")
+                yield row
+
     def fit(self, folder: RunFolder, display: RunDisplay) -> Model:
         """Train to the end, or until a signal; write checkpoints, metrics and the model."""
         first = self.processes.first  # only the first process writes; all learn of its errors
@@ -460,9 +478,10 @@ class Training:
         means = self.processes.gather(
             [model.predict_points(x[mine], model.members).mean.cpu()] if len(mine) else []
         )
-        return self.processes.first(lambda: self._quality(torch.cat(means), y))
+        return self.processes.first(lambda: self.quality(torch.cat(means), y))
 
-    def _quality(self, mean: Tensor, y: Tensor) -> dict[str, float]:
+    def quality(self, mean: Tensor, y: Tensor) -> dict[str, float]:
+        """Loss and score of predictions for held-out points."""
         if self.config.task == "classification":
             return {"loss": metrics.nll(mean, y), "accuracy": metrics.accuracy(mean, y)}
         error = metrics.rmse(mean, y)

@@ -69,7 +69,9 @@ def others_of(folder: Path, model: Model, show: bool = True) -> list[Others]:
         )
     if not folder.is_dir():
         raise ValueError(f"ood: must be a folder of recordings or pictures; got {folder}; make it")
-    files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in SUFFIXES]
+    # An npz file that lies in the folder itself holds pictures
+    own = [file for file in sorted(folder.rglob("*")) if windows.is_recording(file)]
+    files = [file for file in own if file.parent != folder or file.suffix.lower() != NPZ]
     return _recorded(files, model) if files else _filmed(folder, model, show)
 
 

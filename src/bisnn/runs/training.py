@@ -18,6 +18,7 @@ from bisnn.data.loading import LoadedData
 from bisnn.display import RunDisplay
 from bisnn.runs.config import Config
 from bisnn.runs.folder import RunFolder
+from bisnn.runs.inputs import located
 from bisnn.runs.loop import Training
 from bisnn.runs.memory import keep_freed
 from bisnn.runs.model import Model, load
@@ -82,7 +83,7 @@ def resume(
     folder: str | Path,
     overrides: Sequence[str] = (),
     *,
-    data: Dataset | None = None,
+    data: Dataset | str | Path | None = None,
     show: bool = True,
 ) -> Path:
     """Go on with a run that was interrupted or killed; a finished one stays as it is, unless it
@@ -92,7 +93,8 @@ def resume(
         folder: of the run.
         overrides: "section.key=value" of what may change on the way (`config.CHANGEABLE`); the
             run's config is changed with it.
-        data: of a run whose data were given from Python, the same again.
+        data: of a run whose data were given from Python, the same again; of a dataset that has
+            moved, the file or folder where it lies now, which the run's config then says.
         show: as in `train`.
     """
     return resume_run(folder, overrides, data=data, show=show).folder
@@ -102,7 +104,7 @@ def resume_run(
     folder: str | Path,
     overrides: Sequence[str] = (),
     *,
-    data: Dataset | None = None,
+    data: Dataset | str | Path | None = None,
     show: bool = True,
 ) -> TrainedRun:
     """As `resume`; returns also the model and the data."""
@@ -119,7 +121,7 @@ def _run_members(
     fresh: bool,
     show: bool,
     overrides: Sequence[str] = (),
-    data: Dataset | None = None,
+    data: Dataset | str | Path | None = None,
 ) -> TrainedRun:
     """Train several networks one after the other, each a run of its own in the folder `members`, or
     go on with them; and put them together.
@@ -135,8 +137,8 @@ def _run_members(
     with folder.locked():
         if fresh:
             folder.create(config)
-        elif overrides:
-            folder.write_config(config)
+        elif overrides or isinstance(data, (str, Path)):
+            folder.write_config(located(config, data))
         runs = []
         for k in range(config.train.members):
             member = RunFolder(folder.path / MEMBERS / str(k))
@@ -169,19 +171,20 @@ def _run(
     fresh: bool,
     show: bool,
     overrides: Sequence[str] = (),
-    data: Dataset | None = None,
+    data: Dataset | str | Path | None = None,
 ) -> TrainedRun:
     """Train from the start, or what lies in the folder from its last checkpoint; its config is then
     read from there.
     """
-    asked = _with_threads(config)
+    asked = located(_with_threads(config), data)
+    given = data if isinstance(data, Dataset) else None
     keep_freed()
     with Processes.joined(asked.train.device) as processes, contextlib.ExitStack() as stack:
         config = processes.first(lambda: asked)
         stack.enter_context(_threads(config.train.threads))
         stack.enter_context(kernels.precision(config.train.precision))
         # Before anything is written: bad data leaves no folder behind
-        training = Training(config, processes, show, data)
+        training = Training(config, processes, show, given)
         config = training.config
         state, notes = processes.first(lambda: _begin(folder, training, fresh, stack))
         display = stack.enter_context(RunDisplay(config.train.epochs, show, processes.rank == 0))
@@ -194,7 +197,7 @@ def _run(
                     f"the run had {state['processes']} processes and has {processes.count} now: "
                     "its bits will differ"
                 )
-        if overrides:
+        if overrides or given is not data:
             processes.first(lambda: folder.write_config(config))
         if processes.first(folder.model_file.exists) and (
             state is None or (training.finished and not overrides)

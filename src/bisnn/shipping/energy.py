@@ -359,6 +359,18 @@ def _spiking(members: list[list[Work]], real: bool, costs: Costs) -> LedgerRow:
     return _row(layers, memory)
 
 
+def prices(layers: Sequence[Work], costs: Costs | None = None) -> list[tuple[float, float]]:
+    """Of each layer of a network that adds where spikes are, by its rules: joules of a time step
+    without a spike, and of each synaptic operation on top.
+    """
+
+    def joules(operations: float) -> list[float]:
+        counts = [part._replace(operations=operations / part.planes, steps=1) for part in layers]
+        return [layer.joules for layer in _spiking([counts], False, costs or Costs()).layers]
+
+    return [(idle, one - idle) for idle, one in zip(joules(0), joules(1), strict=True)]
+
+
 def _one_pass(counts: list[Work], costs: Costs) -> LedgerRow:
     """The ANN's row."""
     memory = _memory(sum(4 * (count.parameters + count.neurons) for count in counts))
