@@ -16,6 +16,7 @@ from bisnn_experiments.fixed_point import FixedPoint
 from bisnn_experiments.prediction_sets import Sets
 from bisnn_experiments.results import Figures, Mean, Row, Study, Summary, over_seeds, summarise
 from bisnn_experiments.robustness import Robust
+from bisnn_experiments.series import SeriesStudy
 from bisnn_experiments.tuning import TuningStudy
 from bisnn_experiments.uncertainty import Uncertainty
 
@@ -29,6 +30,7 @@ KINDS = {
     "recording_options*": Study,
     "robustness_*": Robust,
     "rule_options": Study,
+    "series": SeriesStudy,
     "table1_*": Figures,
     "tuning": TuningStudy,
     "uncertainty_*": Uncertainty,

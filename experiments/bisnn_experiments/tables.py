@@ -49,6 +49,7 @@ DOCUMENTS = (
             "PERFORMANCE",
             "EQUATIONS",
             "EVENTS",
+            "SERIES",
             "SHIPPING",
             "TUNING",
         )
@@ -64,8 +65,10 @@ NOT_MEASURED = {
         "docs/EVENTS.md",
         "| kind | strengths 1 to 5 | |",
     ): "settings, held to the code by tests/test_corruption.py",
-    ("docs/EVENTS.md", "| layout | split |"): "names of files",
-    ("docs/EVENTS.md", "| format | suffix | read by | sensor's size |"): "names of formats",
+    ("docs/EVENTS.md", "| layout | split |"): "layouts of folders",
+    ("docs/EVENTS.md", "| format | suffix | read by | sensor's size |"): "formats of files",
+    ("docs/SERIES.md", "| given | what it holds |"): "kinds of files",
+    ("docs/SERIES.md", "| code | inputs per channel | a spike |"): "what the code does",
     ("docs/SHIPPING.md", "| tensor | type | what |"): "the file format",
     (
         "docs/SHIPPING.md",

@@ -253,6 +253,28 @@ def interval(
     return found._replace(low=max(0.0, found.low))
 
 
+def interval_of_steps(
+    name: str,
+    predicted: Tensor,
+    truth: Tensor,
+    recordings: Tensor,
+    *,
+    level: float = intervals.LEVEL,
+) -> Interval:
+    """As `interval`, of rows that are time steps: those of one recording depend on each other.
+
+    The interval is that of a mean over recordings, each with the influence of all of its rows.
+
+    Args:
+        recordings: the recording that each row is of, (N,) int64.
+    """
+    rows = _linear(name, predicted, truth)
+    which = torch.unique(recordings.cpu(), return_inverse=True)[1].numpy()
+    sums = np.bincount(which, rows - rows.mean())
+    low, high = intervals.of_mean(rows.mean() + sums * len(sums) / len(rows), level)
+    return Interval(float(rows.mean()), max(0.0, float(low)), float(high))
+
+
 def mean_interval(scores: np.ndarray, level: float = intervals.LEVEL) -> Interval:
     """Mean of one score per recording, with its interval."""
     low, high = intervals.of_mean(scores, level)

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bisnn.commands.shared import (
-    Moved,
-    Quiet,
-    Run,
-    Samples,
-    Tempered,
-    console,
-    note_if_unfinished,
-)
+from bisnn.commands.shared import Moved, Quiet, Run, Samples, Tempered, console, note_if_unfinished
 
 if TYPE_CHECKING:
     from bisnn.runs.model import Model
@@ -36,9 +28,8 @@ def predict(
         typer.Argument(
             metavar="[INPUT...]",
             help=(
-                "CSV, TSV, NPY or NPZ: one row per point; "
-                "columns by name. Or recordings, and folders of them. Default: the run's own test "
-                "points."
+                "CSV, TSV, NPY or NPZ: one row per point; columns by name. Or recordings or "
+                "series, and folders of them. Default: the run's own test points."
             ),
         ),
     ] = None,
@@ -57,7 +48,8 @@ def predict(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Predict from a file of points, or from recordings of an event camera, and say how sure."""
+    """Predict from a file of points, recordings of an event camera, or series; say how sure."""
+    from bisnn.data.windows import Loose
     from bisnn.display import bars, note
     from bisnn.runs import guarantee
     from bisnn.runs import model as models
@@ -92,9 +84,9 @@ def predict(
         result, sets = (
             guarantee.predictions_and_answers(model, points, advance)
             if calibrated
-            else (model.predict_points(points, members, advance=advance), None)
+            else (model.predict_labelled(points, members, advance), None)
         )
-        if files and inputs:
+        if files and inputs and isinstance(points.recordings, Loose):
             points.recordings.say()
     if labels is not None:
         note(f"{inputs[0] if inputs else run}: {model.score(result, labels)}")
@@ -106,12 +98,31 @@ def _inputs(
 ) -> tuple[Any, list[Path], list[str] | None]:
     """Points or recordings of the user's: as a model takes them, their files, their labels."""
     from bisnn.data import table
+    from bisnn.runs.series_section import SeriesData
 
+    if isinstance(model.config.data, SeriesData):
+        return _series(model, inputs)
     files = _recordings(run, model, inputs)
     if files:
         return model.inputs(files), files, None
     x, labels = table.read_points(inputs[0], model.schema, model.features)
     return model.inputs(x), [], labels
+
+
+def _series(model: Model, inputs: list[Path]) -> tuple[Any, list[Path], None]:
+    """Series of NPZ and CSV files and of folders of these: as `_inputs`; time steps that are
+    predicted each by itself have their numbers behind the file."""
+    from bisnn.data.series_files import read_values
+    from bisnn.runs.labels import steps_that_count
+
+    section: Any = model.config.data
+    found = [read_values(str(path), section.target, section.drop) for path in inputs]
+    names = [name for some, _ in found for name in some]
+    points: Any = model.inputs([item for _, values in found for item in values])
+    if section.each_step():
+        rows = steps_that_count(model.config, points).nonzero().tolist()
+        names = [f"{names[i]}:{t + model.config.burn_in}" for i, t in rows]
+    return points, [Path(name) for name in names], None
 
 
 def _test_points(
@@ -120,9 +131,10 @@ def _test_points(
     """The run's own test points: as `_inputs`."""
     from bisnn.data.folders import FolderRecordings
     from bisnn.runs import evaluation
+    from bisnn.runs.labels import labels_that_count
 
-    _, loaded = evaluation.load_run(run, moved, show=not quiet)
-    x, y = loaded.test
+    model, loaded = evaluation.load_run(run, moved, show=not quiet)
+    x, y = loaded.test.x, labels_that_count(model.config, *loaded.test)
     recordings = getattr(x, "recordings", None)
     files = recordings.files if isinstance(recordings, FolderRecordings) else None
     names = loaded.classes

@@ -1,4 +1,4 @@
-"""How early a classifier can decide with a guarantee, from its test points alone.
+"""How a guarantee held on the test points, and how early a classifier can decide with one.
 
 A calibrated run's own thresholds are used, and judged on all test points. For any other run, half
 of the test points give the thresholds, and the other half is judged: what a calibration would buy.
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from rich.progress import Progress
 from torch import Tensor
 
-from bisnn import conformal
+from bisnn import conformal, intervals, metrics
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
-from bisnn.conformal import ConformalSets, Looks
-from bisnn.runs.guarantee import score_readouts
+from bisnn.conformal import ConformalSets, Looks, PredictionIntervals
+from bisnn.data.loading import Split
+from bisnn.intervals import Interval
+from bisnn.runs.guarantee import answers, score_readouts
 from bisnn.runs.model import Model
-from bisnn.runs.results import Decisions, Looked
+from bisnn.runs.results import Decisions, Kept, Looked
 
 COVERAGE = 0.95  # of runs that are not calibrated
 TARGETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99)
@@ -104,3 +107,38 @@ def _coverages(
             targets.append(target)
             found.append(float(np.mean(kept)))
     return targets, found
+
+
+def kept(model: Model, test: Split, progress: Progress) -> Kept | None:
+    """How the guarantee of a calibrated model holds on the test points."""
+    if model.guarantee is None:
+        return None
+    bar = progress.add_task("sets", total=len(test.x))
+    found = answers(model, test.x, lambda points: progress.advance(bar, points))
+    rule, y = model.guarantee.rule, test.y.numpy()
+    if isinstance(found, PredictionIntervals):
+        inside = (found.low <= y[:, 0]) & (y[:, 0] <= found.high)
+        widths = metrics.mean_interval(found.high - found.low)
+        judged = {"coverage": _share(inside), "width": widths}
+    else:
+        inside = found.sets[np.arange(len(y)), y]
+        judged = {
+            "coverage": _share(inside),
+            "set_size": metrics.mean_interval(found.sizes),
+            "time_steps": metrics.mean_interval(found.steps),
+            "decided": _share(found.decided),
+        }
+        if found.decided.any():
+            judged["accuracy_of_decided"] = _share(inside[found.decided])
+    return Kept(
+        coverage=rule.coverage,
+        correction=rule.correction if isinstance(rule, ConformalSets) else "",
+        recordings=rule.recordings,
+        steps=model.config.steps,
+        samples=model.guarantee.samples,
+        metrics=judged,
+    )
+
+
+def _share(hits: np.ndarray) -> Interval:
+    return Interval(float(hits.mean()), *intervals.of_share(int(hits.sum()), len(hits)))

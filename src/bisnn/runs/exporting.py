@@ -20,6 +20,7 @@ from bisnn.bits.philox import Purpose
 from bisnn.checks import choice, positive_int
 from bisnn.conformal import ConformalIntervals, ConformalSets
 from bisnn.data.dataset import Dataset
+from bisnn.data.series import Series
 from bisnn.display import note
 from bisnn.files import file_digest
 from bisnn.neuron import FixedSRM
@@ -74,7 +75,7 @@ def export(
     profile: str = "exact",
     prefix: str | None = None,
     neuron: str | None = None,
-    data: Dataset | None = None,
+    data: Dataset | Series | None = None,
 ) -> Exported:
     """Ship a run's model.
 
@@ -123,7 +124,7 @@ def export_model(
     profile: str = "exact",
     prefix: str | None = None,
     neuron: str | None = None,
-    data: Dataset | None = None,
+    data: Dataset | Series | None = None,
 ) -> Exported:
     """As `export`, with the model in memory; `source` is its file."""
     _check(to, profile, prefix, neuron)
@@ -204,7 +205,7 @@ def _check(to: str, profile: str, prefix: str | None, neuron: str | None) -> Non
 
 
 def _with_neuron(
-    packed: PackedNetwork, neuron: str, trained: model.Model, data: Dataset | None
+    packed: PackedNetwork, neuron: str, trained: model.Model, data: Dataset | Series | None
 ) -> tuple[PackedNetwork, conversion.Changes]:
     """The network with another neuron, and what that changes on the test points."""
     config = trained.config

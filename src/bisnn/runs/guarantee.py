@@ -115,6 +115,11 @@ def calibrated(
         scaled: for intervals: in proportion to the ensemble's deviation.
         advance: called with the number of recordings done, now and then.
     """
+    if model.config.data.each_step():
+        raise ValueError(
+            "calibrate: the guarantee is of whole recordings, whose time steps are no independent "
+            'examples; got a model with data.labels = "step"; train one with "recording"'
+        )
     y = np.asarray(y)
     if model.classes:
         if scaled:
@@ -208,7 +213,7 @@ def scores_of(
 ) -> np.ndarray:
     """Scores of every class at every look, (P, N, C)."""
     readouts = model.readouts(x, samples, advance)
-    return np.concatenate([score_readouts(model, some, path, score) for some in readouts], 1)
+    return np.concatenate([score_readouts(model, some, path, score) for _, some in readouts], 1)
 
 
 def score_readouts(

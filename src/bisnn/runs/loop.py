@@ -27,6 +27,7 @@ from bisnn import metrics
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.data.dataset import Dataset
+from bisnn.data.series import Series
 from bisnn.display import RunDisplay
 from bisnn.errors import Interrupted, Stopped
 from bisnn.kernels import draws
@@ -46,6 +47,7 @@ from bisnn.runs.inputs import (
     load_dataset,
     training_spikes,
 )
+from bisnn.runs.labels import by_time, is_ragged, labels_that_count, mask_of, score
 from bisnn.runs.model import Model
 from bisnn.runs.monitoring import (
     NOT_FINITE,
@@ -98,7 +100,7 @@ class Training:
         config: Config,
         processes: Processes,
         show: bool = True,
-        given: Dataset | None = None,
+        given: Dataset | Series | None = None,
     ):
         self.processes = processes
         self.data = load_dataset(config, show, given)
@@ -243,8 +245,8 @@ class Training:
             # a last batch smaller than the number of processes: take part with weight 0
             mine = batch[:1]
         x = training_spikes(config, data.x[mine], epoch, mine, self.processes.device)
-        y = to_device(self.targets[mine], self.processes.device)
-        seen = self._seen(epoch, mine)
+        y = to_device(by_time(config, self.targets[mine]), self.processes.device)
+        seen = [*mask_of(data.x[mine], self.processes.device), *self._seen(epoch, mine)]
         for group in self.rule.param_groups:
             group["lr"] = config.rule.lr * self._share_of_lr()
         # Mini-batches of all sizes have passed: none will need memory beside that of the graphs
@@ -305,9 +307,11 @@ class Training:
         )
         return ((drawn >= p).to(self.net.dtype) / (1 - p)).split(sizes, 1)
 
-    def _backward(self, share: float, x: Tensor, y: Tensor, *seen: Tensor) -> Tensor:
-        """Add `share` times one realisation's gradients; return 1, its loss, score and rates."""
+    def _backward(self, share: float, x: Tensor, y: Tensor, *more: Tensor) -> Tensor:
+        """Add `share` times one realisation's gradients; return 1, its loss, score and rates;
+        `more` are the mask of ragged recordings and the factors of dropout, if any."""
         train, spikes, readouts = self.config.train, [], []
+        mask, seen = (more[0], more[1:]) if is_ragged(self.data.train.x) else (None, more)
 
         def note(output: Output) -> None:
             spikes.append([s.detach().mean() * len(s) for s in output.spikes])
@@ -317,6 +321,7 @@ class Training:
             "loss": self.config.loss,
             "over_time": train.over_time,
             "burn_in": train.burn_in,
+            "mask": mask,
         }
         if train.chunk:
             loss = chunked_backward(
@@ -333,21 +338,13 @@ class Training:
             output = self.net(x, seen=seen or None)
             loss = local_loss(output, y, **settings)
             if train.activity:
-                loss = loss + train.activity * activity_loss(self.net, output)
+                loss = loss + train.activity * activity_loss(self.net, output, mask=mask)
             note(output)
             del output  # spikes, as they are not needed any more
             (loss * share).backward()
+        reached = score(self.config, torch.cat(readouts), y, mask)
         rates = [torch.stack(layer).sum() / len(x) for layer in zip(*spikes, strict=True)]
-        return torch.stack(
-            [torch.ones_like(loss), loss.detach(), self._score(torch.cat(readouts), y), *rates]
-        ).double()
-
-    def _score(self, y: Tensor, target: Tensor) -> Tensor:
-        """Share of right classes, or squared error, of this realisation of the weights."""
-        y = y[self.config.train.burn_in :]
-        if self.config.task == "classification":
-            return (y.softmax(-1).mean(0).argmax(-1) == target).to(y.dtype).mean()
-        return (y.mean(0) - target.to(y.dtype)).square().mean()
+        return torch.stack([torch.ones_like(loss), loss.detach(), reached, *rates]).double()
 
     # The loop
 
@@ -418,7 +415,8 @@ class Training:
             tensorboard.close()
         model = self.trained_model()
         first(lambda: model.save(folder.model_file))
-        if self.finished and row and (guess := near_chance(row, self.data.train.y)):
+        known = labels_that_count(self.config, *self.data.train)
+        if self.finished and row and (guess := near_chance(row, known)):
             display.say(f"{folder}: {guess}")
         if stop:
             raise self._interrupted(folder, caught[0] or signal.SIGTERM)
@@ -476,9 +474,10 @@ class Training:
         x, y = self.data.validation
         mine = torch.arange(len(x)).tensor_split(self.processes.count)[self.processes.rank]
         means = self.processes.gather(
-            [model.predict_points(x[mine], model.members).mean.cpu()] if len(mine) else []
+            [model.predict_labelled(x[mine], model.members).mean.cpu()] if len(mine) else []
         )
-        return self.processes.first(lambda: self.quality(torch.cat(means), y))
+        truth = labels_that_count(self.config, x, y)
+        return self.processes.first(lambda: self.quality(torch.cat(means), truth))
 
     def quality(self, mean: Tensor, y: Tensor) -> dict[str, float]:
         """Loss and score of predictions for held-out points."""

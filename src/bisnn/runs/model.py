@@ -40,9 +40,12 @@ from bisnn.runs.inputs import (
     input_shape,
     points_of,
     recordings_of,
+    series_of,
     spike_trains_of,
     spikes,
 )
+from bisnn.runs.labels import steps_that_count
+from bisnn.runs.series_section import SeriesData
 from bisnn.weights import draw_members, latents_for, latents_of
 
 BATCH = 250  # points predicted at a time, at most
@@ -171,10 +174,32 @@ class Model:
         clips = spike_trains_of(self.config, x, self.net.input_shape)
         return self.predict_points(clips, self.count(samples), over_time, advance)
 
+    def predict_series(
+        self,
+        x: Any,
+        samples: int | Literal["usual"] | None = "usual",
+        over_time: str | None = None,
+        advance: Callable[[int], Any] = lambda recordings: None,
+    ) -> Classification | Regression:
+        """Predict series of values, or of spikes, in the units of the training recordings.
+
+        Args:
+            x: an array (N, T, D), or a list of recordings (T, D) of any lengths.
+            samples, advance: as in `predict`.
+            over_time: as in `bisnn.predict`; by default "mean", and "step" for a model that was
+                trained on labels of time steps: its predictions, (T - burn_in, N, C), mean nothing
+                beyond a recording's end.
+        """
+        usual = "step" if self.config.data.each_step() else "mean"
+        clips = series_of(self.config, x)
+        return self.predict_points(clips, self.count(samples), over_time or usual, advance)
+
     def inputs(self, x: Any) -> Tensor | Clips:
         """What a user has, as `predict_points` takes it: features for a model of points; for one of
-        recordings a list of them, or spikes (N, T, ...).
+        recordings a list of them, or spikes (N, T, ...); series for one of series.
         """
+        if isinstance(self.config.data, SeriesData):
+            return series_of(self.config, x)
         if not self.config.recorded:
             return points_of(self.config, x, self.schema, self.low, self.high)
         if isinstance(x, (list, tuple)):
@@ -270,14 +295,15 @@ class Model:
     ) -> Classification | Regression:
         """Predict points x (N, d), encoded alike, or recordings: all by the same members.
 
-        `look` is called with what `readouts` gives, of some points after others: for what else is
-        made of them.
+        `look` is called with the readouts of some points after others: for what else is made of
+        them.
         """
         members_of: list[Tensor] = []  # each (K, ..., C), of some of the points
         options: dict[str, Any] = {"task": self.config.task, "over_time": over_time}
         options |= {"burn_in": self.config.burn_in}
-        for readouts in self.readouts(x, samples, advance):
-            results = [of_logits(y, **options) for y in readouts]
+        for index, readouts in self.readouts(x, samples, advance):
+            mask = x[index].mask(readouts[0].device) if isinstance(x, Clips) else None
+            results = [of_logits(y, **options, mask=mask) for y in readouts]
             members_of.append(torch.stack([result.members for result in results]).mean(0))
             look(readouts)
         members = torch.cat(members_of, 1 if over_time == "mean" else 2)
@@ -290,9 +316,9 @@ class Model:
         x: Tensor | Clips,
         samples: int | None,
         advance: Callable[[int], Any] = lambda points: None,
-    ) -> Iterator[list[Tensor]]:
-        """The last readout of every member at every time step, (K, T, B, C), for each encoding of
-        B points, some of them after others.
+    ) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """Some points after others: their places (B,), and for each encoding of them the last
+        readout of every member at every time step, (K, T, B, C).
         """
         device, drawn = next(self.net.parameters()).device, self.draw(samples)
         for index in torch.arange(len(x)).split(self.batch):
@@ -300,8 +326,24 @@ class Model:
                 spikes(self.config, x[index], device, e)
                 for e in range(self.config.predict.encodings)
             )
-            yield [logits(self.net, s, drawn, seed=self.config.seed) for s in coded]
+            readouts = [logits(self.net, s, drawn, seed=self.config.seed) for s in coded]
+            yield index, readouts
             advance(len(index))
+
+    def predict_labelled(
+        self,
+        x: Tensor | Clips,
+        samples: int | None,
+        advance: Callable[[int], Any] = lambda points: None,
+        look: Callable[[list[Tensor]], Any] = lambda readouts: None,
+    ) -> Classification | Regression:
+        """Predictions as they are judged, a row for each of `labels_that_count`."""
+        if not self.config.data.each_step():
+            return self.predict_points(x, samples, advance=advance, look=look)
+        assert isinstance(x, Clips)
+        result = self.predict_points(x, samples, "step", advance)
+        counts = steps_that_count(self.config, x).to(result.members.device)
+        return type(result).of(result.members.transpose(1, 2)[:, counts])  # (K, rows, C)
 
     def _in_units(self, result: Regression) -> Regression:
         """Of the targets; in float64, as an offset may be large beside the deviations."""
