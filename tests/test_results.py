@@ -38,7 +38,7 @@ KINDS = {
 # By other commands, or by commands that are gone
 OTHERS = (
     *("coverage", "energy", "gradient_bias", "loading", "loading_gpu"),
-    *("readouts", "two_moons_earlier_settings"),
+    *("posterior_explored", "readouts", "two_moons_earlier_settings"),
 )
 FILES = {
     file: kind
