@@ -13,6 +13,7 @@ from bisnn_experiments import results
 from bisnn_experiments.alphabets import Alphabets
 from bisnn_experiments.camera import CameraResults
 from bisnn_experiments.fixed_point import FixedPoint
+from bisnn_experiments.posterior_explored import Exploration
 from bisnn_experiments.prediction_sets import Sets
 from bisnn_experiments.results import Figures, Mean, Row, Study, Summary, over_seeds, summarise
 from bisnn_experiments.robustness import Robust
@@ -26,6 +27,7 @@ KINDS = {
     "camera": CameraResults,
     "figures_*": Figures,
     "fixed_point": FixedPoint,
+    "posterior_explored": Exploration,
     "prediction_sets_*": Sets,
     "recording_options*": Study,
     "robustness_*": Robust,
@@ -38,7 +40,7 @@ KINDS = {
 # By other commands, or by commands that are gone
 OTHERS = (
     *("coverage", "energy", "gradient_bias", "loading", "loading_gpu"),
-    *("posterior_explored", "readouts", "two_moons_earlier_settings"),
+    *("readouts", "two_moons_earlier_settings"),
 )
 FILES = {
     file: kind
@@ -75,13 +77,12 @@ def studies(found: Any) -> list[Any]:
     return list(found.data.values()) if isinstance(found, Alphabets) else [found]
 
 
+WITHOUT_SUMMARY = (CameraResults, Exploration, FixedPoint, Robust, Sets, TuningStudy)
+
+
 @pytest.mark.parametrize(
     "file",
-    [
-        file
-        for file, kind in FILES.items()
-        if kind not in (CameraResults, FixedPoint, Robust, Sets, TuningStudy)
-    ],
+    [file for file, kind in FILES.items() if kind not in WITHOUT_SUMMARY],
     ids=lambda file: file.stem,
 )
 def test_published_summaries_follow_from_their_rows(file):
