@@ -48,9 +48,11 @@ USERS = {
     Purpose.CALIBRATION_SPLIT: {"runs/guarantee"},
     Purpose.DROPOUT_MEMBERS: {"prediction"},
     Purpose.TRAINED_MEMBERS: {"runs/config"},
+    Purpose.DECISION_SPLIT: {"runs/decisions"},
     Purpose.CAMERA_RECORDING: {"data/camera"},
     Purpose.CAMERA_SENSOR: {"data/camera"},
     Purpose.CORRUPTION: {"data/corruption"},
+    Purpose.TRAINING_CORRUPTION: {"data/corrupted"},
 }
 
 

@@ -128,6 +128,18 @@ def adaptive_ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
     return float(gap.abs().sum() / len(top))
 
 
+def debiased_ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """Expected calibration error without what chance adds to it: the miscalibration at which `ece`
+    would on average be what it is, 0 where a calibrated model would show as much. `calibration`
+    gives its interval.
+
+    >>> sure, y = torch.tensor([[0.9, 0.1]]).expand(100, 2), torch.tensor([0] * 80 + [1] * 20)
+    >>> round(ece(sure, y), 3), round(debiased_ece(sure, y), 3)
+    (0.1, 0.1)
+    """
+    return intervals.debiased_ece(_bins(probs, labels, bins))
+
+
 def brier_decomposition(probs: Tensor, labels: Tensor, bins: int = BINS) -> BrierParts:
     """The Brier score's parts (Murphy, 1973), added over the classes.
 

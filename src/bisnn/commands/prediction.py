@@ -38,6 +38,14 @@ def predict(
     samples: Samples = None,
     map_: MapAlone = False,
     tempered: Tempered = False,
+    abstain: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help='Of a calibrated run: "don\'t know" unless sure enough that at most this share '
+            "of the answers is wrong, with 90 % confidence. E.g. 0.005.",
+        ),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Predict from a file of points, recordings of an event camera, or series; say how sure."""
@@ -64,15 +72,25 @@ def predict(
         points, files, labels = _test_points(run, moved, quiet)
     members = model.count(None if map_ else samples or "usual")
     calibrated = _calibrated(run, model, members)
+    if tempered and abstain is not None:
+        raise ValueError(
+            "abstain: is of probabilities as they are, not at a temperature; got --tempered too; "
+            "leave out one of the two"
+        )
+    least = None if abstain is None else _least_confidence(run, model, calibrated, abstain)
     with bars(show=not quiet and len(points) > model.batch) as progress:
         bar = progress.add_task("recordings" if files else "points", total=len(points))
-        result = model.predict_labelled(points, members, lambda some: progress.advance(bar, some))
+        advance = lambda some: progress.advance(bar, some)  # noqa: E731
+        result, sets = (
+            guarantee.predictions_and_answers(model, points, advance)
+            if calibrated
+            else (model.predict_labelled(points, members, advance), None)
+        )
         if files and inputs and isinstance(points.recordings, Loose):
             points.recordings.say()
-        sets = guarantee.answers(model, points) if calibrated else None
     if labels is not None:
         note(f"{inputs[0] if inputs else run}: {model.score(result, labels)}")
-    _write(model, result, sets, files, out)
+    _write(model, result, sets, least, files, out)
 
 
 def _inputs(
@@ -133,6 +151,25 @@ def _calibrated(run: Path, model: Model, members: int | None) -> bool:
     predictor = "the one set of weights" if members is None else f"{members} members"
     note(f"{run}: was not calibrated for {predictor}, so there are no sets")
     return False
+
+
+def _least_confidence(run: Path, model: Model, calibrated: bool, error: float) -> float:
+    """From which on at most a share `error` of the answers is wrong; a line says what that is."""
+    from bisnn.display import note
+
+    if not calibrated or model.guarantee is None:
+        raise ValueError(
+            f"abstain: needs a run that is calibrated, for this predictor; got {error}; "
+            f"do it with: bisnn calibrate {run}"
+        )
+    found = model.guarantee.abstention(error)
+    assert found.threshold is not None
+    note(
+        f"{run}: answers from a confidence of {found.threshold:.6g} on: "
+        f"{found.answered:,} of {len(model.guarantee.correct):,} calibration recordings, of which "
+        f"{found.errors} wrong; with 90 % confidence at most {found.bound:.2g} of all such answers"
+    )
+    return found.threshold
 
 
 class Correction(StrEnum):
@@ -212,12 +249,24 @@ def _recordings(run: Path, model: Model, data: list[Path]) -> list[Path]:
     return []
 
 
-def _write(model: Model, result: Any, sets: Any, files: list[Path], out: Path | None) -> None:
-    """The predictions as CSV to a file or a pipe, as a table to a terminal."""
+def _write(
+    model: Model,
+    result: Any,
+    sets: Any,
+    least: float | None,
+    files: list[Path],
+    out: Path | None,
+) -> None:
+    """The predictions as CSV to a file or a pipe, as a table to a terminal; with answers, where
+    they need a least confidence.
+    """
     from bisnn import printing
     from bisnn.files import write_atomic
 
     header, rows = printing.prediction_rows(model, result)
+    if least is not None:
+        header = ["answer", *header]
+        rows = [[row[0] if row[1] >= least else "don't know", *row] for row in rows]
     if sets is not None:
         more, cells = printing.set_columns(model, sets)
         header = [*header, *more]

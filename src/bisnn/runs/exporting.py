@@ -18,7 +18,7 @@ import torch
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.checks import choice, positive_int
-from bisnn.conformal import ConformalSets
+from bisnn.conformal import ConformalIntervals, ConformalSets
 from bisnn.data.dataset import Dataset
 from bisnn.data.series import Series
 from bisnn.display import note
@@ -55,7 +55,7 @@ class Exported:
     weights: int = 0  # of "packed"
     members: int = 0  # of "packed", "c" and "web"; 0: the posterior itself
     call: str = ""  # of "packed": the engine's method that predicts
-    sets_call: str = ""  # of "packed", calibrated: the one that predicts sets
+    sets_call: str = ""  # of "packed", calibrated: the one that predicts sets, or intervals
     flash: int = 0  # bytes of tables, of "c"
     ram: int = 0  # bytes of state, of "c"
     prefix: str = ""  # of "c"
@@ -162,7 +162,7 @@ def export_model(
     changes = None
     converted = neuron is not None and neuron != trained.config.neuron.kind
     if trained.guarantee is not None:
-        packed = replace(packed, sets=_sets(trained, packed, chosen, converted))
+        packed = _calibrated(trained, packed, chosen, converted)
     if neuron is not None and converted:
         packed, changes = _with_neuron(packed, neuron, trained, data)
     if to == "web":
@@ -177,24 +177,28 @@ def export_model(
     return replace(written, neuron=neuron or "", changes=changes)
 
 
-def _sets(
+def _calibrated(
     trained: model.Model, packed: PackedNetwork, predictor: str, converted: bool
-) -> ConformalSets | None:
-    """The thresholds that go along: those of the very weights and neurons that are shipped."""
+) -> PackedNetwork:
+    """With the thresholds or the width that go along: those of the very weights and neurons that
+    are shipped.
+    """
     found = trained.guarantee
     assert found is not None
-    each = packed.count // (1 + len(trained.others))
-    samples = {"map": None, "members": each, "posterior": 0}[predictor]
-    if not isinstance(found.rule, ConformalSets):
-        return None  # intervals are no part of a packed file
-    if found.samples == samples and found.rule.score == "margin" and not converted:
-        return found.rule
+    each, rule = packed.count // (1 + len(trained.others)), found.rule
+    same = found.samples == {"map": None, "members": each, "posterior": 0}[predictor]
+    if same and not converted and isinstance(rule, ConformalIntervals):
+        return replace(packed, intervals=rule)
+    if same and not converted and isinstance(rule, ConformalSets) and rule.score == "margin":
+        return replace(packed, sets=rule)
     by = "the one set of weights" if found.samples is None else f"{found.samples} members"
+    sets = isinstance(rule, ConformalSets)
+    score = f" and the score {rule.score}" if isinstance(rule, ConformalSets) else ""
     note(
-        f"the run's calibration is by {by} as trained and the score {found.rule.score}, and what "
-        "is shipped differs: its prediction sets stay behind"
+        f"the run's calibration is by {by} as trained{score}, and what is shipped differs: its "
+        f"prediction {'sets' if sets else 'intervals'} stay behind"
     )
-    return None
+    return packed
 
 
 def _check(to: str, profile: str, prefix: str | None, neuron: str | None) -> None:
@@ -278,9 +282,10 @@ def _write_packed(packed: PackedNetwork, path: Path) -> Exported:
     synapses = sum(layer.synapses for layer in packed.layers)
     members = packed.count if packed.layers[0].posterior is None else 0
     call = "predict_features(x)" if packed.encoding else "predict(spikes)"
-    sets_call = "predict_feature_sets(x)" if packed.encoding else "predict_sets(spikes)"
+    answers = "sets" if packed.sets else "intervals" if packed.intervals else ""
+    more = f"predict_feature_{answers}(x)" if packed.encoding else f"predict_{answers}(spikes)"
     size = file.write(packed, path)
-    return Exported(path, size, synapses, members, call, sets_call if packed.sets else "")
+    return Exported(path, size, synapses, members, call, more if answers else "")
 
 
 def _check_target(path: Path) -> None:

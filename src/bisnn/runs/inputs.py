@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bisnn.bits.philox import Purpose
 from bisnn.data.augmentation import Augmentation, augmented
+from bisnn.data.corrupted import corrupted_anew
 from bisnn.data.dataset import Dataset, SpikeTrains
 from bisnn.data.events import Recording
 from bisnn.data.loading import Clips, LoadedData, encoded, rescaled
@@ -19,6 +20,7 @@ from bisnn.data.series import Series, check_burn_in, loose
 from bisnn.data.series_files import values_of
 from bisnn.data.windows import Loose
 from bisnn.display import note
+from bisnn.kernels.graphs import to_device
 from bisnn.packed.columns import Schema
 from bisnn.runs.config import Config
 from bisnn.runs.own import PYTHON
@@ -119,8 +121,16 @@ def training_spikes(
 ) -> Tensor:
     """As `spikes`, anew each epoch, recordings augmented by draws of (seed, epoch, sample)."""
     if isinstance(x, Clips):
-        how = Augmentation(**config.augment.model_dump())
-        return augmented(x.spikes(device), how, config.training_seed, epoch, samples).bool()
+        how = config.augment.model_dump()
+        kinds, strengths = how.pop("corruptions"), how.pop("strengths")
+        seen = (
+            to_device(
+                corrupted_anew(x, kinds, strengths, config.training_seed, epoch, samples), device
+            )
+            if kinds
+            else x.spikes(device)
+        )
+        return augmented(seen, Augmentation(**how), config.training_seed, epoch, samples).bool()
     code = config.encode.model_dump()
     return encoded(x, code, config.training_seed, Purpose.TRAINING_ENCODING, epoch, device)
 

@@ -10,6 +10,7 @@ from bisnn.reporting.charts import (
     neurons,
     regression,
     spikes,
+    trust,
     uncertainty,
 )
 from bisnn.reporting.charts.board import chips
@@ -39,6 +40,7 @@ PARTS: dict[str, Callable[[Run], list[Part]]] = {  # of a run's section, by head
     "Learning": learning.parts_of,
     "Predictions": _predictions,
     "Uncertainty over time": uncertainty.parts_of,
+    "Trust": trust.parts_of,
     "Spikes": spikes.parts_of,
     "Firing rates and weights": neurons.parts_of,
 }
