@@ -37,7 +37,7 @@ USERS = {
         "shipping/web",
     },
     Purpose.TRAINING_ENCODING: {"runs/inputs"},
-    Purpose.SHUFFLING: {"runs/loop"},
+    Purpose.SHUFFLING: {"runs/inputs"},
     Purpose.TEST_SPLIT: {"data/folders", "data/tabular"},
     Purpose.VALIDATION_SPLIT: {"data/folders", "data/loading"},
     Purpose.DROPOUT: {"runs/loop"},

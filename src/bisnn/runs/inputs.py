@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.data.augmentation import Augmentation, augmented
 from bisnn.data.corrupted import corrupted_anew
@@ -204,3 +206,9 @@ def spike_trains_of(config: Config, x: Any, shape: tuple[int, ...]) -> Clips:
             "recordings come first, then time"
         )
     return Clips(SpikeTrains(torch.from_numpy(trains.astype(np.uint8))), torch.arange(len(trains)))
+
+
+@functools.lru_cache(maxsize=1)
+def shuffled(points: int, seed: int, epoch: int) -> Tensor:
+    """The order in which an epoch takes its points; made once for all of its steps."""
+    return torch.from_numpy(philox.permutation(points, seed, Purpose.SHUFFLING, epoch))

@@ -7,8 +7,6 @@ number of threads and processes.
 
 from __future__ import annotations
 
-import copy
-import functools
 import math
 import signal
 import time
@@ -17,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bisnn import metrics
-from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.data.dataset import Dataset
 from bisnn.data.series import Series
@@ -37,7 +35,7 @@ from bisnn.network import Output
 from bisnn.realisation import map_weight
 from bisnn.rules import Rule
 from bisnn.runs import defaults
-from bisnn.runs.building import build_network
+from bisnn.runs.building import build_network, state_after_a_step
 from bisnn.runs.config import CHANGEABLE, Config, differences, parse
 from bisnn.runs.folder import RunFolder, alike
 from bisnn.runs.inputs import (
@@ -45,6 +43,7 @@ from bisnn.runs.inputs import (
     described,
     input_shape,
     load_dataset,
+    shuffled,
     training_spikes,
 )
 from bisnn.runs.labels import by_time, is_ragged, labels_that_count, mask_of, score
@@ -60,22 +59,6 @@ from bisnn.runs.monitoring import (
 from bisnn.runs.processes import Processes, Total
 
 AHEAD = {"cpu": 0, "cuda": 1}  # steps that are handed out before a step's sums are read
-
-
-def _state_after_a_step(rule: Rule | torch.optim.Optimizer) -> dict[str, Any]:
-    """What a copy of the rule has in its state after a step: the structure of checkpoints."""
-    twin = copy.deepcopy(rule)
-    with twin.sampled() if isinstance(twin, Rule) else nullcontext():
-        for p in (p for group in twin.param_groups for p in group["params"]):
-            p.grad = torch.zeros_like(p)
-    twin.step()
-    return twin.state_dict()
-
-
-@functools.lru_cache(maxsize=1)
-def _shuffled(points: int, seed: int, epoch: int) -> Tensor:
-    """The order in which an epoch takes its points; made once for all of its steps."""
-    return torch.from_numpy(philox.permutation(points, seed, Purpose.SHUFFLING, epoch))
 
 
 # Attributes of a Training
@@ -181,7 +164,7 @@ class Training:
 
     def fits(self, state: Any) -> bool:
         """Whether this is a checkpoint as `state()` makes them, in all of its structure."""
-        mine = {**self.state(), "rule": _state_after_a_step(self.rule)}
+        mine = {**self.state(), "rule": state_after_a_step(self.rule)}
         best = state.get("best") if isinstance(state, dict) else None
         if best is not None:
             mine["best"] = {"loss": 0.0, "epoch": 0, "weights": mine["latents"]}
@@ -237,7 +220,7 @@ class Training:
         """Update the weights once; return what this process adds to the epoch's sums."""
         config, data = self.config, self.data.train
         epoch, position = divmod(self.step, self.steps_per_epoch)
-        order = _shuffled(len(data.x), config.training_seed, epoch)
+        order = shuffled(len(data.x), config.training_seed, epoch)
         batch = order[position * config.train.batch_size : (position + 1) * config.train.batch_size]
         mine = batch[self.processes.rank :: self.processes.count]
         share = len(mine) / len(batch)  # of the mean over points; processes add theirs up
@@ -251,7 +234,7 @@ class Training:
             group["lr"] = config.rule.lr * self._share_of_lr()
         # Mini-batches of all sizes have passed: none will need memory beside that of the graphs
         record = epoch > self._began
-        step = functools.partial(self._realise_and_update, share, len(mine), record)
+        step = partial(self._realise_and_update, share, len(mine), record)
         if self._graphs and self._whole:
             sums = self._graphs.run(step, x, y, *seen, record=record)
         else:
@@ -274,7 +257,7 @@ class Training:
         """Update the weights from the gradients of some realisations; return what this process adds
         to the epoch's sums.
         """
-        backward = functools.partial(self._backward, share)
+        backward = partial(self._backward, share)
         sums = torch.zeros_like(self.sums, device=self.processes.device)
         for _ in range(self.config.train.samples):
             realisation: AbstractContextManager = (
@@ -398,7 +381,7 @@ class Training:
                     display.step(self.step / self.steps_per_epoch, self._running())
                 if epoch_ends:
                     row = self._end_epoch()
-                    first(functools.partial(folder.append_metrics, row))
+                    first(partial(folder.append_metrics, row))
                     self.rows += 1
                     display.epoch(row)
                     if tensorboard:
