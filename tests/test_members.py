@@ -79,6 +79,18 @@ def test_networks_share_data_and_readouts_and_nothing_else(several):
         assert not torch.equal(a, b)
 
 
+@pytest.mark.parametrize("rule", ["st", "bayes"])
+def test_networks_of_other_alphabets(rule, tmp_path):
+    """Their members are levels, whichever network they are of."""
+    changes = {"train.members": 2, "train.epochs": 1, "network.weights": "ternary"}
+    model = bisnn.load(training.train(small(rule, **changes), tmp_path / "run", show=False))
+    for samples in (None, 2) if rule == "bayes" else (None,):
+        drawn = model.draw(samples)
+        assert len(drawn) == 2 * (samples or 1)
+        assert all(set(w.unique().tolist()) <= {-1, 0, 1} for member in drawn for w in member)
+        assert model.predict(POINTS, samples=samples).members.shape == (len(drawn), 40, 2)
+
+
 def test_posterior_draws_differ_from_network_to_network(several):
     model = bisnn.load(several["bayes"])
     assert model.predict(POINTS, samples=4).members.shape == (8, 40, 2)

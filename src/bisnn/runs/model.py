@@ -46,7 +46,7 @@ from bisnn.runs.inputs import (
 )
 from bisnn.runs.labels import steps_that_count
 from bisnn.runs.series_section import SeriesData
-from bisnn.weights import draw_members, latents_for, latents_of
+from bisnn.weights import draw_members, latents_for, latents_of, mark_latents
 
 BATCH = 250  # points predicted at a time, at most
 # Of input and neurons, over all time steps, in a batch of predictions
@@ -269,10 +269,14 @@ class Model:
         """
         if samples is not None and self.config.predict.dropout:
             return Dropout(samples, self.config.network.dropout)
-        first = [layer.weight.detach() for layer in self.net.layers]
         if samples is None and not self.others:
             return None
-        of_each = [first, *([w.to(first[0].device) for w in other] for other in self.others)]
+        first = [layer.weight for layer in self.net.layers]
+        kind = latents_of(first[0])
+        of_each = [[w.detach().to(first[0].device) for w in some] for some in (first, *self.others)]
+        for latents in of_each:
+            for w in latents:
+                mark_latents(w, kind)
         if samples is not None:
             count = positive_int("samples", samples)
             return [
@@ -282,8 +286,7 @@ class Model:
             ]
         if self.net.alphabet is None:
             return of_each
-        latents = latents_of(self.net.layers[0].weight)
-        return [[latents.modes(w).to(torch.int8) for w in weights] for weights in of_each]
+        return [[kind.modes(w).to(torch.int8) for w in latents] for latents in of_each]
 
     def predict_points(
         self,
