@@ -1,0 +1,367 @@
+"""`BiSNNClassifier` and `BiSNNRegressor`: scikit-learn's conventions around networks of bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from joblib import Parallel, delayed
+from scipy.optimize import minimize_scalar
+from sklearn.base import (
+    BaseEstimator,
+    ClassifierMixin,
+    ClassNamePrefixFeaturesOutMixin,
+    RegressorMixin,
+    TransformerMixin,
+)
+from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
+from sklearn.utils import check_random_state, compute_sample_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
+
+from bisnn import conformal
+from bisnn.checks import choice, flag, number, positive_int
+from bisnn.sklearn.frames import categorical_columns, learned_schema
+from bisnn.sklearn.members import Member, Recipe, Rows, trained
+from bisnn.sklearn.population import PopulationCode
+
+RULES = ("bayes", "st")
+LOOK = ((1, 1),)  # prediction sets are formed once, at the end
+NOT_CALIBRATED = (
+    "This %(name)s is not calibrated yet. Call 'calibrate' first, with rows that it was not trained "
+    "on."
+)
+UPDATES = 2000  # of the weights, about so many where max_iter is "auto"
+EPOCHS = (20, 300)  # and not fewer or more than these
+
+
+class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """What both estimators share: from a table to trained networks and what they say."""
+
+    def __init__(
+        self,
+        hidden_layer_sizes: Sequence[int] = (256,),
+        *,
+        rule: str = "bayes",
+        n_networks: int = 4,
+        n_samples: int = 8,
+        time_steps: int = 8,
+        units: int = 8,
+        max_iter: int | str = "auto",
+        batch_size: int | str = "auto",
+        learning_rate: float = 0.05,
+        alpha: float = 1e-2,
+        dropout: float = 0.0,
+        early_stopping: bool = True,
+        validation_fraction: float = 0.15,
+        n_iter_no_change: int = 50,
+        categorical_features: Iterable[str | int] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+        verbose: int = 0,
+    ):
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.rule = rule
+        self.n_networks = n_networks
+        self.n_samples = n_samples
+        self.time_steps = time_steps
+        self.units = units
+        self.max_iter = max_iter
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.alpha = alpha
+        self.dropout = dropout
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.categorical_features = categorical_features
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.categorical = True
+        # not `string`: scikit-learn would then expect that cells of any type are taken
+        return tags
+
+    # From a table to spikes
+
+    def _learn_table(self, X: Any, table: np.ndarray) -> torch.Tensor:
+        """Learn what becomes of the columns, and return the training rows' spikes."""
+        unnamed = [f"x{j}" for j in range(table.shape[1])]
+        names = [str(name) for name in getattr(self, "feature_names_in_", unnamed)]
+        categorical = categorical_columns(X, names, self.categorical_features)
+        self.schema_ = learned_schema(table, names, categorical)
+        features = self.schema_.encode(table)[0]
+        self.code_ = PopulationCode.learned(features, self.units, self.time_steps)
+        return self.code_.spikes(features)
+
+    def _spikes(self, X: Any) -> torch.Tensor:
+        check_is_fitted(self)
+        table = validate_data(self, X, dtype=None, ensure_all_finite="allow-nan", reset=False)
+        return self.code_.spikes(self.schema_.encode(table)[0])
+
+    # Training
+
+    def _recipe(self, rows: int) -> Recipe:
+        sizes = self.hidden_layer_sizes
+        sizes = (sizes,) if isinstance(sizes, Integral) else tuple(sizes)
+        batch = min(128, max(16, rows // 20)) if self.batch_size == "auto" else self.batch_size
+        epochs = self.max_iter
+        if epochs == "auto":
+            epochs = int(np.clip(UPDATES * batch // rows, *EPOCHS))
+        choice("rule", self.rule, RULES)
+        flag("early_stopping", self.early_stopping)
+        for name, value in (("dropout", self.dropout), ("validation_fraction", self.validation_fraction)):
+            if number(name, value, least=0) >= 1:
+                raise ValueError(f"{name}: must lie below 1; got {value!r}; give e.g. 0.1")
+        return Recipe(
+            widths=tuple(positive_int("hidden_layer_sizes", size) for size in sizes),
+            rule=self.rule,
+            samples=positive_int("n_samples", self.n_samples),
+            epochs=positive_int("max_iter", epochs),
+            batch=positive_int("batch_size", batch),
+            lr=number("learning_rate", self.learning_rate, above=0),
+            dropout=self.dropout,
+            alpha=number("alpha", self.alpha, least=0),
+            patience=positive_int("n_iter_no_change", self.n_iter_no_change),
+        )
+
+    def _fit(
+        self, X: Any, table: np.ndarray, y: np.ndarray, weights: np.ndarray, outputs: int
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Train the networks, each with rows of its own held out. Returns for each what it says of
+        those rows, (K, n, C), and their number among the rows that count.
+        """
+        recipe = self._recipe(len(y))
+        rows = Rows(
+            self._learn_table(X, table),
+            torch.from_numpy(y),
+            torch.from_numpy((weights / weights.mean()).astype(np.float32)),
+        )
+        seeds = check_random_state(self.random_state).randint(
+            np.iinfo(np.int32).max, size=positive_int("n_networks", self.n_networks)
+        )
+        share = self.validation_fraction if self.early_stopping else 0.0
+        splits = [_split(y, share, seed) for seed in seeds]
+        found = Parallel(n_jobs=self.n_jobs)(
+            delayed(_train)(rows, held_out, outputs, recipe, int(seed), self.verbose)
+            for held_out, seed in zip(splits, seeds, strict=True)
+        )
+        self.networks_ = [member for member, _ in found]
+        self.n_iter_ = np.array([member.epochs for member in self.networks_])
+        self._n_features_out = sum(member.weight.shape[1] for member in self.networks_)
+        return [(said, held_out) for (_, said), held_out in zip(found, splits, strict=True)]
+
+    def _outputs(self, X: Any) -> np.ndarray:
+        """Logits or targets of all networks' samples, (K, N, C)."""
+        spikes = self._spikes(X)
+        return np.concatenate([member.predict(spikes).numpy() for member in self.networks_])
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Firing rates of the last layers' neurons, (N, neurons), the mean over the samples."""
+        spikes = self._spikes(X)
+        rates = [member.predict_rates(spikes).mean(0).numpy() for member in self.networks_]
+        return np.concatenate(rates, 1)
+
+
+def _split(y: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """Numbers of the rows that a network does not train on: of each class the same share, where
+    there are enough of every class.
+    """
+    rows, count = len(y), round(share * len(y))
+    if count == 0 or rows - count < 2:
+        return np.arange(0)
+    sizes = np.unique(y, return_counts=True)[1]
+    by_class = y.dtype.kind == "i" and sizes.min() > 1 and min(count, rows - count) >= len(sizes)
+    kind = StratifiedShuffleSplit if by_class else ShuffleSplit
+    return next(kind(1, test_size=count, random_state=seed).split(np.zeros(rows), y))[1]
+
+
+def _train(
+    rows: Rows, held_out: np.ndarray, outputs: int, recipe: Recipe, seed: int, verbose: int
+) -> tuple[Member, np.ndarray]:
+    """A network, and what it says of the rows that it was not trained on."""
+    others = np.setdiff1d(np.arange(len(rows.y)), held_out)
+    train, judged = (rows.at(torch.from_numpy(some)) for some in (others, held_out))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # networks are small, and the same for any n_jobs
+    try:
+        if not len(held_out):
+            return trained(train, None, outputs, recipe, seed, verbose), np.zeros((1, 0, outputs))
+        member = trained(train, judged, outputs, recipe, seed, verbose)
+        return member, member.predict(judged.spikes).numpy()
+    finally:
+        torch.set_num_threads(before)
+
+
+class BiSNNClassifier(ClassifierMixin, _Estimator):
+    """docs TODO"""
+
+    def __init__(
+        self,
+        hidden_layer_sizes: Sequence[int] = (256,),
+        *,
+        rule: str = "bayes",
+        n_networks: int = 4,
+        n_samples: int = 8,
+        time_steps: int = 8,
+        units: int = 8,
+        max_iter: int | str = "auto",
+        batch_size: int | str = "auto",
+        learning_rate: float = 0.05,
+        alpha: float = 1e-2,
+        dropout: float = 0.0,
+        early_stopping: bool = True,
+        validation_fraction: float = 0.15,
+        n_iter_no_change: int = 50,
+        categorical_features: Iterable[str | int] | None = None,
+        class_weight: Any = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+        verbose: int = 0,
+    ):
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self.class_weight = given.pop("class_weight")
+        super().__init__(**given)
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BiSNNClassifier:
+        """Train the networks on a table, which may have text, categories and missing values.
+
+        Args:
+            X: an array or data frame (N, d).
+            y: a class per row, of any type.
+            sample_weight: how much each row counts, (N,); those of weight 0 are left out.
+        """
+        table, y = validate_data(self, X, y, dtype=None, ensure_all_finite="allow-nan")
+        y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        weights = _check_sample_weight(sample_weight, table, ensure_non_negative=True)
+        weights = weights * compute_sample_weight(self.class_weight, y)
+        table, y, weights = _counting(table, y, weights)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        held_out = self._fit(X, table, labels.astype(np.int64), weights, len(self.classes_))
+        self.temperature_ = _temperature([(said, labels[rows]) for said, rows in held_out])
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities of the classes, (N, C): the mean over networks and samples."""
+        return _mean_softmax(self._outputs(X) / self.temperature_)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each row, (N,)."""
+        return self.classes_[self.predict_proba(X).argmax(1)]
+
+    def calibrate(self, X: Any, y: Any, coverage: float = 0.9) -> BiSNNClassifier:
+        """Find the threshold of `predict_set` from rows that were never trained on."""
+        scores = conformal.surprisals(self._log_proba(X), LOOK)
+        y = column_or_1d(y)
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise ValueError(
+                f"y: must be classes that the model was trained on; got {unknown[0]!r}; leave out "
+                "such rows"
+            )
+        labels = np.searchsorted(self.classes_, y)
+        self.sets_ = conformal.calibrate_sets(
+            scores, labels, LOOK, coverage, correction="bonferroni", score="surprisal"
+        )
+        return self
+
+    def predict_set(self, X: Any) -> np.ndarray:
+        """Sets of classes, bool (N, C), that hold the true one as often as `calibrate` was asked
+        for, on rows that are exchangeable with those it was given.
+        """
+        check_is_fitted(self, "sets_", msg=NOT_CALIBRATED)
+        return self.sets_.at(0, conformal.surprisals(self._log_proba(X), LOOK)[0])
+
+    def _log_proba(self, X: Any) -> np.ndarray:
+        """As `conformal.surprisals` takes it, (1, 1, N, C)."""
+        return np.log(self.predict_proba(X).clip(1e-300))[None, None]
+
+
+class BiSNNRegressor(RegressorMixin, _Estimator):
+    """docs TODO"""
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BiSNNRegressor:
+        """Train the networks on a table, which may have text, categories and missing values.
+
+        Args:
+            X: an array or data frame (N, d).
+            y: a number per row.
+            sample_weight: how much each row counts, (N,); those of weight 0 are left out.
+        """
+        table, y = validate_data(
+            self, X, y, dtype=None, ensure_all_finite="allow-nan", y_numeric=True
+        )
+        y = column_or_1d(y, warn=True).astype(np.float64)
+        weights = _check_sample_weight(sample_weight, table, ensure_non_negative=True)
+        table, y, weights = _counting(table, y, weights)
+        self.target_mean_, self.target_scale_ = y.mean(), y.std() or 1.0
+        units = ((y - self.target_mean_) / self.target_scale_).astype(np.float32)
+        self._fit(X, table, units, weights, 1)
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The target of each row, (N,): the mean over networks and samples."""
+        return self._outputs(X).mean(0)[:, 0] * self.target_scale_ + self.target_mean_
+
+    def calibrate(self, X: Any, y: Any, coverage: float = 0.9) -> BiSNNRegressor:
+        """Find the width of `predict_interval` from rows that were never trained on."""
+        mean = self.predict(X)
+        self.intervals_ = conformal.calibrate_intervals(
+            mean, np.zeros_like(mean), column_or_1d(y), coverage
+        )
+        return self
+
+    def predict_interval(self, X: Any) -> np.ndarray:
+        """Intervals (N, 2) that hold the target as often as `calibrate` was asked for, on rows that
+        are exchangeable with those it was given.
+        """
+        check_is_fitted(self, "intervals_", msg=NOT_CALIBRATED)
+        mean = self.predict(X)
+        return np.stack(self.intervals_.around(mean, np.zeros_like(mean)), 1)
+
+
+def _counting(table: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The rows whose weight is above zero."""
+    kept = weights > 0
+    if not kept.any():
+        raise ValueError(
+            "sample_weight: must be above 0 for a row or more; got 0 for all; give some a weight"
+        )
+    return table[kept], y[kept], weights[kept]
+
+
+def _mean_softmax(logits: np.ndarray) -> np.ndarray:
+    """Mean over the first axis of the softmax over the last."""
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    mean = (powers / powers.sum(-1, keepdims=True)).mean(0)
+    return mean / mean.sum(-1, keepdims=True)
+
+
+def _temperature(held_out: list[tuple[np.ndarray, np.ndarray]]) -> float:
+    """What to divide the logits by, so that rows are the most probable that their network did not
+    train on; 1 where there are none.
+    """
+    if not sum(len(labels) for _, labels in held_out):
+        return 1.0
+
+    def loss(log_temperature: float) -> float:
+        total = 0.0
+        for said, labels in held_out:
+            p = _mean_softmax(said / np.exp(log_temperature))
+            total -= np.log(p[np.arange(len(labels)), labels].clip(1e-12)).sum()
+        return total
+
+    return float(np.exp(minimize_scalar(loss, bounds=(-2, 2), method="bounded").x))
