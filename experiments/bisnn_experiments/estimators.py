@@ -16,8 +16,11 @@ import statistics
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -46,6 +49,36 @@ WORST = 3.0  # tolerances that a table counts at most, when settings are compare
 # Settings that differ from the defaults. Names in capitals are constants of `bisnn.sklearn.members`
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
+    "learning rate 0.02": {"learning_rate": 0.02},
+    "learning rate 0.1": {"learning_rate": 0.1},
+    "alpha 1e-3": {"alpha": 1e-3},
+    "alpha 3e-3": {"alpha": 3e-3},
+    "alpha 3e-2": {"alpha": 3e-2},
+    "relaxed samples": {"HARD": False},
+    "relaxed samples, rate 0.1": {"HARD": False, "learning_rate": 0.1},
+    "init 0.5": {"INIT": 0.5},
+    "rho 0.1": {"RHO": 0.1},
+    "rho 1": {"RHO": 1.0},
+    "ST, rate 0.01": {"rule": "st", "learning_rate": 0.01},
+    "ST, rate 0.01, dropout 0.3": {"rule": "st", "learning_rate": 0.01, "dropout": 0.3},
+    "dropout 0.2": {"dropout": 0.2},
+    "128 neurons": {"hidden_layer_sizes": (128,)},
+    "512 neurons": {"hidden_layer_sizes": (512,)},
+    "two layers": {"hidden_layer_sizes": (256, 256)},
+    "4 steps": {"time_steps": 4},
+    "16 steps": {"time_steps": 16},
+    "4 units": {"units": 4},
+    "16 units": {"units": 16},
+    "readout rate 0.003": {"READOUT_LR": 0.003},
+    "readout rate 0.03": {"READOUT_LR": 0.03},
+    "batches of 32": {"batch_size": 32},
+    "threshold 0.1": {"NEURON": replace(members.NEURON, threshold=0.1)},
+    "threshold 0.6": {"NEURON": replace(members.NEURON, threshold=0.6)},
+    "slope 2": {"NEURON": replace(members.NEURON, slope=2.0)},
+    "slope 8": {"NEURON": replace(members.NEURON, slope=8.0)},
+    "slow neurons": {"NEURON": replace(members.NEURON, tau_mem=10.0)},
+    "8 networks": {"n_networks": 8},
+    "4,000 updates": {"UPDATES": 4000},
 }
 
 
@@ -152,15 +185,16 @@ def fitted_fold(source: str, name: str, fold: int, model: str, settings: dict[st
     split = kind(FOLDS, shuffle=True, random_state=0).split(np.zeros(len(table.y)), table.y)
     train, test = list(split)[fold]
     if model == "bisnn":
-        for constant in (name for name in settings if name.isupper()):
-            setattr(members, constant, settings[constant])
         given = {name: value for name, value in settings.items() if not name.isupper()}
         estimator = (BiSNNClassifier if table.classes else BiSNNRegressor)(random_state=fold)
         estimator.set_params(**given)
     else:
         estimator = other_models(table)[model]
     began = time.process_time()
-    estimator.fit(table.x[train], table.y[train])
+    with ExitStack() as stack:
+        for constant in filter(str.isupper, settings):
+            stack.enter_context(patch.object(members, constant, settings[constant]))
+        estimator.fit(table.x[train], table.y[train])
     score, nll = float(estimator.score(table.x[test], table.y[test])), None
     if table.classes:
         probabilities = estimator.predict_proba(table.x[test])

@@ -29,6 +29,7 @@ from sklearn.utils.validation import (
 
 from bisnn import conformal
 from bisnn.checks import choice, flag, number, positive_int
+from bisnn.sklearn import members
 from bisnn.sklearn.frames import categorical_columns, learned_schema
 from bisnn.sklearn.members import Member, Recipe, Rows, trained
 from bisnn.sklearn.population import PopulationCode
@@ -39,8 +40,6 @@ NOT_CALIBRATED = (
     "This %(name)s is not calibrated yet. Call 'calibrate' first, with rows that it was not trained "
     "on."
 )
-UPDATES = 2000  # of the weights, about so many where max_iter is "auto"
-EPOCHS = (20, 300)  # and not fewer or more than these
 
 
 class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -119,7 +118,7 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         batch = min(128, max(16, rows // 20)) if self.batch_size == "auto" else self.batch_size
         epochs = self.max_iter
         if epochs == "auto":
-            epochs = int(np.clip(UPDATES * batch // rows, *EPOCHS))
+            epochs = int(np.clip(members.UPDATES * batch // rows, *members.EPOCHS))
         choice("rule", self.rule, RULES)
         flag("early_stopping", self.early_stopping)
         for name, value in (("dropout", self.dropout), ("validation_fraction", self.validation_fraction)):
