@@ -43,7 +43,7 @@ DOCUMENTS = (
     "README.md",
     *(
         f"docs/{name}.md"
-        for name in ("RESULTS", "NOTEBOOK", "PERFORMANCE", "EQUATIONS", "EVENTS", "SHIPPING")
+        for name in ("RESULTS", "NOTEBOOK", "PERFORMANCE", "EQUATIONS", "EVENTS", "SHIPPING", "SKLEARN")
     ),
 )
 

@@ -205,7 +205,44 @@ def _train(
 
 
 class BiSNNClassifier(ClassifierMixin, _Estimator):
-    """docs TODO"""
+    """A classifier of tables: spiking networks of binary weights, whose probabilities are averaged.
+
+    Arrays and data frames go in as they are: columns of numbers become populations of units, words
+    and categories zeros and ones, missing values the column's median and a unit that says so.
+
+    Args:
+        hidden_layer_sizes: neurons of each layer.
+        rule: "bayes", networks from a posterior over the weights, or "st", straight-through.
+        n_networks: that are trained, each with rows of its own held out.
+        n_samples: of each network's posterior in a prediction.
+        time_steps: for which the networks run.
+        units: for each column of numbers; fewer where there are very many columns.
+        max_iter: epochs; "auto" for about 2,000 updates of the weights, in 20 to 300 epochs.
+        batch_size: rows of an update; "auto" for a twentieth of them, 16 to 128.
+        learning_rate: of the latents of the weights.
+        alpha: penalty on the squares of the readout's weights.
+        dropout: share of the neurons that the readout does not see in training.
+        early_stopping: hold out rows, and keep each network as it was best on them. They also set
+            the temperature of the probabilities.
+        validation_fraction: the share that is held out, of each class where there are enough rows.
+        n_iter_no_change: epochs without a better held-out loss before training stops.
+        categorical_features: names or numbers of columns of numbers that are categories, beside
+            those of text and of categorical types.
+        class_weight: None, "balanced", or a mapping from classes to weights.
+        random_state: seed, for the same model again.
+        n_jobs: networks that are trained at a time, in processes of their own; the model is the
+            same for any.
+        verbose: 1 for a line per network, 2 for one per epoch.
+
+    Fitted attributes: `classes_`, `n_features_in_`, `feature_names_in_` of a frame, `n_iter_`
+    (epochs of each network), `networks_` (each has a `bisnn.Network` as `net`), `temperature_`.
+
+    >>> from sklearn.datasets import load_wine
+    >>> X, y = load_wine(return_X_y=True, as_frame=True)
+    >>> model = BiSNNClassifier(n_networks=1, random_state=0).fit(X[::2], y[::2])
+    >>> model.score(X[1::2], y[1::2]) > 0.9
+    True
+    """
 
     def __init__(
         self,
@@ -259,14 +296,15 @@ class BiSNNClassifier(ClassifierMixin, _Estimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row, (N,)."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
 
     def calibrate(self, X: Any, y: Any, coverage: float = 0.9) -> BiSNNClassifier:
         """Find the threshold of `predict_set` from rows that were never trained on."""
         scores = conformal.surprisals(self._log_proba(X), LOOK)
         y = column_or_1d(y)
-        unknown = np.setdiff1d(y, self.classes_)
-        if len(unknown):
+        unknown = np.setdiff1d(y, self.classes_).tolist()
+        if unknown:
             raise ValueError(
                 f"y: must be classes that the model was trained on; got {unknown[0]!r}; leave out "
                 "such rows"
@@ -290,7 +328,14 @@ class BiSNNClassifier(ClassifierMixin, _Estimator):
 
 
 class BiSNNRegressor(RegressorMixin, _Estimator):
-    """docs TODO"""
+    """A regressor of tables: spiking networks of binary weights, whose outputs are averaged.
+
+    Args:
+        as in `BiSNNClassifier`, without `class_weight`.
+
+    Fitted attributes: `n_features_in_`, `feature_names_in_` of a frame, `n_iter_` (epochs of each
+    network), `networks_` (each has a `bisnn.Network` as `net`), `target_mean_`, `target_scale_`.
+    """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BiSNNRegressor:
         """Train the networks on a table, which may have text, categories and missing values.
@@ -335,10 +380,6 @@ class BiSNNRegressor(RegressorMixin, _Estimator):
 def _counting(table: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, ...]:
     """The rows whose weight is above zero."""
     kept = weights > 0
-    if not kept.any():
-        raise ValueError(
-            "sample_weight: must be above 0 for a row or more; got 0 for all; give some a weight"
-        )
     return table[kept], y[kept], weights[kept]
 
 
