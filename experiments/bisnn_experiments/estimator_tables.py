@@ -35,16 +35,6 @@ def _moons() -> Table:
     return Table(*datasets.make_moons(600, noise=0.35, random_state=11))
 
 
-def _circles() -> Table:
-    x, y = datasets.make_circles(1000, noise=0.15, factor=0.5, random_state=12)
-    return Table(np.hstack([x, np.random.default_rng(12).normal(size=(1000, 6))]), y)
-
-
-def _chi_squared() -> Table:
-    x, y = datasets.make_hastie_10_2(2000, random_state=13)
-    return Table(x, (y > 0).astype(np.int64))
-
-
 def _blobs() -> Table:
     x, y = datasets.make_blobs(500, n_features=5, centers=4, cluster_std=4.0, random_state=14)
     return Table(x, y)
@@ -54,8 +44,8 @@ def _pictures() -> Table:
     """Eight classes of three noisy patterns of 64 pixels each."""
     rng = np.random.default_rng(15)
     patterns = rng.random((8, 3, 64)) * (rng.random((8, 3, 64)) < 0.5) * 16
-    y, kind = rng.integers(0, 8, 1200), rng.integers(0, 3, 1200)
-    noisy = patterns[y, kind] + 6 * rng.normal(size=(1200, 64))
+    y, kind = rng.integers(0, 8, 600), rng.integers(0, 3, 600)
+    noisy = patterns[y, kind] + 6 * rng.normal(size=(600, 64))
     return Table(noisy.clip(0, 16).round(), y)
 
 
@@ -75,19 +65,9 @@ def _small() -> Table:
     return Table((1.8 * rng.normal(size=(3, 4)))[y] + rng.normal(size=(150, 4)), y)
 
 
-def _cover() -> Table:
-    """Eight numbers, some of them missing, and a column of six words; three classes."""
-    rng = np.random.default_rng(18)
-    x, word, effect = rng.normal(size=(4000, 8)), rng.integers(0, 6, 4000), rng.normal(size=6)
-    score = np.sin(2 * x[:, 0]) + x[:, 1] * (x[:, 2] > 0) + effect[word]
-    y = np.digitize(score + 0.5 * rng.normal(size=4000), [-1, 0.8])
-    words = np.array(["oak", "pine", "fir", "elm", "ash", "yew"], object)[word]
-    return Table(np.hstack([blanked(x, 0.03, rng), words[:, None]]), y, (8,))
-
-
 def _informative() -> Table:
     x, y = datasets.make_classification(
-        3000, 12, n_informative=8, n_redundant=2, n_classes=4, class_sep=1.2, random_state=19
+        2000, 12, n_informative=8, n_redundant=2, n_classes=4, class_sep=1.2, random_state=19
     )
     return Table(x, y)
 
@@ -101,30 +81,19 @@ def _friedman2() -> Table:
     return Table(*datasets.make_friedman2(1500, noise=100.0, random_state=22))
 
 
-def _waves() -> Table:
-    rng = np.random.default_rng(23)
-    x = rng.uniform(-2, 2, size=(1500, 6))
-    y = np.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] + 0.5 * x[:, 3] + 0.3 * rng.normal(size=1500)
-    return Table(x, y)
-
-
 def _sparse() -> Table:
     return Table(*datasets.make_sparse_uncorrelated(800, 12, random_state=24))
 
 
 CHOSEN_ON: dict[str, Callable[[], Table]] = {
     "moons": _moons,
-    "circles": _circles,
-    "chi squared": _chi_squared,
     "blobs": _blobs,
     "pictures": _pictures,
     "factors": _factors,
     "small": _small,
-    "cover": _cover,
     "informative": _informative,
     "linear": _linear,
     "friedman 2": _friedman2,
-    "waves": _waves,
     "sparse": _sparse,
 }
 

@@ -1,25 +1,25 @@
 """`BiSNNClassifier` and `BiSNNRegressor` beside linear models and random forests: docs/SKLEARN.md.
 
     python -m bisnn_experiments.estimators [--jobs 2] [--out docs/results/estimators.json]
-    python -m bisnn_experiments.estimators --choose [--variants ...] [--seeds 2]
+    python -m bisnn_experiments.estimators --choose [--variants ...] [--folds 2]
         [--out docs/results/estimators_choice.json]
 
 The first judges the estimators as they come, by five-fold cross-validation on eleven tables. The
-second compares settings on other tables (`estimator_tables`): the defaults were chosen so.
+second compares settings on other tables (`estimator_tables`): the defaults were chosen so. Folds
+that are there (`--runs`, out/estimators) are not trained again.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -40,6 +40,7 @@ from bisnn_experiments.estimator_tables import CHOSEN_ON, JUDGED_ON, Table
 from bisnn_experiments.measurement import machine
 from bisnn_experiments.results import Machine
 
+TABLES = CHOSEN_ON | JUDGED_ON
 FOLDS = 5
 WITHIN = {True: 0.02, False: 0.05}  # of the better other model: accuracy, or R2
 NLL_WITHIN = 0.02  # of logistic regression
@@ -48,38 +49,25 @@ WORST = 3.0  # tolerances that a table counts at most, when settings are compare
 
 # Settings that differ from the defaults. Names in capitals are constants of `bisnn.sklearn.members`
 VARIANTS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "learning rate 0.02": {"learning_rate": 0.02},
-    "learning rate 0.1": {"learning_rate": 0.1},
-    "alpha 1e-3": {"alpha": 1e-3},
+    "as judged": {},
     "alpha 3e-3": {"alpha": 3e-3},
-    "alpha 3e-2": {"alpha": 3e-2},
-    "relaxed samples": {"HARD": False},
-    "relaxed samples, rate 0.1": {"HARD": False, "learning_rate": 0.1},
-    "init 0.5": {"INIT": 0.5},
-    "rho 0.1": {"RHO": 0.1},
-    "rho 1": {"RHO": 1.0},
-    "ST, rate 0.01": {"rule": "st", "learning_rate": 0.01},
+    "rate 0.1": {"learning_rate": 0.1},
     "ST, rate 0.01, dropout 0.3": {"rule": "st", "learning_rate": 0.01, "dropout": 0.3},
-    "dropout 0.2": {"dropout": 0.2},
-    "128 neurons": {"hidden_layer_sizes": (128,)},
-    "512 neurons": {"hidden_layer_sizes": (512,)},
-    "two layers": {"hidden_layer_sizes": (256, 256)},
-    "4 steps": {"time_steps": 4},
-    "16 steps": {"time_steps": 16},
-    "4 units": {"units": 4},
-    "16 units": {"units": 16},
-    "readout rate 0.003": {"READOUT_LR": 0.003},
-    "readout rate 0.03": {"READOUT_LR": 0.03},
-    "batches of 32": {"batch_size": 32},
-    "threshold 0.1": {"NEURON": replace(members.NEURON, threshold=0.1)},
-    "threshold 0.6": {"NEURON": replace(members.NEURON, threshold=0.6)},
-    "slope 2": {"NEURON": replace(members.NEURON, slope=2.0)},
+    "init 0.5": {"INIT": 0.5},
     "slope 8": {"NEURON": replace(members.NEURON, slope=8.0)},
-    "slow neurons": {"NEURON": replace(members.NEURON, tau_mem=10.0)},
-    "8 networks": {"n_networks": 8},
-    "4,000 updates": {"UPDATES": 4000},
+    "rate 0.02": {"learning_rate": 0.02},
+    "relaxed samples, rate 0.1": {"HARD": False, "learning_rate": 0.1},
+    "16 steps": {"time_steps": 16},
+    "16 units": {"units": 16},
 }
+COMPARED = {"n_networks": 2}  # in all of them, for speed
+
+
+class Task(NamedTuple):
+    table: str
+    fold: int
+    model: str  # "bisnn", "linear" or "forest"
+    variant: str = ""  # of `VARIANTS`; none for an estimator as it comes
 
 
 class Fold(Finding):
@@ -141,6 +129,8 @@ class VariantResult(Finding):
     score_missed: float  # means over the tables
     nll_missed: float
     missed: float  # both
+    gap: float  # mean difference of the score to the better of the others
+    nll_gap: float  # and of the NLL to logistic regression
     seconds: float  # of a fold
     tables: dict[str, Numbers]
 
@@ -176,42 +166,71 @@ def other_models(table: Table) -> dict[str, Any]:
     return {"linear": prepared(linear), "forest": prepared(RandomForestRegressor(random_state=0))}
 
 
-def fitted_fold(source: str, name: str, fold: int, model: str, settings: dict[str, Any]) -> Fold:
-    """Train a model on all folds but one of a table, and judge it on that one."""
+def fold_file(runs: Path, task: Task) -> Path:
+    name = f"{task.variant or task.model} on {task.table}, fold {task.fold}.json"
+    return runs / ("chosen" if task.table in CHOSEN_ON else "judged") / name
+
+
+def fitted_fold(runs: Path, task: Task) -> Fold:
+    """Train a model on all folds but one of a table, and judge it on that one; what has been done
+    before is read from its file.
+    """
+    file = fold_file(runs, task)
+    if file.exists():
+        return results.read(file, Fold)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    table = (CHOSEN_ON if source == "chosen" else JUDGED_ON)[name]()
+    table = TABLES[task.table]()
     kind = StratifiedKFold if table.classes else KFold
     split = kind(FOLDS, shuffle=True, random_state=0).split(np.zeros(len(table.y)), table.y)
-    train, test = list(split)[fold]
-    if model == "bisnn":
-        given = {name: value for name, value in settings.items() if not name.isupper()}
-        estimator = (BiSNNClassifier if table.classes else BiSNNRegressor)(random_state=fold)
-        estimator.set_params(**given)
-    else:
-        estimator = other_models(table)[model]
+    train, test = list(split)[task.fold]
     began = time.process_time()
+    with settled(table, task) as estimator:
+        estimator.fit(table.x[train], table.y[train])
+        score, nll = float(estimator.score(table.x[test], table.y[test])), None
+        if table.classes:
+            probabilities = estimator.predict_proba(table.x[test])
+            nll = float(log_loss(table.y[test], probabilities, labels=estimator.classes_))
+    seconds = time.process_time() - began
+    found = Fold(
+        table=task.table, model=task.model, fold=task.fold, score=score, nll=nll, seconds=seconds
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    results.write(file, found)
+    return found
+
+
+@contextmanager
+def settled(table: Table, task: Task) -> Iterator[Any]:
+    """The model of a task, with the settings of its variant."""
+    if task.model != "bisnn":
+        yield other_models(table)[task.model]
+        return
+    settings = COMPARED | VARIANTS[task.variant] if task.variant else {}
+    estimator = (BiSNNClassifier if table.classes else BiSNNRegressor)(random_state=task.fold)
+    estimator.set_params(**{name: settings[name] for name in settings if not name.isupper()})
     with ExitStack() as stack:
         for constant in filter(str.isupper, settings):
             stack.enter_context(patch.object(members, constant, settings[constant]))
-        estimator.fit(table.x[train], table.y[train])
-    score, nll = float(estimator.score(table.x[test], table.y[test])), None
-    if table.classes:
-        probabilities = estimator.predict_proba(table.x[test])
-        nll = float(log_loss(table.y[test], probabilities, labels=estimator.classes_))
-    seconds = time.process_time() - began
-    return Fold(table=name, model=model, fold=fold, score=score, nll=nll, seconds=seconds)
+        yield estimator
 
 
-def run(tasks: Sequence[tuple[Any, ...]], jobs: int) -> list[Fold]:
-    def length(task: tuple[Any, ...]) -> float:
-        table = (CHOSEN_ON if task[0] == "chosen" else JUDGED_ON)[task[1]]()
-        return table.x.size * (10.0 if task[3] == "bisnn" else 1.0)
+def run(tasks: Sequence[Task], runs: Path, jobs: int) -> list[Fold]:
+    sizes = {name: TABLES[name]().x.size for name in {task.table for task in tasks}}
+
+    def length(arguments: tuple[Path, Task]) -> float:
+        task = arguments[1]
+        return sizes[task.table] * (10.0 if task.model == "bisnn" else 1.0)
 
     # The first task alone: the workers that come after it find the kernels compiled
-    first = fitted_fold(*tasks[0])
+    first = fitted_fold(runs, tasks[0])
     others = workers.run_all(
-        fitted_fold, tasks[1:], jobs, True, length=length, progress=lambda task: 0.0
+        fitted_fold,
+        [(runs, task) for task in tasks[1:]],
+        jobs,
+        True,
+        length=length,
+        progress=lambda arguments: 0.0,
     )
     return [first, *others]
 
@@ -260,15 +279,10 @@ def table_result(name: str, folds: Sequence[Fold]) -> TableResult:
     )
 
 
-def judge(jobs: int, names: Sequence[str]) -> Judgement:
+def judge(names: Sequence[str], runs: Path, jobs: int) -> Judgement:
     models = ("bisnn", "linear", "forest")
-    tasks = [
-        ("judged", name, fold, model, {})
-        for model in models
-        for name in names
-        for fold in range(FOLDS)
-    ]
-    folds = run(tasks, jobs)
+    tasks = [Task(name, fold, model) for model in models for name in names for fold in range(FOLDS)]
+    folds = run(tasks, runs, jobs)
     tables = [table_result(name, folds) for name in names]
     classes = [table for table in tables if table.nll_holds is not None]
     return Judgement(
@@ -287,36 +301,45 @@ def judge(jobs: int, names: Sequence[str]) -> Judgement:
 
 
 def variant_result(variant: str, folds: Sequence[Fold], others: Sequence[Fold]) -> VariantResult:
-    tables, score_missed, nll_missed = dict[str, Numbers](), list[float](), list[float]()
+    tables, gaps, missed = dict[str, Numbers](), list[float](), list[float]()
+    nll_gaps = list[float]()
     for name in dict.fromkeys(fold.table for fold in folds):
         ours, rest = by_model(folds, name)["bisnn"], by_model(others, name)
-        best = max(rest["linear"].score, rest["forest"].score)
-        tolerance = WITHIN[ours.nll is not None]
-        score_missed.append(min(WORST, max(0.0, (best - ours.score) / tolerance)))
-        if ours.nll is not None:
-            over = ours.nll - (rest["linear"].nll or math.inf)
-            nll_missed.append(min(WORST, max(0.0, over / NLL_WITHIN)))
+        gaps.append(ours.score - max(rest["linear"].score, rest["forest"].score))
+        missed.append(tolerances(-gaps[-1], WITHIN[ours.nll is not None]))
+        if ours.nll is not None and rest["linear"].nll is not None:
+            nll_gaps.append(ours.nll - rest["linear"].nll)
         tables[name] = ours
-    score, nll = statistics.fmean(score_missed), statistics.fmean(nll_missed)
+    score = statistics.fmean(missed)
+    nll = statistics.fmean(tolerances(gap, NLL_WITHIN) for gap in nll_gaps)
     return VariantResult(
         variant=variant,
         score_missed=score,
         nll_missed=nll,
         missed=score + nll,
+        gap=statistics.fmean(gaps),
+        nll_gap=statistics.fmean(nll_gaps),
         seconds=statistics.fmean(fold.seconds for fold in folds),
         tables=tables,
     )
 
 
-def choose(jobs: int, names: Sequence[str], variants: Sequence[str], count: int) -> Choice:
+def tolerances(short: float, tolerance: float) -> float:
+    """How many tolerances a number falls short, from 0 to `WORST`."""
+    return min(WORST, max(0.0, short / tolerance))
+
+
+def choose(
+    names: Sequence[str], variants: Sequence[str], count: int, runs: Path, jobs: int
+) -> Choice:
+    models = [*(("bisnn", variant) for variant in variants), ("linear", ""), ("forest", "")]
     tasks = [
-        ("chosen", name, fold, model, VARIANTS.get(variant, {}))
-        for variant, models in [*((v, ("bisnn",)) for v in variants), ("", ("linear", "forest"))]
-        for model in models
+        Task(name, fold, model, variant)
+        for model, variant in models
         for name in names
         for fold in range(count)
     ]
-    folds = run(tasks, jobs)
+    folds = run(tasks, runs, jobs)
     size = len(names) * count
     others = folds[len(variants) * size :]
     found = [
@@ -337,24 +360,27 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--tables", nargs="+", help="some of the tables alone")
     parser.add_argument("--folds", type=int, default=2, help="of the tables to choose on")
+    parser.add_argument("--runs", type=Path, default=Path("out/estimators"), help="single folds")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.choose:
-        choice = choose(
-            options.jobs, options.tables or list(CHOSEN_ON), options.variants, options.folds
-        )
+        names = options.tables or list(CHOSEN_ON)
+        choice = choose(names, options.variants, options.folds, options.runs, options.jobs)
         for each in choice.variants:
             print(
-                f"{each.variant:40} missed {each.missed:.2f}: score {each.score_missed:.2f}, "
-                f"NLL {each.nll_missed:.2f}; {each.seconds:.0f} s"
+                f"{each.variant:30} missed {each.missed:.2f}: score {each.score_missed:.2f} "
+                f"({each.gap:+.3f}), NLL {each.nll_missed:.2f} ({each.nll_gap:+.3f}); "
+                f"{each.seconds:.0f} s"
             )
         results.write(options.out or Path("docs/results/estimators_choice.json"), choice)
         return
-    found = judge(options.jobs, options.tables or list(JUDGED_ON))
+    found = judge(options.tables or list(JUDGED_ON), options.runs, options.jobs)
     for table in found.tables:
         print(f"{table.table:20} {table.gap:+.3f} {table.nll_gap} {table.verdict}")
-    print(f"{found.score_holds} of {len(found.tables)}, NLL {found.nll_holds} of {found.nll_tables}")
+    print(
+        f"{found.score_holds} of {len(found.tables)}, NLL {found.nll_holds} of {found.nll_tables}"
+    )
     results.write(options.out or Path("docs/results/estimators.json"), found)
 
 

@@ -39,13 +39,8 @@ from typing import Any
 
 from bisnn.shipping.energy import si
 
-DOCUMENTS = (
-    "README.md",
-    *(
-        f"docs/{name}.md"
-        for name in ("RESULTS", "NOTEBOOK", "PERFORMANCE", "EQUATIONS", "EVENTS", "SHIPPING", "SKLEARN")
-    ),
-)
+PAGES = ("RESULTS", "NOTEBOOK", "PERFORMANCE", "EQUATIONS", "EVENTS", "SHIPPING", "SKLEARN")
+DOCUMENTS = ("README.md", *(f"docs/{name}.md" for name in PAGES))
 
 # Tables whose numbers are no measurements, by document and heading.
 NOT_MEASURED = {

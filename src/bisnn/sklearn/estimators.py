@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -31,14 +30,13 @@ from bisnn import conformal
 from bisnn.checks import choice, flag, number, positive_int
 from bisnn.sklearn import members
 from bisnn.sklearn.frames import categorical_columns, learned_schema
-from bisnn.sklearn.members import Member, Recipe, Rows, trained
+from bisnn.sklearn.members import Member, Rows, TrainingPlan, trained
 from bisnn.sklearn.population import PopulationCode
 
 RULES = ("bayes", "st")
 LOOK = ((1, 1),)  # prediction sets are formed once, at the end
 NOT_CALIBRATED = (
-    "This %(name)s is not calibrated yet. Call 'calibrate' first, with rows that it was not trained "
-    "on."
+    "This %(name)s is not calibrated yet. Call 'calibrate' first, on rows it was not trained on."
 )
 
 
@@ -47,7 +45,7 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     def __init__(
         self,
-        hidden_layer_sizes: Sequence[int] = (256,),
+        hidden_layer_sizes: int | Sequence[int] = (256,),
         *,
         rule: str = "bayes",
         n_networks: int = 4,
@@ -61,7 +59,7 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         dropout: float = 0.0,
         early_stopping: bool = True,
         validation_fraction: float = 0.15,
-        n_iter_no_change: int = 50,
+        n_iter_no_change: int = 25,
         categorical_features: Iterable[str | int] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
@@ -112,24 +110,28 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     # Training
 
-    def _recipe(self, rows: int) -> Recipe:
-        sizes = self.hidden_layer_sizes
-        sizes = (sizes,) if isinstance(sizes, Integral) else tuple(sizes)
-        batch = min(128, max(16, rows // 20)) if self.batch_size == "auto" else self.batch_size
-        epochs = self.max_iter
+    def _recipe(self, rows: int) -> TrainingPlan:
+        """The checked settings, for so many rows."""
+        widths = np.atleast_1d(self.hidden_layer_sizes).tolist()
+        batch, epochs = self.batch_size, self.max_iter
+        if batch == "auto":
+            batch = min(128, max(16, rows // 20))
+        batch = positive_int("batch_size", batch)
         if epochs == "auto":
             epochs = int(np.clip(members.UPDATES * batch // rows, *members.EPOCHS))
         choice("rule", self.rule, RULES)
         flag("early_stopping", self.early_stopping)
-        for name, value in (("dropout", self.dropout), ("validation_fraction", self.validation_fraction)):
-            if number(name, value, least=0) >= 1:
-                raise ValueError(f"{name}: must lie below 1; got {value!r}; give e.g. 0.1")
-        return Recipe(
-            widths=tuple(positive_int("hidden_layer_sizes", size) for size in sizes),
+        for name in ("dropout", "validation_fraction"):
+            if number(name, getattr(self, name), least=0) >= 1:
+                raise ValueError(
+                    f"{name}: must lie below 1; got {getattr(self, name)!r}; give e.g. 0.1"
+                )
+        return TrainingPlan(
+            widths=tuple(positive_int("hidden_layer_sizes", width) for width in widths),
             rule=self.rule,
             samples=positive_int("n_samples", self.n_samples),
             epochs=positive_int("max_iter", epochs),
-            batch=positive_int("batch_size", batch),
+            batch=batch,
             lr=number("learning_rate", self.learning_rate, above=0),
             dropout=self.dropout,
             alpha=number("alpha", self.alpha, least=0),
@@ -142,7 +144,7 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """Train the networks, each with rows of its own held out. Returns for each what it says of
         those rows, (K, n, C), and their number among the rows that count.
         """
-        recipe = self._recipe(len(y))
+        plan = self._recipe(len(y))
         rows = Rows(
             self._learn_table(X, table),
             torch.from_numpy(y),
@@ -154,7 +156,7 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         share = self.validation_fraction if self.early_stopping else 0.0
         splits = [_split(y, share, seed) for seed in seeds]
         found = Parallel(n_jobs=self.n_jobs)(
-            delayed(_train)(rows, held_out, outputs, recipe, int(seed), self.verbose)
+            delayed(_train)(rows, held_out, outputs, plan, int(seed), self.verbose)
             for held_out, seed in zip(splits, seeds, strict=True)
         )
         self.networks_ = [member for member, _ in found]
@@ -188,7 +190,7 @@ def _split(y: np.ndarray, share: float, seed: int) -> np.ndarray:
 
 
 def _train(
-    rows: Rows, held_out: np.ndarray, outputs: int, recipe: Recipe, seed: int, verbose: int
+    rows: Rows, held_out: np.ndarray, outputs: int, plan: TrainingPlan, seed: int, verbose: int
 ) -> tuple[Member, np.ndarray]:
     """A network, and what it says of the rows that it was not trained on."""
     others = np.setdiff1d(np.arange(len(rows.y)), held_out)
@@ -197,8 +199,8 @@ def _train(
     torch.set_num_threads(1)  # networks are small, and the same for any n_jobs
     try:
         if not len(held_out):
-            return trained(train, None, outputs, recipe, seed, verbose), np.zeros((1, 0, outputs))
-        member = trained(train, judged, outputs, recipe, seed, verbose)
+            return trained(train, None, outputs, plan, seed, verbose), np.zeros((1, 0, outputs))
+        member = trained(train, judged, outputs, plan, seed, verbose)
         return member, member.predict(judged.spikes).numpy()
     finally:
         torch.set_num_threads(before)
@@ -217,7 +219,7 @@ class BiSNNClassifier(ClassifierMixin, _Estimator):
         n_samples: of each network's posterior in a prediction.
         time_steps: for which the networks run.
         units: for each column of numbers; fewer where there are very many columns.
-        max_iter: epochs; "auto" for about 2,000 updates of the weights, in 20 to 300 epochs.
+        max_iter: epochs; "auto" for about 1,000 updates of the weights, in 20 to 300 epochs.
         batch_size: rows of an update; "auto" for a twentieth of them, 16 to 128.
         learning_rate: of the latents of the weights.
         alpha: penalty on the squares of the readout's weights.
@@ -246,7 +248,7 @@ class BiSNNClassifier(ClassifierMixin, _Estimator):
 
     def __init__(
         self,
-        hidden_layer_sizes: Sequence[int] = (256,),
+        hidden_layer_sizes: int | Sequence[int] = (256,),
         *,
         rule: str = "bayes",
         n_networks: int = 4,
@@ -260,16 +262,34 @@ class BiSNNClassifier(ClassifierMixin, _Estimator):
         dropout: float = 0.0,
         early_stopping: bool = True,
         validation_fraction: float = 0.15,
-        n_iter_no_change: int = 50,
+        n_iter_no_change: int = 25,
         categorical_features: Iterable[str | int] | None = None,
         class_weight: Any = None,
         random_state: Any = None,
         n_jobs: int | None = None,
         verbose: int = 0,
     ):
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        self.class_weight = given.pop("class_weight")
-        super().__init__(**given)
+        super().__init__(
+            hidden_layer_sizes,
+            rule=rule,
+            n_networks=n_networks,
+            n_samples=n_samples,
+            time_steps=time_steps,
+            units=units,
+            max_iter=max_iter,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            alpha=alpha,
+            dropout=dropout,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            n_iter_no_change=n_iter_no_change,
+            categorical_features=categorical_features,
+            random_state=random_state,
+            n_jobs=n_jobs,
+            verbose=verbose,
+        )
+        self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BiSNNClassifier:
         """Train the networks on a table, which may have text, categories and missing values.
@@ -286,13 +306,18 @@ class BiSNNClassifier(ClassifierMixin, _Estimator):
         weights = weights * compute_sample_weight(self.class_weight, y)
         table, y, weights = _counting(table, y, weights)
         self.classes_, labels = np.unique(y, return_inverse=True)
+        self.n_rows_ = len(y)
         held_out = self._fit(X, table, labels.astype(np.int64), weights, len(self.classes_))
         self.temperature_ = _temperature([(said, labels[rows]) for said, rows in held_out])
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities of the classes, (N, C): the mean over networks and samples."""
-        return _mean_softmax(self._outputs(X) / self.temperature_)
+        """Probabilities of the classes, (N, C): the mean over networks and samples, as if one row
+        more had been seen that is of all classes alike, so that few rows make no class impossible.
+        """
+        said = _mean_softmax(self._outputs(X) / self.temperature_)
+        prior = members.PRIOR / self.n_rows_
+        return (said + prior / said.shape[1]) / (1 + prior)
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row, (N,)."""

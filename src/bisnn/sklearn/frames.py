@@ -12,7 +12,9 @@ from bisnn.packed.columns import Column, Schema, as_number, category, is_blank, 
 CATEGORIES = ("categor", "enum")  # how pandas and polars begin the names of such types
 
 
-def categorical_columns(x: Any, names: Sequence[str], named: Iterable[str | int] | None) -> set[int]:
+def categorical_columns(
+    x: Any, names: Sequence[str], named: Iterable[str | int] | None
+) -> set[int]:
     """Numbers of the columns that are categories by their type in a frame, or because `named`,
     by name or by number, says so.
     """
@@ -33,9 +35,7 @@ def categorical_columns(x: Any, names: Sequence[str], named: Iterable[str | int]
 
 def learned_schema(table: np.ndarray, names: Sequence[str], categorical: set[int]) -> Schema:
     """What becomes of each column of a table (N, d) of numbers or of any cells."""
-    columns = [
-        _learned_column(name, table[:, j], j in categorical) for j, name in enumerate(names)
-    ]
+    columns = [_learned_column(name, table[:, j], j in categorical) for j, name in enumerate(names)]
     return Schema(tuple(columns), tuple(names))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -30,7 +31,8 @@ INIT = 0.1  # latents begin at +- this
 RHO = 1e-3  # temperature of Bayes-BiSNN times the number of training rows
 HARD = True  # whether Bayes-BiSNN's samples are hard in training as in prediction
 READOUT_LR = 0.01  # of the readout, by Adam
-UPDATES = 2000  # of the weights, about, where nobody says for how many epochs to train
+PRIOR = 1.0  # rows of all classes alike that a classifier has seen beside its own
+UPDATES = 1000  # of the weights, about, where nobody says for how many epochs to train
 EPOCHS = (20, 300)  # and not fewer or more than these
 BATCH = 1024  # rows that are predicted together
 QUIET = 0.25  # the firing rate that the readout takes as zero
@@ -38,7 +40,7 @@ GAIN = 4.0  # of the readout: its weights, as Adam moves them, are of the size o
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingPlan:
     """How a network is built and trained."""
 
     widths: tuple[int, ...]
@@ -74,16 +76,16 @@ class Rows(NamedTuple):
 class Member(nn.Module):
     """A network of binary weights without readouts of its own, and the real one that reads it."""
 
-    def __init__(self, inputs: int, outputs: int, recipe: Recipe, seed: int):
+    def __init__(self, inputs: int, outputs: int, plan: TrainingPlan, seed: int):
         super().__init__()
-        sizes = [inputs, *recipe.widths]
-        layers = [Linear(n, m) for n, m in zip(sizes, sizes[1:], strict=False)]
+        sizes = [inputs, *plan.widths]
+        layers = [Linear(n, m) for n, m in pairwise(sizes)]
         self.net = Network(
             *layers, readout=None, neuron=NEURON, gradient="bptt", init=INIT, seed=seed
         )
         self.weight = nn.Parameter(torch.zeros(outputs, sizes[-1]))
         self.bias = nn.Parameter(torch.zeros(outputs))
-        self.samples = recipe.samples if recipe.rule == "bayes" else None
+        self.samples = plan.samples if plan.rule == "bayes" else None
         self.seed = seed
         self.epochs = 0  # that it was trained for
 
@@ -123,21 +125,27 @@ class Member(nn.Module):
 
 
 def trained(
-    train: Rows, held_out: Rows | None, outputs: int, recipe: Recipe, seed: int, verbose: int = 0
+    train: Rows,
+    held_out: Rows | None,
+    outputs: int,
+    plan: TrainingPlan,
+    seed: int,
+    verbose: int = 0,
 ) -> Member:
     """Train a network. With rows that are held out, it stops when their loss no longer falls, and
     the best epoch is kept.
     """
-    member = Member(train.spikes.shape[2], outputs, recipe, seed)
-    rule = _rule(member, recipe, len(train.y))
-    decay = torch.optim.lr_scheduler.CosineAnnealingLR(rule, recipe.epochs)
+    member = Member(train.spikes.shape[2], outputs, plan, seed)
+    rule = _rule(member, plan, len(train.y))
+    decay = torch.optim.lr_scheduler.CosineAnnealingLR(rule, plan.epochs)
     best, kept, waited = math.inf, None, 0
-    for epoch in range(recipe.epochs):
-        for batch in _batches(len(train.y), recipe.batch, seed, epoch):
+    for epoch in range(plan.epochs):
+        for batch in _batches(len(train.y), plan.batch, seed, epoch):
+            some = train.at(batch)
             with rule.sampled():
-                seen = _with_dropout(member.rates(train.spikes[:, batch]), batch, epoch, recipe, seed)
-                penalty = recipe.alpha * member.weight.square().sum()
-                (train.at(batch).loss(member.read(seen)) + penalty).backward()
+                seen = _with_dropout(member.rates(some.spikes), batch, epoch, plan, seed)
+                penalty = plan.alpha * member.weight.square().sum()
+                (some.loss(member.read(seen)) + penalty).backward()
             rule.step()
         decay.step()
         member.epochs += 1
@@ -150,7 +158,7 @@ def trained(
         if loss < best:
             best, waited = loss, 0
             kept = {name: value.clone() for name, value in member.state_dict().items()}
-        if waited >= recipe.patience:
+        if waited >= plan.patience:
             break
     if kept is not None:
         member.load_state_dict(kept)
@@ -159,17 +167,17 @@ def trained(
     return member
 
 
-def _rule(member: Member, recipe: Recipe, rows: int) -> Rule:
+def _rule(member: Member, plan: TrainingPlan, rows: int) -> Rule:
     """Of bits and readout; rho is of the sum over the rows, so that more data weigh more."""
     groups = [
         {"params": list(member.net.parameters())},
         {"params": [member.weight, member.bias], "binary": False, "lr": READOUT_LR},
     ]
-    if recipe.rule == "st":
-        return STBiSNN(groups, lr=recipe.lr, precondition="adam", clip=1.0)
+    if plan.rule == "st":
+        return STBiSNN(groups, lr=plan.lr, precondition="adam", clip=1.0)
     return BayesBiSNN(
         groups,
-        lr=recipe.lr,
+        lr=plan.lr,
         temperature=RHO / rows,
         precondition="adam",
         seed=member.seed,
@@ -183,9 +191,9 @@ def _batches(rows: int, size: int, seed: int, epoch: int) -> Iterator[Tensor]:
     yield from order.tensor_split(math.ceil(rows / size))
 
 
-def _with_dropout(rates: Tensor, rows: Tensor, epoch: int, recipe: Recipe, seed: int) -> Tensor:
-    if not recipe.dropout:
+def _with_dropout(rates: Tensor, rows: Tensor, epoch: int, plan: TrainingPlan, seed: int) -> Tensor:
+    if not plan.dropout:
         return rates
     drawn = philox.uniform(rows.numpy(), rates.shape[1], seed, Purpose.DROPOUT, epoch)
-    kept = torch.from_numpy(drawn >= recipe.dropout)
-    return (rates - QUIET) * kept / (1 - recipe.dropout) + QUIET
+    kept = torch.from_numpy(drawn >= plan.dropout)
+    return (rates - QUIET) * kept / (1 - plan.dropout) + QUIET

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 TAIL = 0.005  # of the training rows lies beyond the outermost knots, on either side
-MOST_INPUTS = 2048  # of all columns together: many columns get fewer units each
+MOST_INPUTS = 1024  # of all columns together: many columns get fewer units each
 GOLDEN = 0.6180339887498949  # phases that are multiples of it are spread evenly
 
 
