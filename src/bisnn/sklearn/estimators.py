@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from bisnn.sklearn.members import Member, Rows, TrainingPlan, trained
 from bisnn.sklearn.population import PopulationCode
 
 RULES = ("bayes", "st")
+ROWS = 8192  # predicted at a time
 LOOK = ((1, 1),)  # prediction sets are formed once, at the end
 NOT_CALIBRATED = (
     "This %(name)s is not calibrated yet. Call 'calibrate' first, on rows it was not trained on."
@@ -49,7 +50,7 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         *,
         rule: str = "bayes",
         n_networks: int = 4,
-        n_samples: int = 8,
+        n_samples: int = 4,
         time_steps: int = 8,
         units: int = 8,
         max_iter: int | str = "auto",
@@ -103,14 +104,24 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self.code_ = PopulationCode.learned(features, self.units, self.time_steps)
         return self.code_.spikes(features)
 
-    def _spikes(self, X: Any) -> torch.Tensor:
+    def _features(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         table = validate_data(self, X, dtype=None, ensure_all_finite="allow-nan", reset=False)
-        return self.code_.spikes(self.schema_.encode(table)[0])
+        return self.schema_.encode(table)[0]
+
+    def _of_all_networks(self, X: Any, function: Callable[..., torch.Tensor]) -> list[np.ndarray]:
+        """`function(network, spikes)` of each network, (K, N, ...), by batches of rows."""
+        features = self._features(X)
+        batches = [features[i : i + ROWS] for i in range(0, len(features), ROWS)]
+        parts = [
+            [function(member, spikes).numpy() for member in self.networks_]
+            for spikes in map(self.code_.spikes, batches)
+        ]
+        return [np.concatenate(of_one, 1) for of_one in zip(*parts, strict=True)]
 
     # Training
 
-    def _recipe(self, rows: int) -> TrainingPlan:
+    def _plan(self, rows: int) -> TrainingPlan:
         """The checked settings, for so many rows."""
         widths = np.atleast_1d(self.hidden_layer_sizes).tolist()
         batch, epochs = self.batch_size, self.max_iter
@@ -119,6 +130,12 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         batch = positive_int("batch_size", batch)
         if epochs == "auto":
             epochs = int(np.clip(members.UPDATES * batch // rows, *members.EPOCHS))
+        if positive_int("time_steps", self.time_steps) <= len(widths):
+            raise ValueError(
+                f"time_steps: must be more than the layers, of which each takes one; got "
+                f"{self.time_steps} for {len(widths)} layers; give e.g. {2 * len(widths) + 6}"
+            )
+        positive_int("units", self.units)
         choice("rule", self.rule, RULES)
         flag("early_stopping", self.early_stopping)
         for name in ("dropout", "validation_fraction"):
@@ -144,7 +161,7 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """Train the networks, each with rows of its own held out. Returns for each what it says of
         those rows, (K, n, C), and their number among the rows that count.
         """
-        plan = self._recipe(len(y))
+        plan = self._plan(len(y))
         rows = Rows(
             self._learn_table(X, table),
             torch.from_numpy(y),
@@ -166,14 +183,12 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     def _outputs(self, X: Any) -> np.ndarray:
         """Logits or targets of all networks' samples, (K, N, C)."""
-        spikes = self._spikes(X)
-        return np.concatenate([member.predict(spikes).numpy() for member in self.networks_])
+        return np.concatenate(self._of_all_networks(X, Member.predict))
 
     def transform(self, X: Any) -> np.ndarray:
         """Firing rates of the last layers' neurons, (N, neurons), the mean over the samples."""
-        spikes = self._spikes(X)
-        rates = [member.predict_rates(spikes).mean(0).numpy() for member in self.networks_]
-        return np.concatenate(rates, 1)
+        rates = self._of_all_networks(X, Member.predict_rates)
+        return np.concatenate([of_one.mean(0) for of_one in rates], 1)
 
 
 def _split(y: np.ndarray, share: float, seed: int) -> np.ndarray:
@@ -252,7 +267,7 @@ class BiSNNClassifier(ClassifierMixin, _Estimator):
         *,
         rule: str = "bayes",
         n_networks: int = 4,
-        n_samples: int = 8,
+        n_samples: int = 4,
         time_steps: int = 8,
         units: int = 8,
         max_iter: int | str = "auto",

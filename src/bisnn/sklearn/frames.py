@@ -53,9 +53,20 @@ def _learned_column(name: str, values: np.ndarray, categorical: bool) -> Column:
                 "categorical_features if they are categories"
             )
         return Column(name, categories=tuple(categories))
+    words_among = [row for row, value in enumerate(values) if words and not _is_number(value)]
+    if words_among:
+        raise ValueError(
+            f"X: row {words_among[0]}, column {name!r}: must be a number, as others of its column "
+            f"are; got {str(values[words_among[0]])!r}; correct it, or name the column in "
+            "categorical_features"
+        )
     x = numbers(name, values, lambda name, row: f"X: row {row}, column {name!r}")
     blank = np.isnan(x)
     return Column(name, 0.0 if blank.all() else float(np.median(x[~blank])), bool(blank.any()))
+
+
+def _is_number(value: Any) -> bool:
+    return is_blank(value) or as_number(value) is not None
 
 
 def _check_cells(name: str, values: np.ndarray) -> None:

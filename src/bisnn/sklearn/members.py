@@ -163,7 +163,8 @@ def trained(
     if kept is not None:
         member.load_state_dict(kept)
     if verbose:
-        print(f"{member.epochs} epochs, best held-out loss {best:.4f}", flush=True)
+        found = "" if kept is None else f", best held-out loss {best:.4f}"
+        print(f"network trained for {member.epochs} epochs{found}", flush=True)
     return member
 
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 TAIL = 0.005  # of the training rows lies beyond the outermost knots, on either side
-MOST_INPUTS = 1024  # of all columns together: many columns get fewer units each
+MOST_INPUTS = 512  # of all columns together: many columns get fewer units each
+ROWS = 256  # encoded at a time
 GOLDEN = 0.6180339887498949  # phases that are multiples of it are spread evenly
 
 
@@ -48,10 +49,13 @@ class PopulationCode:
 
     def spikes(self, x: np.ndarray) -> Tensor:
         """Of rows (N, d), bool (T, N, inputs)."""
-        rates = self.rates(x)
-        phase = (np.arange(rates.shape[1]) * GOLDEN) % 1 + 1e-9
-        counts = np.floor(np.arange(self.steps + 1)[:, None, None] * rates + phase)
-        return torch.from_numpy(np.diff(counts, axis=0) > 0)
+        out = np.empty((self.steps, len(x), self.inputs), bool)
+        phase = (np.arange(self.inputs) * GOLDEN) % 1 + 1e-9  # beyond what rounding takes away
+        for start in range(0, len(x), ROWS):
+            some = slice(start, start + ROWS)
+            ramps = np.arange(self.steps + 1)[:, None, None] * self.rates(x[some]) + phase
+            out[:, some] = np.diff(np.floor(ramps), axis=0) > 0
+        return torch.from_numpy(out)
 
 
 def _knots(column: np.ndarray, units: int) -> np.ndarray:
