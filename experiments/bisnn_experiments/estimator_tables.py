@@ -40,36 +40,11 @@ def _blobs() -> Table:
     return Table(x, y)
 
 
-def _pictures() -> Table:
-    """Eight classes of three noisy patterns of 64 pixels each."""
-    rng = np.random.default_rng(15)
-    patterns = rng.random((8, 3, 64)) * (rng.random((8, 3, 64)) < 0.5) * 16
-    y, kind = rng.integers(0, 8, 600), rng.integers(0, 3, 600)
-    noisy = patterns[y, kind] + 6 * rng.normal(size=(600, 64))
-    return Table(noisy.clip(0, 16).round(), y)
-
-
-def _factors() -> Table:
-    """Five hidden factors behind 25 skewed columns; a logistic class."""
-    rng = np.random.default_rng(16)
-    hidden = rng.normal(size=(400, 5))
-    x = hidden @ rng.normal(size=(5, 25)) + 0.5 * rng.normal(size=(400, 25))
-    chance = 1 / (1 + np.exp(-2 * (hidden @ rng.normal(size=5))))
-    return Table(np.exp(0.4 * x), (rng.random(400) < chance).astype(np.int64))
-
-
 def _small() -> Table:
     """Three Gaussian classes in 150 rows."""
     rng = np.random.default_rng(17)
     y = np.repeat(np.arange(3), 50)
     return Table((1.8 * rng.normal(size=(3, 4)))[y] + rng.normal(size=(150, 4)), y)
-
-
-def _informative() -> Table:
-    x, y = datasets.make_classification(
-        2000, 12, n_informative=8, n_redundant=2, n_classes=4, class_sep=1.2, random_state=19
-    )
-    return Table(x, y)
 
 
 def _linear() -> Table:
@@ -88,10 +63,7 @@ def _sparse() -> Table:
 CHOSEN_ON: dict[str, Callable[[], Table]] = {
     "moons": _moons,
     "blobs": _blobs,
-    "pictures": _pictures,
-    "factors": _factors,
     "small": _small,
-    "informative": _informative,
     "linear": _linear,
     "friedman 2": _friedman2,
     "sparse": _sparse,
