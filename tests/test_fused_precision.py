@@ -49,7 +49,7 @@ def test_half_precision_where_tf32_is_allowed(
     w = (
         sign(w) if hard else torch.tanh(w).half().float()
     )  # already rounded: another spike would be another gradient
-    I = torch.empty(kernels.reference.current_shape(x, w, stride, padding))
+    I = torch.empty(kernels.reference.current_shape(x.shape, w, stride, padding))
     shape, n = I.shape[1:], math.prod(kernels.reference.pooled_shape(I, pool)[2:])
     readout = (sign(torch.randn(outputs, n, generator=seeded(3))), torch.tensor(0.5))
     for size in (1.0, 1e-12, 1e12):

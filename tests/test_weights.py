@@ -154,6 +154,25 @@ def test_realisations_come_back_whatever_happens():
     assert all(torch.equal(p, b) for p, b in zip(net.parameters(), before, strict=True))
 
 
+def test_a_realisation_changes_places_with_the_latents():
+    """Nothing is copied, whatever the dtype or layout of the values; an alias keeps the latents."""
+    w = nn.Parameter(torch.randn(3, 4).T)
+    latents, alias, version = w.data_ptr(), w.detach(), w._version
+    value = torch.ones(3, 4).T
+    with realisation.hold([w], [value], hard=True):
+        assert w.data_ptr() == value.data_ptr()
+        assert torch.equal(w, value)
+        assert w._version > version
+        assert not torch.equal(alias, value)
+    assert w.data_ptr() == latents
+    assert torch.equal(w, alias)
+    for other in (value.double(), value.contiguous()):
+        with realisation.hold([w], [other], hard=True):
+            assert torch.equal(w, value)
+            assert w.dtype == torch.float32
+            assert w.stride() == alias.stride()
+
+
 def test_what_is_known_of_weights():
     """By their values; where those cannot be read, by what wrote them."""
     w = nn.Parameter(torch.tensor([[0.3, -2.0]]))

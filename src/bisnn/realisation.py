@@ -112,26 +112,32 @@ def hold(
 
     `hard` says whether the weights are levels, and not relaxed.
 
-    Written in place under no_grad, so that autograd notices a backward pass that comes too late.
+    The two change places in memory, and nothing is copied. Each change counts as one in place, so
+    that autograd notices a backward pass that comes too late.
     """
     if any(is_realised(p) for p in parameters):
         raise RuntimeError("these parameters hold a realisation already: realisations do not nest")
-    latents = [p.detach().clone() for p in parameters]
+    latents = [p.data for p in parameters]
     try:
-        _write(parameters, values, True, hard)
+        _place(parameters, [_like(w, v) for w, v in zip(latents, values, strict=True)], True, hard)
         yield
     finally:
-        _write(parameters, latents, False, False)
+        _place(parameters, latents, False, False)
 
 
-@torch.no_grad()
-def _write(
+def _place(
     parameters: Sequence[nn.Parameter], values: Sequence[Tensor], realised: bool, hard: bool
 ) -> None:
-    for p in parameters:  # first: a copy may fail where a CUDA graph could not be recorded
-        p._bisnn_realised, p._bisnn_hard = realised, hard  # type: ignore[attr-defined]
     for p, value in zip(parameters, values, strict=True):
-        p.copy_(value)
+        p._bisnn_realised, p._bisnn_hard = realised, hard  # type: ignore[attr-defined]
+        p.data = value
+        torch.autograd.graph.increment_version(p)
+
+
+def _like(w: Tensor, value: Tensor) -> Tensor:
+    """The value, which belongs to the caller, where a parameter can have it in the place of w."""
+    value = value.detach().to(w)
+    return value if value.stride() == w.stride() else torch.empty_like(w).copy_(value)
 
 
 def binary_parameters(of: nn.Module | Iterable[nn.Parameter]) -> list[nn.Parameter]:

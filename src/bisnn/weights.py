@@ -47,7 +47,10 @@ def sign(w_r: Tensor) -> Tensor:
     >>> sign(torch.tensor([-0.3, 0.0, 2.0])).tolist()
     [-1.0, 1.0, 1.0]
     """
-    return (w_r >= 0).to(w_r.dtype) * 2 - 1  # `where` of two numbers takes three times as long
+    up = w_r >= 0
+    if w_r.is_cuda:  # a pass less over memory; on a CPU it takes three times as long
+        return torch.where(up, 1.0, -1.0).to(w_r.dtype)
+    return up.to(w_r.dtype) * 2 - 1
 
 
 def probability(w_r: Tensor) -> Tensor:

@@ -112,8 +112,12 @@ def _convolution_gradient(
     Columns lie together by ALIGNED, WHOLE promises that the blocks of g have no rest, and without
     WIDE the inputs are fewer than 2^31.
     """
-    k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
-    i = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    # In groups, whose inputs stay in the cache
+    tile, rest = tl.swizzle2d(
+        tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1), 8
+    )
+    k = tile * BLOCK_K + tl.arange(0, BLOCK_K)
+    i = rest * BLOCK_N + tl.arange(0, BLOCK_N)
     part = tl.program_id(2)
     existing = k % K  # no mask: what is read beyond the last column is not stored
     column = existing // RUN * (W * C) + existing % RUN
@@ -330,10 +334,11 @@ def _weight_gradient(
     M, K, n_out = math.prod(shape[:-1]), places["K"], len(weight)
     n = min(128, max(16, triton.next_power_of_2(n_out)))
     aligned = math.gcd(places["RUN"], places["W"] * places["C"], 64)
-    k = min(128 if aligned >= 8 else 64, max(32, triton.next_power_of_2(K)))
+    k = min(256 if weight.ndim == 2 else 128, max(32, triton.next_power_of_2(K)))
     tiles = triton.cdiv(K, k), triton.cdiv(n_out, n)
     processors = torch.cuda.get_device_properties(g.device).multi_processor_count
-    parts = _parts(M, tiles[0] * tiles[1], processors * (2 if n * k > 1 << 13 else 4))
+    places_each = max(1, min(4, (1 << 15) // (n * k)))  # for programs, on a processor
+    parts = _parts(M, tiles[0] * tiles[1], processors * places_each)
     share = triton.cdiv(triton.cdiv(M, parts), 64) * 64
     out = torch.empty(parts, n_out, K, device=g.device)
     promises = {
@@ -341,7 +346,8 @@ def _weight_gradient(
         "WHOLE": M % 64 == 0 and n_out % n == 0,
         "WIDE": kept.numel() >= 1 << 31,
     }
-    blocks = {"BLOCK_M": 64, "BLOCK_N": n, "BLOCK_K": k, "num_warps": 4, "num_stages": 3}
+    blocks = {"BLOCK_M": 64, "BLOCK_N": n, "BLOCK_K": k, "num_stages": 3}
+    blocks["num_warps"] = 8 if n * k > 1 << 14 else 4
     x = _converted(kept, torch.float16)
     with torch.cuda.device(g.device):
         _convolution_gradient[(*tiles, parts)](
