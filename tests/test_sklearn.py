@@ -28,7 +28,7 @@ from bisnn.realisation import map_weights
 from bisnn.sklearn import BiSNNClassifier, BiSNNRegressor
 from bisnn.sklearn.population import PopulationCode
 
-SMALL = {"hidden_layer_sizes": (32,), "n_networks": 1, "n_samples": 2, "max_iter": 12}
+SMALL = {"hidden_layer_sizes": (32,), "n_networks": 1, "n_samples": 2, "max_iter": 12, "alpha": 1.0}
 IRIS = load_iris(return_X_y=True, as_frame=True)
 MOONS = make_moons(200, noise=0.2, random_state=0)
 DIABETES = load_diabetes(return_X_y=True)
@@ -178,6 +178,17 @@ def test_a_column_of_names_is_refused():
         classifier().fit(x, np.arange(50) % 2)
 
 
+def test_missing_words_of_pandas_are_blanks():
+    frame, y = mixed_frame()
+    gone = frame.astype({"colour": object})
+    gone.loc[:5, "colour"] = pd.NA
+    model = classifier().fit(gone, y)
+    assert model.schema_.columns[1].categories == ("", "blue", "red")
+    days = np.array([[pd.Timestamp(0), 1.0]] * 4, object)
+    with pytest.raises(TypeError, match="row 0, column 0: argument must be a string or a number"):
+        classifier().fit(days, [0, 1, 0, 1])
+
+
 def test_a_word_among_numbers_is_refused():
     x = np.array([[1.0, 2.0], ["two", 3.0], [3.0, 4.0]], object)
     with pytest.raises(ValueError, match=r"row 1, column 'x0': must be a number.* got 'two'"):
@@ -263,15 +274,15 @@ def test_rows_of_weight_zero_are_as_if_left_out():
 
 def test_early_stopping_keeps_the_best_epoch_on_rows_it_held_out(capsys):
     x, y = make_classification(120, 10, flip_y=0.4, random_state=0)
-    settings = {"max_iter": 200, "n_iter_no_change": 5, "verbose": 2}
+    settings = {"max_iter": 80, "n_iter_no_change": 5, "verbose": 2}
     model = classifier(**settings).fit(x, y)
     shown = capsys.readouterr().out
     losses = [float(loss) for loss in re.findall(r"epoch \d+: held-out loss ([\d.]+)", shown)]
-    assert len(losses) == model.n_iter_[0] < 200
+    assert len(losses) == model.n_iter_[0] < 80
     assert losses.index(min(losses)) == len(losses) - 6
     assert f"{len(losses)} epochs, best held-out loss {min(losses):.4f}" in shown
     whole = classifier(**settings, early_stopping=False).fit(x, y)
-    assert whole.n_iter_[0] == 200
+    assert whole.n_iter_[0] == 80
     assert whole.temperature_ == 1
     assert whole.score(x, y) > model.score(x, y)  # learned by heart
 

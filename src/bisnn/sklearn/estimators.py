@@ -29,7 +29,7 @@ from sklearn.utils.validation import (
 from bisnn import conformal
 from bisnn.checks import choice, flag, number, positive_int
 from bisnn.sklearn import members
-from bisnn.sklearn.frames import categorical_columns, learned_schema
+from bisnn.sklearn.frames import categorical_columns, checked_cells, learned_schema
 from bisnn.sklearn.members import Member, Rows, TrainingPlan, trained
 from bisnn.sklearn.population import PopulationCode
 
@@ -56,7 +56,7 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         max_iter: int | str = "auto",
         batch_size: int | str = "auto",
         learning_rate: float = 0.05,
-        alpha: float = 3e-2,
+        alpha: float = 5.0,
         dropout: float = 0.0,
         early_stopping: bool = True,
         validation_fraction: float = 0.15,
@@ -96,6 +96,7 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     def _learn_table(self, X: Any, table: np.ndarray) -> torch.Tensor:
         """Learn what becomes of the columns, and return the training rows' spikes."""
+        table = checked_cells(table)
         unnamed = [f"x{j}" for j in range(table.shape[1])]
         names = [str(name) for name in getattr(self, "feature_names_in_", unnamed)]
         categorical = categorical_columns(X, names, self.categorical_features)
@@ -107,7 +108,7 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     def _features(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         table = validate_data(self, X, dtype=None, ensure_all_finite="allow-nan", reset=False)
-        return self.schema_.encode(table)[0]
+        return self.schema_.encode(checked_cells(table))[0]
 
     def _of_all_networks(self, X: Any, function: Callable[..., torch.Tensor]) -> list[np.ndarray]:
         """`function(network, spikes)` of each network, (K, N, ...), by batches of rows."""
@@ -237,7 +238,8 @@ class BiSNNClassifier(ClassifierMixin, _Estimator):
         max_iter: epochs; "auto" for about 1,000 updates of the weights, in 20 to 300 epochs.
         batch_size: rows of an update; "auto" for a twentieth of them, 16 to 128.
         learning_rate: of the latents of the weights.
-        alpha: penalty on the squares of the readout's weights.
+        alpha: penalty on the squares of the readout's weights, beside the sum of the losses of all
+            rows.
         dropout: share of the neurons that the readout does not see in training.
         early_stopping: hold out rows, and keep each network as it was best on them. They also set
             the temperature of the probabilities.
@@ -273,7 +275,7 @@ class BiSNNClassifier(ClassifierMixin, _Estimator):
         max_iter: int | str = "auto",
         batch_size: int | str = "auto",
         learning_rate: float = 0.05,
-        alpha: float = 3e-2,
+        alpha: float = 5.0,
         dropout: float = 0.0,
         early_stopping: bool = True,
         validation_fraction: float = 0.15,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,24 @@ def categorical_columns(
     return found
 
 
+def checked_cells(table: np.ndarray) -> np.ndarray:
+    """A table with None for what pandas calls NA and NaT; a TypeError, as scikit-learn's own, for a
+    cell that is neither text nor a number.
+    """
+    if table.dtype.kind != "O":
+        return table
+    found = table.copy()
+    for place, value in np.ndenumerate(table):
+        if type(value).__name__ in ("NAType", "NaTType"):
+            found[place] = None
+        elif not isinstance(value, str | bytes | Number | np.generic | None):
+            raise TypeError(
+                f"X: row {place[0]}, column {place[1]}: argument must be a string or a number; got "
+                f"a {type(value).__name__}; leave the column out, or make numbers of it"
+            )
+    return found
+
+
 def learned_schema(table: np.ndarray, names: Sequence[str], categorical: set[int]) -> Schema:
     """What becomes of each column of a table (N, d) of numbers or of any cells."""
     columns = [_learned_column(name, table[:, j], j in categorical) for j, name in enumerate(names)]
@@ -40,8 +59,6 @@ def learned_schema(table: np.ndarray, names: Sequence[str], categorical: set[int
 
 
 def _learned_column(name: str, values: np.ndarray, categorical: bool) -> Column:
-    if values.dtype.kind == "O":
-        _check_cells(name, values)
     words = values.dtype.kind not in "fiub"
     given = [value for value in values if not is_blank(value)] if words else []
     if categorical or (given and all(as_number(value) is None for value in given)):
@@ -67,15 +84,3 @@ def _learned_column(name: str, values: np.ndarray, categorical: bool) -> Column:
 
 def _is_number(value: Any) -> bool:
     return is_blank(value) or as_number(value) is not None
-
-
-def _check_cells(name: str, values: np.ndarray) -> None:
-    """A TypeError, as scikit-learn's own, for a cell that is neither text nor a number."""
-    for row, value in enumerate(values):
-        if not isinstance(value, str | bytes | int | float | np.generic | None):
-            if type(value).__name__ in ("NAType", "Decimal", "NaTType"):
-                continue
-            raise TypeError(
-                f"X: row {row}, column {name!r}: argument must be a string or a number; got a "
-                f"{type(value).__name__}; leave the column out, or make numbers of it"
-            )

@@ -50,7 +50,7 @@ class TrainingPlan:
     batch: int
     lr: float
     dropout: float
-    alpha: float  # of the squares of the readout's weights
+    alpha: float  # of the squares of the readout's weights, beside the sum of the rows' losses
     patience: int  # epochs without a better held-out loss
 
 
@@ -144,7 +144,7 @@ def trained(
             some = train.at(batch)
             with rule.sampled():
                 seen = _with_dropout(member.rates(some.spikes), batch, epoch, plan, seed)
-                penalty = plan.alpha * member.weight.square().sum()
+                penalty = plan.alpha / len(train.y) * member.weight.square().sum()
                 (some.loss(member.read(seen)) + penalty).backward()
             rule.step()
         decay.step()
