@@ -50,17 +50,13 @@ WORST = 3.0  # tolerances that a table counts at most, when settings are compare
 # Settings that differ from the defaults. Names in capitals are constants of `bisnn.sklearn.members`
 VARIANTS: dict[str, dict[str, Any]] = {
     "as judged": {},
-    "alpha 1e-2": {"alpha": 1e-2},
-    "alpha 3e-3": {"alpha": 3e-3},
-    "alpha 1e-2, rate 0.1": {"alpha": 1e-2, "learning_rate": 0.1},
-    "alpha 1e-2, init 0.5": {"alpha": 1e-2, "INIT": 0.5},
-    "alpha 1e-2, slope 8": {"alpha": 1e-2, "NEURON": replace(members.NEURON, slope=8.0)},
-    "alpha 1e-2, ST, rate 0.01, dropout 0.3": {
-        "alpha": 1e-2,
-        "rule": "st",
-        "learning_rate": 0.01,
-        "dropout": 0.3,
-    },
+    "alpha 1": {"alpha": 1.0},
+    "alpha 20": {"alpha": 20.0},
+    "rate 0.1": {"learning_rate": 0.1},
+    "init 0.5": {"INIT": 0.5},
+    "slope 8": {"NEURON": replace(members.NEURON, slope=8.0)},
+    "relaxed samples": {"HARD": False},
+    "ST, rate 0.01, dropout 0.3": {"rule": "st", "learning_rate": 0.01, "dropout": 0.3},
 }
 COMPARED = {"n_networks": 2}  # in all of them, for speed
 
