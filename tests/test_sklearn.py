@@ -246,8 +246,8 @@ def test_a_rows_prediction_does_not_depend_on_its_neighbours():
 
 def test_all_weights_of_the_layers_are_bits():
     model = classifier(n_networks=2).fit(*MOONS)
-    for member in model.networks_:
-        packed = bisnn.packing.describe(member.net)
+    for network in model.networks_:
+        packed = bisnn.packing.describe(network.net)
         assert packed.layers[0].alphabet.levels == (-1, 1)
 
 

@@ -34,7 +34,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from bisnn.runs.results import Finding
-from bisnn.sklearn import BiSNNClassifier, BiSNNRegressor, members
+from bisnn.sklearn import BiSNNClassifier, BiSNNRegressor, networks
 from bisnn_experiments import results, workers
 from bisnn_experiments.estimator_tables import CHOSEN_ON, JUDGED_ON, Table
 from bisnn_experiments.measurement import machine
@@ -47,14 +47,14 @@ NLL_WITHIN = 0.02  # of logistic regression
 SECONDS = 120  # at most, for a fold on one core
 WORST = 3.0  # tolerances that a table counts at most, when settings are compared
 
-# Settings that differ from the defaults. Names in capitals are constants of `bisnn.sklearn.members`
+# Settings unlike the defaults; names in capitals are constants of `bisnn.sklearn.networks`
 VARIANTS: dict[str, dict[str, Any]] = {
     "as judged": {},
     "alpha 1": {"alpha": 1.0},
     "alpha 20": {"alpha": 20.0},
     "rate 0.1": {"learning_rate": 0.1},
     "init 0.5": {"INIT": 0.5},
-    "slope 8": {"NEURON": replace(members.NEURON, slope=8.0)},
+    "slope 8": {"NEURON": replace(networks.NEURON, slope=8.0)},
     "relaxed samples": {"HARD": False},
     "ST, rate 0.01, dropout 0.3": {"rule": "st", "learning_rate": 0.01, "dropout": 0.3},
 }
@@ -209,7 +209,7 @@ def settled(table: Table, task: Task) -> Iterator[Any]:
     estimator.set_params(**{name: settings[name] for name in settings if not name.isupper()})
     with ExitStack() as stack:
         for constant in filter(str.isupper, settings):
-            stack.enter_context(patch.object(members, constant, settings[constant]))
+            stack.enter_context(patch.object(networks, constant, settings[constant]))
         yield estimator
 
 

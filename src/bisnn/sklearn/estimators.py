@@ -28,9 +28,9 @@ from sklearn.utils.validation import (
 
 from bisnn import conformal
 from bisnn.checks import choice, flag, number, positive_int
-from bisnn.sklearn import members
+from bisnn.sklearn import networks
 from bisnn.sklearn.frames import categorical_columns, checked_cells, learned_schema
-from bisnn.sklearn.members import Member, Rows, TrainingPlan, trained
+from bisnn.sklearn.networks import EncodedRows, TableNetwork, TrainingPlan, trained
 from bisnn.sklearn.population import PopulationCode
 
 RULES = ("bayes", "st")
@@ -115,7 +115,7 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         features = self._features(X)
         batches = [features[i : i + ROWS] for i in range(0, len(features), ROWS)]
         parts = [
-            [function(member, spikes).numpy() for member in self.networks_]
+            [function(network, spikes).numpy() for network in self.networks_]
             for spikes in map(self.code_.spikes, batches)
         ]
         return [np.concatenate(of_one, 1) for of_one in zip(*parts, strict=True)]
@@ -130,7 +130,7 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             batch = min(128, max(16, rows // 20))
         batch = positive_int("batch_size", batch)
         if epochs == "auto":
-            epochs = int(np.clip(members.UPDATES * batch // rows, *members.EPOCHS))
+            epochs = int(np.clip(networks.UPDATES * batch // rows, *networks.EPOCHS))
         if positive_int("time_steps", self.time_steps) <= len(widths):
             raise ValueError(
                 f"time_steps: must be more than the layers, of which each takes one; got "
@@ -163,7 +163,7 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         those rows, (K, n, C), and their number among the rows that count.
         """
         plan = self._plan(len(y))
-        rows = Rows(
+        rows = EncodedRows(
             self._learn_table(X, table),
             torch.from_numpy(y),
             torch.from_numpy((weights / weights.mean()).astype(np.float32)),
@@ -177,18 +177,18 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             delayed(_train)(rows, held_out, outputs, plan, int(seed), self.verbose)
             for held_out, seed in zip(splits, seeds, strict=True)
         )
-        self.networks_ = [member for member, _ in found]
-        self.n_iter_ = np.array([member.epochs for member in self.networks_])
-        self._n_features_out = sum(member.weight.shape[1] for member in self.networks_)
+        self.networks_ = [network for network, _ in found]
+        self.n_iter_ = np.array([network.epochs for network in self.networks_])
+        self._n_features_out = sum(network.weight.shape[1] for network in self.networks_)
         return [(said, held_out) for (_, said), held_out in zip(found, splits, strict=True)]
 
     def _outputs(self, X: Any) -> np.ndarray:
         """Logits or targets of all networks' samples, (K, N, C)."""
-        return np.concatenate(self._of_all_networks(X, Member.predict))
+        return np.concatenate(self._of_all_networks(X, TableNetwork.predict))
 
     def transform(self, X: Any) -> np.ndarray:
         """Firing rates of the last layers' neurons, (N, neurons), the mean over the samples."""
-        rates = self._of_all_networks(X, Member.predict_rates)
+        rates = self._of_all_networks(X, TableNetwork.predict_rates)
         return np.concatenate([of_one.mean(0) for of_one in rates], 1)
 
 
@@ -206,8 +206,13 @@ def _split(y: np.ndarray, share: float, seed: int) -> np.ndarray:
 
 
 def _train(
-    rows: Rows, held_out: np.ndarray, outputs: int, plan: TrainingPlan, seed: int, verbose: int
-) -> tuple[Member, np.ndarray]:
+    rows: EncodedRows,
+    held_out: np.ndarray,
+    outputs: int,
+    plan: TrainingPlan,
+    seed: int,
+    verbose: int,
+) -> tuple[TableNetwork, np.ndarray]:
     """A network, and what it says of the rows that it was not trained on."""
     others = np.setdiff1d(np.arange(len(rows.y)), held_out)
     train, judged = (rows.at(torch.from_numpy(some)) for some in (others, held_out))
@@ -216,8 +221,8 @@ def _train(
     try:
         if not len(held_out):
             return trained(train, None, outputs, plan, seed, verbose), np.zeros((1, 0, outputs))
-        member = trained(train, judged, outputs, plan, seed, verbose)
-        return member, member.predict(judged.spikes).numpy()
+        network = trained(train, judged, outputs, plan, seed, verbose)
+        return network, network.predict(judged.spikes).numpy()
     finally:
         torch.set_num_threads(before)
 
@@ -333,7 +338,7 @@ class BiSNNClassifier(ClassifierMixin, _Estimator):
         more had been seen that is of all classes alike, so that few rows make no class impossible.
         """
         said = _mean_softmax(self._outputs(X) / self.temperature_)
-        prior = members.PRIOR / self.n_rows_
+        prior = networks.PRIOR / self.n_rows_
         return (said + prior / said.shape[1]) / (1 + prior)
 
     def predict(self, X: Any) -> np.ndarray:

@@ -54,15 +54,15 @@ class TrainingPlan:
     patience: int  # epochs without a better held-out loss
 
 
-class Rows(NamedTuple):
+class EncodedRows(NamedTuple):
     """Encoded rows, their targets, and how much each of them counts."""
 
     spikes: Tensor  # bool (T, N, inputs)
     y: Tensor  # (N,), int64 classes or float32 targets
     weights: Tensor  # (N,) float32
 
-    def at(self, index: Tensor) -> Rows:
-        return Rows(self.spikes[:, index], self.y[index], self.weights[index])
+    def at(self, index: Tensor) -> EncodedRows:
+        return EncodedRows(self.spikes[:, index], self.y[index], self.weights[index])
 
     def loss(self, outputs: Tensor) -> Tensor:
         """The mean of the rows' losses by their weights, for outputs (N, C)."""
@@ -73,7 +73,7 @@ class Rows(NamedTuple):
         return (each * self.weights).sum() / self.weights.sum()
 
 
-class Member(nn.Module):
+class TableNetwork(nn.Module):
     """A network of binary weights without readouts of its own, and the real one that reads it."""
 
     def __init__(self, inputs: int, outputs: int, plan: TrainingPlan, seed: int):
@@ -125,54 +125,54 @@ class Member(nn.Module):
 
 
 def trained(
-    train: Rows,
-    held_out: Rows | None,
+    train: EncodedRows,
+    held_out: EncodedRows | None,
     outputs: int,
     plan: TrainingPlan,
     seed: int,
     verbose: int = 0,
-) -> Member:
+) -> TableNetwork:
     """Train a network. With rows that are held out, it stops when their loss no longer falls, and
     the best epoch is kept.
     """
-    member = Member(train.spikes.shape[2], outputs, plan, seed)
-    rule = _rule(member, plan, len(train.y))
+    network = TableNetwork(train.spikes.shape[2], outputs, plan, seed)
+    rule = _rule(network, plan, len(train.y))
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(rule, plan.epochs)
     best, kept, waited = math.inf, None, 0
     for epoch in range(plan.epochs):
         for batch in _batches(len(train.y), plan.batch, seed, epoch):
             some = train.at(batch)
             with rule.sampled():
-                seen = _with_dropout(member.rates(some.spikes), batch, epoch, plan, seed)
-                penalty = plan.alpha / len(train.y) * member.weight.square().sum()
-                (some.loss(member.read(seen)) + penalty).backward()
+                seen = _with_dropout(network.rates(some.spikes), batch, epoch, plan, seed)
+                penalty = plan.alpha / len(train.y) * network.weight.square().sum()
+                (some.loss(network.read(seen)) + penalty).backward()
             rule.step()
         decay.step()
-        member.epochs += 1
+        network.epochs += 1
         if held_out is None:
             continue
-        loss = float(held_out.loss(member.predict(held_out.spikes).mean(0)))
+        loss = float(held_out.loss(network.predict(held_out.spikes).mean(0)))
         if verbose > 1:
             print(f"epoch {epoch + 1}: held-out loss {loss:.4f}", flush=True)
         waited += 1
         if loss < best:
             best, waited = loss, 0
-            kept = {name: value.clone() for name, value in member.state_dict().items()}
+            kept = {name: value.clone() for name, value in network.state_dict().items()}
         if waited >= plan.patience:
             break
     if kept is not None:
-        member.load_state_dict(kept)
+        network.load_state_dict(kept)
     if verbose:
         found = "" if kept is None else f", best held-out loss {best:.4f}"
-        print(f"network trained for {member.epochs} epochs{found}", flush=True)
-    return member
+        print(f"network trained for {network.epochs} epochs{found}", flush=True)
+    return network
 
 
-def _rule(member: Member, plan: TrainingPlan, rows: int) -> Rule:
+def _rule(network: TableNetwork, plan: TrainingPlan, rows: int) -> Rule:
     """Of bits and readout; rho is of the sum over the rows, so that more data weigh more."""
     groups = [
-        {"params": list(member.net.parameters())},
-        {"params": [member.weight, member.bias], "binary": False, "lr": READOUT_LR},
+        {"params": list(network.net.parameters())},
+        {"params": [network.weight, network.bias], "binary": False, "lr": READOUT_LR},
     ]
     if plan.rule == "st":
         return STBiSNN(groups, lr=plan.lr, precondition="adam", clip=1.0)
@@ -181,7 +181,7 @@ def _rule(member: Member, plan: TrainingPlan, rows: int) -> Rule:
         lr=plan.lr,
         temperature=RHO / rows,
         precondition="adam",
-        seed=member.seed,
+        seed=network.seed,
         straight_through=HARD,
     )
 
