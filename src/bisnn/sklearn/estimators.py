@@ -49,8 +49,8 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         hidden_layer_sizes: int | Sequence[int] = (256,),
         *,
         rule: str = "bayes",
-        n_networks: int = 4,
-        n_samples: int = 8,
+        n_networks: int = 3,
+        n_samples: int = 4,
         time_steps: int = 8,
         units: int = 8,
         max_iter: int | str = "auto",
@@ -240,7 +240,7 @@ class BiSNNClassifier(ClassifierMixin, _Estimator):
         n_samples: of each network's posterior in a prediction.
         time_steps: for which the networks run.
         units: for each column of numbers; fewer where there are very many columns.
-        max_iter: epochs; "auto" for about 1,000 updates of the weights, in 20 to 300 epochs.
+        max_iter: epochs; "auto" for about 1,000 updates of the weights, in 10 to 300 epochs.
         batch_size: rows of an update; "auto" for a twentieth of them, 16 to 128.
         learning_rate: of the latents of the weights.
         alpha: penalty on the squares of the readout's weights, beside the sum of the losses of all
@@ -273,8 +273,8 @@ class BiSNNClassifier(ClassifierMixin, _Estimator):
         hidden_layer_sizes: int | Sequence[int] = (256,),
         *,
         rule: str = "bayes",
-        n_networks: int = 4,
-        n_samples: int = 8,
+        n_networks: int = 3,
+        n_samples: int = 4,
         time_steps: int = 8,
         units: int = 8,
         max_iter: int | str = "auto",
