@@ -1,4 +1,4 @@
-# make demo   digits seen by a camera, three methods, a verdict, a report     make test   tests, doctests, linter, type checker
+# make demo   digits seen by a camera, three methods, a verdict, a report, a page to draw on     make test   tests, doctests, linter, type checker
 # Both set up everything they need in .venv first.
 
 PYTHON ?= python3
@@ -19,7 +19,8 @@ setup: .venv/ready
 demo: setup
 	rm -rf out/demo
 	$(BIN)/bisnn reproduce table1 --seeds 1 --jobs 3 --out out/demo
-	$(BIN)/bisnn report out/demo/runs/* --out out/demo/report.html
+	$(BIN)/bisnn export out/demo/runs/digits_bayes_tuned_seed0 --to web --out out/demo/try.html & page=$$!; \
+	$(BIN)/bisnn report out/demo/runs/* --out out/demo/report.html && wait $$page
 
 test: lint results-check
 	$(BIN)/pytest -n 2 -m "not slow"

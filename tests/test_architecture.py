@@ -16,6 +16,7 @@ PAPER = {
     *(
         "weights",
         "realisation",
+        "modules",
         "layer",
         "layers",
         "network",
@@ -23,6 +24,7 @@ PAPER = {
         "optimizer",
         "rules",
         "steps",
+        "states",
     ),
     *("ensemble", "prediction", "metrics", "intervals", "selection", "encode", "packing"),
 }
@@ -39,7 +41,11 @@ ALLOWED: dict[str, set[str]] = {
     "sklearn": {"bits", "packed", "paper"},
     "runs": {"bits", "kernels", "packed", "paper", "shipping", "data"},
     "reporting": {"packed", "paper", "shipping", "data", "runs"},
-    "cli": {"kernels", "packed", "paper", "shipping", "data", "runs", "reporting", "experiments"},
+    "tuning": {"bits", "kernels", "runs", "reporting"},
+    "cli": {
+        *("kernels", "packed", "paper", "shipping", "data", "runs", "reporting", "tuning"),
+        "experiments",
+    },
 }
 TOP = {"cli", "commands", "printing", "system", "__main__"}  # the command line
 

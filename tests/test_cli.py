@@ -23,14 +23,17 @@ from runs import run_of_both_rules, small
 COMMANDS = (
     "train",
     "resume",
+    "tune",
     "evaluate",
     "predict",
     "calibrate",
     "reproduce",
     "report",
     "export",
+    "try",
     "inspect",
     "simulate",
+    "new",
     "info",
 )
 
@@ -49,6 +52,7 @@ LOADS = {  # of the model, of the data, and validations of a config
     "calibrate RUN --data LABELLED --coverage 0.5 -q": (1, 1, 1),
     "export RUN --to packed --as members": (1, 0, 1),
     "export RUN --to c --as map": (1, 0, 1),
+    "export RUN --to web --as map": (1, 1, 1),
     "export RUN --to packed --neuron fixed": (1, 1, 1),
     "report RUN -q": (0, 0, 1),
 }

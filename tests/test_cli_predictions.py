@@ -102,7 +102,7 @@ def test_recordings_that_cannot_be_predicted(bisnn_, recorded, trained, tmp_path
         "nothing.bin": "nothing.bin: there is no such file",
         "noise.bin": "noise.bin: 20 of 20 addresses are outside the sensor",
         "empty": "empty: is a folder without recordings",
-        "points.csv": "points.csv: must be an .aedat (AER-DAT2.0) or a .bin (N-MNIST) file",
+        "points.csv": "points.csv: must name its columns t, x, y and p; got '1, 2'",
         "large.aedat": (
             "large.aedat: must have the 34 x 34 pixels that the model was trained on; got 128 x 128"
         ),

@@ -54,7 +54,7 @@ MISTAKES = {
         "rule.name: must be one of st, bayes, bop, full; got 'bays'; did you mean 'bayes'?"
     ),
     "data.name=moons": (
-        "table, nmnist, mnist_dvs, digits, tonic; got 'moons'; did you mean 'two_moons'?"
+        "table, nmnist, mnist_dvs, digits, tonic, folder; got 'moons'; did you mean 'two_moons'?"
     ),
     "train.epochs=1.5": "train.epochs: must be a valid integer; got 1.5",
     "train.epochs=ten": "train.epochs: must be a valid integer; got 'ten'",
@@ -120,7 +120,7 @@ def test_mistake_is_one_clear_line(override):
         ("two_moons_bayes", "rule.eta=3", "the nearest valid key is rule.lr"),
         ("two_moons_bayes", "network.hidden=3", "the nearest valid key is network.layers"),
         ("two_moons_bayes", "train.batch=3", "the nearest valid key is train.batch_size"),
-        ("two_moons_bayes", "predict.members=3", "the nearest valid key is predict.samples"),
+        ("two_moons_bayes", "predict.n_members=3", "the nearest valid key is predict.samples"),
         ("two_moons_bayes", "T=3", "the nearest valid key is encode.steps"),
         ("nmnist_st", "T=3", "the nearest valid key is data.steps"),
     ],

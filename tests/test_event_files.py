@@ -42,7 +42,6 @@ BAD = {
         r"must be AER-DAT2.0; got version 1.0; convert it",
     ),
     "version 3": ("a.aedat", b"#!AER-DAT3.1\r\n#Format: RAW\r\n", "got version 3.1"),
-    "version 4": ("a.aedat", b"#!AER-DAT4.0\r\n" + bytes(100), "got version 4.0"),
     "version ?": ("a.aedat", b"#!AER-DATxyz\r\n", "got version unknown"),
     "endless line": (
         "a.aedat",
@@ -67,7 +66,11 @@ BAD = {
         "its 20,000 bytes are all 0, as of a download that failed; get it again",
     ),
     "zeros, aedat": ("a.aedat", bytes(800), "are all 0"),
-    "a zip": ("a.zip", b"PK\3\4" + bytes(100), r"must be an .aedat .* got '.zip'"),
+    "a zip": (
+        "a.zip",
+        b"PK\3\4" + bytes(100),
+        r"must be one of .aedat, .* got '.zip'; give a recording",
+    ),
     "no suffix": ("recording", b"x" * 100, "got 'no suffix'"),
 }
 

@@ -51,6 +51,16 @@ def test_the_readmes_python_runs():
     assert bisnn.metrics.accuracy(names["result"].mean, names["test"].y[:200]) > 0.9
 
 
+def test_the_python_of_pages_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for page in ("MODULES.md",):
+        text = (ROOT / "docs" / page).read_text()
+        names: dict = {}
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            exec(compile(block, page, "exec"), names)
+    assert len(bisnn.load_states("members.safetensors")) == 10
+
+
 def test_documents_name_files_functions_and_tests_that_exist():
     """docs/EQUATIONS.md maps equations to functions and tests: every `module.name` and `test_name`
     in it is real.

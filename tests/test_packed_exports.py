@@ -247,7 +247,8 @@ def test_exports_refuse_what_has_no_meaning(tmp_path):
     with pytest.raises(ValueError, match="a NIR graph is of one network"):
         bisnn.export(run, "nir", predictor="members")
     with pytest.raises(
-        ValueError, match="to: must be one of packed, c, nir; got 'pack'; did you mean 'packed'"
+        ValueError,
+        match="to: must be one of packed, c, nir, web; got 'pack'; did you mean 'packed'",
     ):
         bisnn.export(run, "pack")
     assert sorted(p.name for p in run.iterdir() if "packed" in p.name) == []

@@ -285,7 +285,7 @@ def test_foreign_modules_are_told_what_is_needed():
     for call in (lambda: predict(module, X), lambda: packing.describe(module)):
         with pytest.raises(
             ValueError,
-            match=r"net: must be a bisnn\.Network; got a Sequential; for a module of your own use",
+            match=r"net: must be a bisnn\.Network; got a Sequential; for a module of your own give",
         ):
             call()
     with pytest.raises(

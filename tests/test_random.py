@@ -39,6 +39,8 @@ USERS = {
     Purpose.EXPORT: {"runs/exporting", "shipping/c_golden"},
     Purpose.BOOTSTRAP: {"intervals"},
     Purpose.CALIBRATION_SPLIT: {"runs/guarantee"},
+    Purpose.DROPOUT_MEMBERS: {"prediction"},
+    Purpose.TRAINED_MEMBERS: {"runs/config"},
     Purpose.CAMERA_RECORDING: {"data/camera"},
     Purpose.CAMERA_SENSOR: {"data/camera"},
     Purpose.CORRUPTION: {"data/corruption"},

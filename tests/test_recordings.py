@@ -13,8 +13,9 @@ from bisnn.data.loading import Clips
 from bisnn.errors import Stopped
 from bisnn.packed import load as load_packed
 from bisnn.runs import inputs, training
+from bisnn.runs.building import build_network
 from bisnn.runs.config import parse
-from bisnn.runs.model import Model, build_network
+from bisnn.runs.model import Model
 from runs import RECORDED, RULES, made_up, run_on_recordings
 
 pytestmark = pytest.mark.usefixtures("own_cache")

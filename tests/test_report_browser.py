@@ -5,12 +5,12 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from browser import chromium
 from reports import figures
 
 MEASURE = """
@@ -77,12 +77,7 @@ window.onload = () => {
 
 @pytest.fixture(scope="module")
 def browser() -> str:
-    found = next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
-    if found is None:
-        pytest.skip("Chromium is not installed: apt-get install chromium")
-    return found
+    return chromium()
 
 
 def measured(

@@ -14,6 +14,7 @@ from bisnn_experiments.alphabets import Alphabets
 from bisnn_experiments.camera import CameraResults
 from bisnn_experiments.fixed_point import FixedPoint
 from bisnn_experiments.results import Figures, Mean, Row, Study, Summary, over_seeds, summarise
+from bisnn_experiments.tuning import TuningStudy
 from bisnn_experiments.uncertainty import Uncertainty
 
 PUBLISHED = Path(__file__).parents[1] / "docs" / "results"
@@ -25,6 +26,7 @@ KINDS = {
     "recording_options*": Study,
     "rule_options": Study,
     "table1_*": Figures,
+    "tuning": TuningStudy,
     "uncertainty_*": Uncertainty,
 }
 # By other commands, or by commands that are gone
@@ -69,7 +71,7 @@ def studies(found: Any) -> list[Any]:
 
 @pytest.mark.parametrize(
     "file",
-    [file for file, kind in FILES.items() if kind not in (CameraResults, FixedPoint)],
+    [file for file, kind in FILES.items() if kind not in (CameraResults, FixedPoint, TuningStudy)],
     ids=lambda file: file.stem,
 )
 def test_published_summaries_follow_from_their_rows(file):

@@ -10,7 +10,7 @@ from bisnn.data import events, simulation
 from bisnn.data.loading import Clips
 from bisnn.runs import config_errors
 from bisnn.runs.config import Config, parse
-from bisnn.runs.inputs import input_shape, load_dataset, spikes
+from bisnn.runs.inputs import described, input_shape, load_dataset, spikes
 from runs import RECORDED, RULES, SMALL, made_up, made_up_nmnist
 
 
@@ -28,6 +28,15 @@ def write_mnist_dvs(folder):
     return {"root": str(folder), "classes": [3, 7], "crop": 10, "steps": 12}
 
 
+def write_folder(folder):
+    for name in ("cat", "dog"):
+        (folder / "mine" / name).mkdir(parents=True)
+        for number in range(5):
+            path = folder / "mine" / name / f"{number}.bin"
+            events.write_nmnist(path, made_up(500, 34, number))
+    return {"root": str(folder / "mine"), "crop": [2, 2, 30, 32], "steps": 5, "bin_us": 20_000}
+
+
 def simulated(folder):
     return {"crop": 10, "steps": 3, "bin_us": 2000}
 
@@ -43,6 +52,7 @@ DATA = {  # by name: what the section needs beside it, written into a folder
     "table": write_table,
     "nmnist": lambda folder: {"root": str(made_up_nmnist(folder / "N")), "classes": [3, 7]},
     "mnist_dvs": write_mnist_dvs,
+    "folder": write_folder,
     "digits": simulated,
     "tonic": tonic,
 }
@@ -62,6 +72,7 @@ def test_a_section_loads_what_it_says(name, tmp_path, monkeypatch):
     section = {"name": name, "validation": 0.2, **DATA[name](tmp_path)}
     config = parse({**settings, "data": section, "augment": {}}, name)
     loaded = load_dataset(config, show=False)
+    config = described(config, loaded)
     assert config.recorded == isinstance(loaded.train.x, Clips) == (settings is RECORDED)
     assert bool(loaded.classes) == (config.task == "classification")
     assert loaded.validation is not None

@@ -16,9 +16,10 @@ from bisnn.bits.philox import Purpose
 from bisnn.errors import Stopped
 from bisnn.losses import local_loss
 from bisnn.runs import evaluation, monitoring, training
+from bisnn.runs.building import build_network
 from bisnn.runs.folder import RunFolder
 from bisnn.runs.inputs import load_dataset, spikes, training_spikes
-from bisnn.runs.model import build_network, load
+from bisnn.runs.model import load
 from runs import ONE_D, RULES, Killed, files, small, stop_after
 
 # What a run does

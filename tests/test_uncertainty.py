@@ -17,8 +17,9 @@ from bisnn.data import events, simulation
 from bisnn.data.archives import NMNIST
 from bisnn.data.camera import N_MNIST_MOTION, record
 from bisnn.runs import training
+from bisnn.runs.building import build_network
 from bisnn.runs.config import Config, parse
-from bisnn.runs.model import Model, build_network
+from bisnn.runs.model import Model
 from bisnn_experiments import scores, uncertainty
 from bisnn_experiments.results import Mean, summarise
 from runs import RECORDED, RULES, made_up, small

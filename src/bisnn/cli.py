@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from bisnn.commands import paper, prediction, recordings, shipping, training
+from bisnn.commands import paper, prediction, recordings, shipping, starting, training, tuning
 from bisnn.errors import Interrupted, Lost, Stopped, sentence
 
 
@@ -29,8 +29,10 @@ app = typer.Typer(
     name="bisnn",
     help="Spiking neural networks with binary weights that know how sure they are.",
     epilog=_epilog(
+        "bisnn try",
         "bisnn train two_moons_bayes",
         "bisnn resume runs/two_moons_bayes_seed0",
+        "bisnn tune two_moons_bayes --trials 30",
         "bisnn evaluate runs/two_moons_bayes_seed0 --energy",
         "bisnn predict runs/two_moons_bayes_seed0 points.csv",
         "bisnn calibrate runs/two_moons_bayes_seed0 --data more.csv --coverage 0.9",
@@ -38,6 +40,7 @@ app = typer.Typer(
         "bisnn report runs/two_moons_bayes_seed0",
         "bisnn export runs/two_moons_bayes_seed0 --to packed",
         "bisnn inspect recording.aedat",
+        "bisnn new points.csv",
         "bisnn simulate simulated",
         "bisnn info",
     ),
@@ -52,11 +55,18 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
     training.train: [
         "bisnn train two_moons_bayes",
         "bisnn train my.toml --out runs/mine --set rule.temperature=1e-3 --set train.epochs=100",
+        "bisnn train nmnist_st --members 4",
         "torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m bisnn train my.toml",
     ],
     training.resume: [
         "bisnn resume runs/two_moons_bayes_seed0",
         "bisnn resume runs/two_moons_bayes_seed0 --set train.epochs=200",
+        "bisnn resume runs/gestures_seed0 --data /mnt/disk/gestures",
+    ],
+    tuning.tune: [
+        "bisnn tune two_moons_bayes --trials 30 --minutes 10",
+        "bisnn tune my.toml --jobs 4 --operations",
+        "bisnn tune my.toml --storage postgresql://user@host/database --name mine",
     ],
     training.evaluate: [
         "bisnn evaluate runs/two_moons_bayes_seed0",
@@ -68,6 +78,7 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
         "bisnn predict runs/two_moons_bayes_seed0 points.csv",
         "bisnn predict runs/mine points.npy --out predictions.csv",
         "bisnn predict runs/nmnist_st_seed0 N-MNIST/Test/7 recording.bin",
+        "bisnn predict runs/mine --data moved/points.csv",
     ],
     prediction.calibrate: [
         "bisnn calibrate runs/mine --coverage 0.95",
@@ -84,14 +95,21 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
         "bisnn export runs/two_moons_bayes_seed0 --to packed --as posterior",
         "bisnn export runs/two_moons_bayes_seed0 --to c --as map --out firmware/",
         "bisnn export runs/two_moons_bayes_seed0 --to nir",
+        "bisnn export runs/two_moons_bayes_seed0 --to web",
     ],
+    shipping.try_: ["bisnn try", "bisnn try --no-open --out try.html"],
     training.report: [
         "bisnn report runs/two_moons_bayes_seed0",
         "bisnn report runs/* --out comparison.html",
     ],
+    starting.new: [
+        "bisnn new points.csv",
+        "bisnn new gestures --out gestures.toml",
+    ],
     recordings.inspect: [
         "bisnn inspect recording.aedat",
         "bisnn inspect Train/0/00002.bin --out look.png",
+        "bisnn inspect gestures --out sheet.html",
     ],
     recordings.simulate: [
         "bisnn simulate simulated",
@@ -101,7 +119,7 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
     info: ["bisnn info"],
 }
 for command, examples in COMMANDS.items():
-    app.command(epilog=_epilog(*examples))(command)
+    app.command(command.__name__.rstrip("_"), epilog=_epilog(*examples))(command)
 
 
 @app.callback(invoke_without_command=True)

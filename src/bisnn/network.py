@@ -64,6 +64,8 @@ class Network(nn.Module):
         init: binary latents start at +-init; logits with log-odds of 2 init for a random level,
             and other latents at one.
         seed: of initial weights and readouts, 0 to 2^32 - 1.
+        weights_seed: of the initial weights where it is another one: networks that are to predict
+            as one share their readouts.
         dtype: float32, or float64 for checks. Constants are computed in float64 and rounded once to
             it.
 
@@ -88,6 +90,7 @@ class Network(nn.Module):
         input_shape: Sequence[int] | None = None,
         init: float = 0.5,
         seed: int = 0,
+        weights_seed: int | None = None,
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
@@ -114,13 +117,14 @@ class Network(nn.Module):
             )
         self.alphabet, self.gradient = alphabet_of(weights), gradient
         self.input_shape = _input_shape(layers, input_shape)
+        first = seed_number(seed if weights_seed is None else weights_seed)
         seed_number(seed)
         self.layers: Sequence[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.readouts = nn.ModuleList()
         shapes: list[Shape] = []
         for i, layer in enumerate(layers):
             spec = layer.plan(i, [*shapes, self.input_shape], neuron or SRM(), self.alphabet)
-            layer.build(spec, posterior, init, seed, i, dtype)
+            layer.build(spec, posterior, init, first, i, dtype)
             shapes.append(spec.output_shape)
             if readout is None or (readout_after == "last" and i < len(layers) - 1):
                 self.readouts.append(nn.Identity())  # stands for none
@@ -248,8 +252,7 @@ def check_network(net: object) -> None:
     if not isinstance(net, Network):
         raise ValueError(
             f"net: must be a bisnn.Network; got a {type(net).__name__}; for a module of your own "
-            "use its outputs inside `with bisnn.map_weights(module):` or `with "
-            "bisnn.sample_weights(module, seed, member):`"
+            "give the rule that trains it: predict(module, x, rule=rule)"
         )
 
 

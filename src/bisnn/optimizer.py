@@ -17,15 +17,16 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bisnn import realisation
-from bisnn.checks import choice, flag, number
+from bisnn import modules, realisation
+from bisnn.checks import choice, flag, number, positive_int
 from bisnn.weights import Categorical, Pullback, Signs, latents_of
 
 PRECONDITIONERS = ("none", "momentum", "adam")
@@ -309,6 +310,41 @@ class Rule(Optimizer):
         super().zero_grad(set_to_none)
         self._earlier = [None] * len(self._earlier)
         self._blocks = 0
+
+    # What a network takes with it
+
+    def map_weights(self, net: nn.Module) -> dict[str, Tensor]:
+        """The most probable weights of a module that this rule trains, with everything else that
+        belongs to it: a `state_dict` for the module as it was before `bisnn.binarise`.
+        """
+        with realisation.map_weights(self._binary()):
+            return modules.plain_state(net)
+
+    def members(self, net: nn.Module, samples: int, seed: int = 0) -> list[dict[str, Tensor]]:
+        """So many members drawn from the posterior, each as `map_weights` gives the MAP weights."""
+        states = []
+        for realised in self.realisations(samples, seed):
+            with realised():
+                states.append(modules.plain_state(net))
+        return states
+
+    def realisations(
+        self, samples: int | None = None, seed: int = 0
+    ) -> list[Callable[[], AbstractContextManager[None]]]:
+        """Blocks in which the parameters hold the MAP weights, or those of each member."""
+        binary = self._binary()
+        if samples is None:
+            return [partial(realisation.map_weights, binary)]
+        positive_int("samples", samples)
+        if not self.has_posterior:
+            raise ValueError(
+                f"samples: {type(self).__name__} has no posterior to draw from; got {samples}; "
+                "leave it out, or train with BayesBiSNN"
+            )
+        return [partial(realisation.sample_weights, binary, seed, k) for k in range(samples)]
+
+    def _binary(self) -> list[Any]:
+        return [p for p, group in self._params() if group["binary"]]
 
     # All that the next step depends on
 

@@ -7,19 +7,45 @@ softmax of the last readout.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from scipy import optimize
+from torch import Tensor, nn
 
 from bisnn import ensemble, kernels, realisation, weights
-from bisnn.alphabet import BINARY, Levels
-from bisnn.checks import choice, finite, positive_int
+from bisnn.alphabet import Levels
+from bisnn.bits.philox import Purpose
+from bisnn.checks import choice, finite, number, positive_int, seed_number
+from bisnn.kernels import draws, reference
 from bisnn.losses import time_weights
+from bisnn.modules import module_logits
 from bisnn.network import Network, Readout, check_network
+from bisnn.optimizer import Rule
 
-Members = Sequence[Sequence[Tensor]]  # for each member one int8 tensor per layer, its weights
+# For each member one tensor per layer, its weights: int8, or real of a full-precision network
+Members = Sequence[Sequence[Tensor]]
+TEMPERATURES = (0.1, 10.0)  # the lowest and the highest that are fitted
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Members by dropout: one set of weights, and each member's last readout does not see a share
+    of the neurons, the same ones for every recording.
+
+    They share all layers: any number of them takes about as long as one.
+    """
+
+    members: int
+    rate: float  # share of the neurons, in (0, 1); that of the training
+
+    def __post_init__(self) -> None:
+        positive_int("members", self.members)
+        number("rate", self.rate, above=0)
+        if self.rate >= 1:
+            raise ValueError(f"rate: must be below 1; got {self.rate!r}; give e.g. 0.2")
 
 
 @dataclass(frozen=True)
@@ -58,10 +84,11 @@ class Regression:
 
 @torch.no_grad()
 def predict(
-    net: Network,
+    net: Network | nn.Module,
     x: Tensor,
-    samples: int | Members | None = None,
+    samples: int | Members | Dropout | None = None,
     *,
+    rule: Rule | None = None,
     task: str = "classification",
     over_time: str = "mean",
     burn_in: int = 0,
@@ -74,12 +101,15 @@ def predict(
     `ensemble.GROUP_BYTES`; with x as bool nothing waits for the GPU.
 
     Args:
-        net: a network with a readout after its last layer. Its parameters are left as they are.
-        x: input, finite.
+        net: a network with a readout after its last layer, or, with `rule`, any module that returns
+            logits, (B, C) or (T, B, C). Its parameters are left as they are.
+        x: input, finite; of another module whatever it takes.
         samples: None for one prediction with the MAP weights, for binary ones sign(w^r) (or a
             full-precision network's own), K for so many members drawn from the posterior, for
             binary weights Bern(sigma(2 w^r)), or the members, as `weights.draw_members` gives them:
-            to draw once for many calls.
+            to draw once for many calls; they may as well be networks trained one by one. A
+            `Dropout` for members that differ in what their readout sees.
+        rule: that which trains a module that is not a `Network`; see `bisnn.binarise`.
         task: "classification" (softmax of the readout) or "regression" (the readout itself).
         over_time: "mean" over the time steps that count; "running", that mean up to each time step;
             "step", each by itself.
@@ -97,7 +127,10 @@ def predict(
     """
     choice("task", task, ("classification", "regression"))
     choice("over_time", over_time, ("mean", "running", "step"))
-    y = logits(net, x, samples, seed=seed)
+    if rule is None:
+        y = logits(net, x, samples, seed=seed)  # type: ignore[arg-type]
+    else:
+        y = module_logits(net, x, rule.realisations(_count(samples), seed))
     if task == "classification":
         # Several times faster so, for few classes
         y = y.movedim(-1, 0).contiguous().softmax(0).movedim(0, -1)
@@ -105,25 +138,80 @@ def predict(
     return Regression.of(each) if task == "regression" else Classification.of(each)
 
 
+def tempered(members: Tensor, temperature: float) -> Tensor:
+    """Distributions (..., C) made softer, by a temperature above 1, or sharper: p^(1/temperature),
+    normalised. 1 changes nothing, and no temperature changes which class is the most probable.
+
+    >>> tempered(torch.tensor([0.8, 0.2]), 0.5).tolist()
+    [0.9411764740943909, 0.05882352963089943]
+    """
+    return members if temperature == 1 else (members.log() / temperature).softmax(-1)
+
+
+def fit_temperature(members: Tensor, labels: Tensor) -> float:
+    """The temperature at which the mean of the members' distributions, (K, N, C), has the lowest
+    NLL on these labels (N,): temperature scaling (Guo et al. 2017), of every member alike.
+
+    The recordings must not have been trained on, nor may a conformal quantile use them. It lies in
+    `TEMPERATURES`, which bound it where all answers are right, or none is better than a guess.
+    """
+    log_p = members.double().clamp(min=1e-30).log()
+    rows = torch.arange(len(labels), device=members.device)
+
+    def nll(log_t: float) -> float:
+        p = (log_p * math.exp(-log_t)).softmax(-1).mean(0)
+        return float(-p[rows, labels.to(rows.device)].log().mean())
+
+    bounds = [math.log(t) for t in TEMPERATURES]
+    return math.exp(optimize.minimize_scalar(nll, bounds=bounds, method="bounded").x)
+
+
+def _count(samples: int | Members | Dropout | None) -> int | None:
+    if isinstance(samples, (Sequence, Dropout)):
+        raise ValueError(
+            "samples: of a module other than a bisnn.Network, the number of members; got "
+            f"a {type(samples).__name__}; "
+            "load the state_dicts of rule.members(net, K) instead"
+        )
+    return samples
+
+
 @torch.no_grad()
 def logits(
-    net: Network, x: Tensor, samples: int | Members | None = None, *, seed: int = 0
+    net: Network, x: Tensor, samples: int | Members | Dropout | None = None, *, seed: int = 0
 ) -> Tensor:
     """The last readout of every member at every time step, (K, T, B, C); arguments as in `predict`.
 
-    It is `scale` times an integer, V s, whatever the weights.
+    It is `scale` times an integer, V s, whatever the weights; with dropout, over 1 - rate.
     """
     _check(net, samples)
     spikes = realisation.is_spikes(x)
     x = net.checked(x)
     if not spikes:
         finite("x", x)
+    if isinstance(samples, Dropout):
+        return _dropout_logits(net, x.bool() if spikes else x, samples, seed)
     if net.alphabet is None:
-        return net(x, weights=[layer.weight for layer in net.layers]).logits[None]
+        own = [[layer.weight for layer in net.layers]]
+        members = samples if isinstance(samples, Sequence) else own
+        return torch.stack([net(x, weights=member).logits for member in members])
     return _logits(net, x, _drawn(net, samples, seed), spikes)
 
 
-def _check(net: Network, samples: int | Members | None) -> None:
+def _dropout_logits(net: Network, x: Tensor, dropout: Dropout, seed: int) -> Tensor:
+    """One pass, and the last readout through every member's mask, (K, T, B, C)."""
+    hard = net.alphabet is not None
+    weights = [realisation.map_weight(w) if hard else w for w in net.parameters()]
+    s, readout = net(x, weights=weights).spikes[-1].flatten(2), net.readouts[-1]  # (T, B, n)
+    assert isinstance(readout, Readout)
+    members = torch.arange(dropout.members, device=s.device)
+    drawn = draws.uniform(members, s.shape[2], seed_number(seed), Purpose.DROPOUT_MEMBERS)
+    kept = (drawn >= dropout.rate).to(s.dtype)[:, None] * readout.V  # (K, C, n)
+    y = reference.readout(s, kept.flatten(0, 1), readout.scale) / (1 - dropout.rate)
+    return y.unflatten(2, (dropout.members, -1)).movedim(2, 0)
+
+
+def _check(net: Network, samples: int | Members | Dropout | None) -> None:
     """A ValueError or RuntimeError that says why this network cannot predict so."""
     check_network(net)
     if not isinstance(net.readouts[-1], Readout):
@@ -131,9 +219,10 @@ def _check(net: Network, samples: int | Members | None) -> None:
             "net: predict needs a readout after the last layer; got readout=None; give the "
             "network one"
         )
-    if samples is not None:
+    if samples is not None and not isinstance(samples, Dropout):
+        given = isinstance(samples, Sequence)
         count = len(samples) if isinstance(samples, Sequence) else positive_int("samples", samples)
-        if net.alphabet is None:
+        if net.alphabet is None and not given:
             raise ValueError(
                 f"samples: a full-precision network has no posterior to draw from; got {count} of "
                 "them; leave it out"
@@ -149,16 +238,19 @@ def _check(net: Network, samples: int | Members | None) -> None:
 
 def _check_members(net: Network, members: Members) -> None:
     shapes = [layer.spec.weight_shape for layer in net.layers]
+    dtype, article = (net.dtype, "a") if net.alphabet is None else (torch.int8, "an")
     for k, member in enumerate(members or [()]):
         layers = member if isinstance(member, Sequence) else ()
-        drawn = [w for w in layers if isinstance(w, Tensor) and w.dtype == torch.int8]
+        drawn = [w for w in layers if isinstance(w, Tensor) and w.dtype == dtype]
         if [tuple(w.shape) for w in drawn] != shapes:
             raise ValueError(
-                "samples: members need an int8 tensor for every layer, "
-                f"{', '.join(str(tuple(n)) for n in shapes)}; number {k} has others; take them "
-                "from weights.draw_members, or say how many"
+                f"samples: members need {article} {str(dtype).removeprefix('torch.')} tensor for "
+                f"every layer, {', '.join(str(tuple(n)) for n in shapes)}; number {k} has others; "
+                "take them from weights.draw_members, or say how many"
             )
-    alphabet = net.alphabet or BINARY
+    if net.alphabet is None:
+        return
+    alphabet = net.alphabet
     foreign = torch.stack([_has_others(w, alphabet) for w in _stacked(members)]).any(0)  # (K,)
     if foreign.any():
         raise ValueError(

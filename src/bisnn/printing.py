@@ -6,6 +6,8 @@ import csv
 import io
 import math
 import shlex
+import statistics
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +18,12 @@ from rich.table import Table
 from bisnn.display import console, visible
 
 if TYPE_CHECKING:
+    from bisnn.data.survey import Survey
     from bisnn.intervals import Interval
     from bisnn.runs.exporting import Exported
     from bisnn.runs.guarantee import Guarantee
     from bisnn.runs.model import Model
-    from bisnn.runs.results import Kept, Verdict
+    from bisnn.runs.results import Evaluation, Kept, Verdict
     from bisnn.runs.robustness import Robustness
     from bisnn.shipping.conversion import Changes
     from bisnn.shipping.energy import Ledger
@@ -37,6 +40,8 @@ SHORT = {
 def print_verdict(folder: Path, found: Verdict) -> None:
     """Print what `evaluate` found: every metric of every predictor with its interval."""
     title = f"{folder}: {found.points} test points; value and 95 % interval"
+    if found.temperature != 1:
+        title += f"; at temperature {found.temperature:.3g}"
     table = Table(title=title, box=box.SIMPLE)
     # Six columns of intervals fit into 80 characters
     table.collapse_padding = True
@@ -64,6 +69,27 @@ def print_verdict(folder: Path, found: Verdict) -> None:
             **found.memory.model_dump()
         ),
     )
+
+
+def print_classes(found: Evaluation, most: int = 20) -> None:
+    """Print how many test points of each class every predictor gets right, the worst first."""
+    if not found.classes or found.y.ndim != 1:
+        return
+    right = {name: some.mean.argmax(-1) == found.y for name, some in found.predictors.items()}
+    rows = []
+    for number, name in enumerate(found.classes):
+        of = found.y == number
+        count = int(of.sum())
+        shares = [float(hits[of].double().mean()) if count else math.nan for hits in right.values()]
+        rows.append((name, count, shares))
+    rows.sort(key=lambda row: (not row[1], row[2][-1]))  # classes without a test point last
+    table = [["class", "test points", *right]]
+    for name, count, shares in rows[:most]:
+        cells = ("" if math.isnan(share) else f"{share:.3f}" for share in shares)
+        table.append([name, f"{count:,}", *cells])
+    print_table(table)
+    if len(rows) > most:
+        console().print(f"and {len(rows) - most} more classes; `bisnn report` has all of them")
 
 
 def _print_kept(found: Kept) -> None:
@@ -176,6 +202,9 @@ def print_exported(to: str, done: Exported) -> None:
         name = done.prefix
         build = f"cc -O2 {name}.c {name}_test.c -o {name}_test && ./{name}_test"
         out.print(f"check it: cd {shlex.quote(str(done.path))} && {build}")
+    elif to == "web":
+        out.print(f"a page that runs the network: {done.bytes:,} bytes in {done.path}")
+        out.print("open it in a browser: it needs no server and loads nothing")
     elif ":" in to:
         out.print(f"{to} wrote {done.path}")
     else:
@@ -210,6 +239,8 @@ def print_guarantee(found: Guarantee, path: Path) -> None:
     else:
         looks = f"{len(rule.path)} looks from time step {rule.path[0][0]} to {rule.path[-1][0]}"
         out.print(f"sets {promise}, at all of {looks}; {on}, {rule.correction}")
+    if found.temperature is not None:
+        out.print(f"temperature {found.temperature:.3g}, for --tempered")
     out.print(f"calibration: {path}")
 
 
@@ -288,3 +319,64 @@ def print_facts(facts: dict[str, str], title: str | None = None) -> None:
     for name, value in facts.items():
         table.add_row(name, value)
     console().print(table)
+
+
+def print_table(rows: list[list[str]]) -> None:
+    """Print rows of text, the first of which is the head."""
+    table = Table(box=box.SIMPLE, collapse_padding=True, pad_edge=False)
+    for place, name in enumerate(rows[0]):
+        table.add_column(name, justify="right" if place else "left")
+    for row in rows[1:]:
+        table.add_row(*row)
+    console().print(table)
+
+
+def survey_rows(found: Survey) -> list[list[str]]:
+    """What a folder has of each class, the head first."""
+    rows = [["class", "recordings", "seconds", "events", "events/s"]]
+    parts = sorted({entry.part for entry in found.listing.entries if entry.part}, reverse=True)
+    rows[0][2:2] = parts
+    for label in found.listing.classes:
+        looks = found.of_class(label)
+        seconds = [look.duration_us / 1e6 for look in looks]
+        rates = [look.events / s for look, s in zip(looks, seconds, strict=True) if s]
+        counts = [f"{sum(look.entry.part == part for look in looks):,}" for part in parts]
+        spans = _span(seconds, 2), _span([look.events for look in looks], 0)
+        rate = f"{statistics.median(rates):,.0f}" if rates else ""
+        rows.append([label, f"{len(looks):,}", *counts, *spans, rate])
+    return rows
+
+
+def _span(values: Sequence[float], digits: int) -> str:
+    """The median, and the lowest and highest value."""
+    if not values:
+        return ""
+    low, high, usual = min(values), max(values), statistics.median(values)
+    return f"{usual:,.{digits}f} ({low:,.{digits}f}-{high:,.{digits}f})"
+
+
+def survey_facts(found: Survey) -> dict[str, str]:
+    """What is to know of a folder of recordings, and settings to begin with."""
+    from collections import Counter
+
+    from bisnn.data.survey import suggested
+
+    formats = Counter(look.format for look in found.looks)
+    way, (width, height) = suggested(found), found.size
+    least = "" if found.size_stated else "; no file says it: the least that holds all events"
+    window = f"steps = {way.steps}, bin_us = {way.bin_us}"
+    if way.crop is not None:
+        window += f", crop = {list(way.crop)}"
+    if way.downsample > 1:
+        window += f", downsample = {way.downsample}, min_events = {way.min_events}"
+    facts = {
+        "classes": f"{len(found.listing.classes)}",
+        "recordings": f"{len(found.looks):,}",
+        "formats": ", ".join(f"{name}: {count:,}" for name, count in formats.most_common()),
+        "sensor": f"{width} x {height} pixels{least}",
+        "groups": f"{len({e.group for e in found.listing.entries if e.group})}",
+        "of no class, left out": f"{len(found.listing.unlisted)}",
+        "cannot be used": f"{len(found.damaged)}",
+        "to begin with": window,
+    }
+    return {name: value for name, value in facts.items() if value != "0"}

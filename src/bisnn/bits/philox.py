@@ -42,6 +42,8 @@ class Purpose(IntEnum):
     EXPORT = 14  # inputs that exports are tried on
     BOOTSTRAP = 15  # NumPy's generator
     CALIBRATION_SPLIT = 16  # recordings that give ranks, and those that give the bound
+    DROPOUT_MEMBERS = 17  # neurons that a member's readout does not see; stream: member
+    TRAINED_MEMBERS = 18  # seeds of networks that are trained to predict as one; stream: member
     CAMERA_RECORDING = 100  # noise of the simulated camera; NumPy's generator
     CAMERA_SENSOR = 101  # thresholds of its pixels; NumPy's generator
     CORRUPTION = 102  # of recordings; stream and draw: by a digest of the events

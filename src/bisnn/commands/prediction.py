@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bisnn.commands.shared import Quiet, Run, Samples, console, note_if_unfinished
+from bisnn.commands.shared import (
+    Moved,
+    Quiet,
+    Run,
+    Samples,
+    Tempered,
+    console,
+    note_if_unfinished,
+)
 
 if TYPE_CHECKING:
     from bisnn.runs.model import Model
@@ -23,41 +31,45 @@ MapAlone = Annotated[
 
 def predict(
     run: Run,
-    data: Annotated[
-        list[Path],
+    inputs: Annotated[
+        list[Path] | None,
         typer.Argument(
-            metavar="INPUT...",
+            metavar="[INPUT...]",
             help=(
                 "CSV, TSV, NPY or NPZ: one row per point; "
-                "columns by name. Or recordings, .aedat or .bin, and folders of them."
+                "columns by name. Or recordings, and folders of them. Default: the run's own test "
+                "points."
             ),
         ),
-    ],
+    ] = None,
+    moved: Moved = None,
     out: Annotated[Path | None, typer.Option(help="Write the predictions here, as CSV.")] = None,
     samples: Samples = None,
     map_: MapAlone = False,
+    tempered: Tempered = False,
     quiet: Quiet = False,
 ) -> None:
     """Predict from a file of points, or from recordings of an event camera, and say how sure."""
-    from bisnn.data import table
     from bisnn.display import bars, note
     from bisnn.runs import guarantee
     from bisnn.runs import model as models
     from bisnn.runs.recommendation import warn_of_map
 
-    _check_out(out, data)
+    _check_out(out, inputs or [])
+    if inputs and moved is not None:
+        raise typer.BadParameter("--data is for the run's own test points: leave out INPUT, or it")
     if map_ and samples is not None:
         raise typer.BadParameter("--map and --samples exclude each other")
     model = models.load(run)
+    if tempered:
+        model = model.tempered()
     note_if_unfinished(run, model)
     if map_ and model.members is not None:
         warn_of_map(run, models.file_of(run), "leave out --map")
-    files = _recordings(run, model, data)
-    x: Any = files
-    labels = None
-    if not files:
-        x, labels = table.read_points(data[0], model.schema, model.features)
-    points: Any = model.inputs(x)
+    if inputs:
+        points, files, labels = _inputs(run, model, inputs)
+    else:
+        points, files, labels = _test_points(run, moved, quiet)
     members = model.count(None if map_ else samples or "usual")
     calibrated = _calibrated(run, model, members)
     with bars(show=not quiet and len(points) > model.batch) as progress:
@@ -65,12 +77,41 @@ def predict(
         result = model.predict_points(
             points, members, advance=lambda some: progress.advance(bar, some)
         )
-        if files:
+        if files and inputs:
             points.recordings.say()
         sets = guarantee.answers(model, points) if calibrated else None
     if labels is not None:
-        note(f"{data[0]}: {model.score(result, labels)}")
+        note(f"{inputs[0] if inputs else run}: {model.score(result, labels)}")
     _write(model, result, sets, files, out)
+
+
+def _inputs(
+    run: Path, model: Model, inputs: list[Path]
+) -> tuple[Any, list[Path], list[str] | None]:
+    """Points or recordings of the user's: as a model takes them, their files, their labels."""
+    from bisnn.data import table
+
+    files = _recordings(run, model, inputs)
+    if files:
+        return model.inputs(files), files, None
+    x, labels = table.read_points(inputs[0], model.schema, model.features)
+    return model.inputs(x), [], labels
+
+
+def _test_points(
+    run: Path, moved: Path | None, quiet: bool
+) -> tuple[Any, list[Path], list[str] | None]:
+    """The run's own test points: as `_inputs`."""
+    from bisnn.data.folders import FolderRecordings
+    from bisnn.runs import evaluation
+
+    _, loaded = evaluation.load_run(run, moved, show=not quiet)
+    x, y = loaded.test
+    recordings = getattr(x, "recordings", None)
+    files = recordings.files if isinstance(recordings, FolderRecordings) else None
+    names = loaded.classes
+    labels = [names[i] for i in y.tolist()] if names else [str(v) for v in y[:, 0].tolist()]
+    return x, [files[i] for i in x.index.tolist()] if files else [], labels  # type: ignore[union-attr]
 
 
 def _calibrated(run: Path, model: Model, members: int | None) -> bool:
@@ -148,7 +189,7 @@ def _recordings(run: Path, model: Model, data: list[Path]) -> list[Path]:
 
     if model.config.recorded:
         return windows.files_of(data)
-    if data[0].suffix.lower() in events.SUFFIXES:
+    if data[0].suffix.lower() in events.CAMERA_SUFFIXES:
         raise ValueError(
             f"{data[0]}: is a recording, and {run} was trained on points; "
             "give a CSV, NPY or NPZ file of them"

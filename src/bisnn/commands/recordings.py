@@ -13,16 +13,25 @@ from bisnn.commands.shared import Device, Quiet, console
 def inspect(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="A recording: .aedat (AER-DAT2.0) or .bin (N-MNIST)."),
+        typer.Argument(
+            metavar="FILE",
+            help="A recording (.aedat, .aedat4, .bin, .raw, .dat, .es, .h5, .csv, .npy, .npz), or "
+            "a folder of them.",
+        ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Also draw it: a .png, or a folder for FILE.png. Without it nothing is written."
+            help="Also draw it: a .png, or a folder for FILE.png; of a folder, some recordings of "
+            "each class: a .png or .html. Without it nothing is written."
         ),
     ] = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Look at an event camera's recording: numbers, what was skipped, with --out a picture."""
+    """Look at a recording or a folder of them: numbers, what is damaged, with --out a picture."""
+    if file.is_dir():
+        _inspect_folder(file, out, quiet)
+        return
     if out is not None and out.is_dir():
         out /= f"{file.name}.png"
     if out is not None and out.suffix.lower() != ".png":
@@ -40,6 +49,38 @@ def inspect(
     else:
         inspection.draw(recording, out)
         console().print(f"picture: {out}")
+
+
+def _inspect_folder(folder: Path, out: Path | None, quiet: bool) -> None:
+    """Print what a folder holds, all damaged files, and settings to begin with."""
+    if out is not None and out.suffix.lower() not in (".png", ".html"):
+        raise ValueError(
+            f"{out}: must be a .png or .html file; got {out.suffix or 'no suffix'!r}; "
+            "give e.g. --out sheet.html"
+        )
+    from bisnn import printing
+    from bisnn.data import survey as surveys
+
+    found = surveys.survey(folder, show=not quiet)
+    table, facts = printing.survey_rows(found), printing.survey_facts(found)
+    printing.print_facts(facts, title=str(folder))
+    printing.print_table(table)
+    if out is None:
+        console().print(
+            "see some of each class: --out sheet.html; a first config: bisnn new FOLDER"
+        )
+    else:
+        from bisnn.reporting import contact_sheet
+
+        contact_sheet.write(found, table, facts, out)
+        console().print(f"contact sheet: {out}")
+    if found.damaged:
+        for line in found.damaged:
+            console().print(line)
+        raise ValueError(
+            f"{folder}: {len(found.damaged)} of {len(found.listing.entries)} recordings cannot be "
+            "used; the lines above say why; mend them, or leave them out"
+        )
 
 
 def simulate(

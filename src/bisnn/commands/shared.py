@@ -17,6 +17,14 @@ Run = Annotated[
 Samples = Annotated[
     int | None, typer.Option(min=1, help="Members of the ensemble. Default: the config's.")
 ]
+Moved = Annotated[
+    Path | None,
+    typer.Option("--data", help="Where the run's data lie now, if they have moved."),
+]
+Tempered = Annotated[
+    bool,
+    typer.Option("--tempered", help="Probabilities at the temperature that calibration found."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
 
 

@@ -1,4 +1,5 @@
-"""The command that exports a model: as a packed file, as C, or as a NIR graph."""
+"""The command that exports a model: as a packed file, as C, as a NIR graph or as a web page;
+and the one that opens the page of a model that comes with the package."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from bisnn.commands.shared import Run, Samples, note_if_unfinished
+from bisnn.commands.shared import Run, Samples, console, note_if_unfinished
 
 
 class Predictor(StrEnum):
@@ -53,8 +54,8 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            help="packed: one file for bisnn.packed. c: C99 sources. nir: a graph. module:name: a "
-            "function of your own, of the packed network and a path."
+            help="packed: one file for bisnn.packed. c: C99 sources. nir: a graph. web: a page "
+            "that runs it. module:name: a function of your own, of the packed network and a path."
         ),
     ] = "packed",
     out: Annotated[
@@ -95,3 +96,18 @@ def export(
     )
     note_if_unfinished(run, model)
     printing.print_exported(to, done)
+
+
+def try_(
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("try.html"),
+    browse: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = True,
+) -> None:
+    """Draw digits for a network that comes trained: a page that runs it, without any training."""
+    import webbrowser
+
+    from bisnn.shipping import web
+
+    web.check_target(out)
+    web.write(web.digits(), out)
+    opened = browse and webbrowser.open(out.resolve().as_uri())
+    console().print(f"{'opened' if opened else 'open in a browser:'} {out}")

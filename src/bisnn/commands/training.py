@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bisnn.commands.shared import Quiet, Run, console, note_if_unfinished
+from bisnn.commands.shared import Moved, Quiet, Run, Tempered, console, note_if_unfinished
 
 if TYPE_CHECKING:
     from bisnn.runs.training import TrainedRun
@@ -33,14 +33,19 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable."),
     ] = None,
+    members: Annotated[
+        int,
+        typer.Option(min=1, help="Networks to train, one by one, that predict as one."),
+    ] = 1,
     no_report: NoReport = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a network, judge it on its test points, write a report."""
+    """Train a network, or several that predict as one, judge it on test points, write a report."""
     from bisnn.runs import config as configs
     from bisnn.runs import training
 
-    settings = configs.load(config, set_ or ())
+    several = [f"train.members={members}"] if members > 1 else []
+    settings = configs.load(config, [*(set_ or ()), *several])
     out = out or Path("runs") / f"{Path(config).stem}_seed{settings.seed}"
     _finish(training.train_run(settings, out, show=not quiet), no_report, quiet)
 
@@ -55,13 +60,15 @@ def resume(
             help="Change e.g. train.epochs or train.patience; repeatable.",
         ),
     ] = None,
+    data: Moved = None,
     no_report: NoReport = False,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was stopped, to the same bits as without; or train it longer."""
     from bisnn.runs import training
 
-    _finish(training.resume_run(run, set_ or (), show=not quiet), no_report, quiet)
+    resumed = training.resume_run(run, set_ or (), data=data, show=not quiet)
+    _finish(resumed, no_report, quiet)
 
 
 def _finish(run: TrainedRun, no_report: bool, quiet: bool) -> None:
@@ -95,6 +102,7 @@ def evaluate(
             ),
         ),
     ] = None,
+    tempered: Tempered = False,
     corruptions: Annotated[
         bool,
         typer.Option(
@@ -102,6 +110,7 @@ def evaluate(
             help="Also under a worse camera: test recordings corrupted in 10 kinds, 5 strengths.",
         ),
     ] = False,
+    data: Moved = None,
     quiet: Quiet = False,
 ) -> None:
     """Judge a run's model on its test points: every metric with a 95 % interval."""
@@ -110,16 +119,19 @@ def evaluate(
     from bisnn.shipping.energy import Costs
 
     costs = Costs.parse(cost or ())
-    model, data = evaluation.load_run(run, show=not quiet)
+    model, loaded = evaluation.load_run(run, data, show=not quiet)
+    if tempered:
+        model = model.tempered()
     if corruptions:
-        robustness.source_of(run, data)  # an error before the work
-    verdict = evaluation.evaluate_model(run, model, data, show=not quiet, costs=costs)
+        robustness.source_of(run, loaded)  # an error before the work
+    verdict = evaluation.evaluate_model(run, model, loaded, show=not quiet, costs=costs)
     note_if_unfinished(run, model)
     printing.print_verdict(run, verdict)
+    printing.print_classes(evaluation.load_evaluation(run))
     if energy or cost:
         printing.print_ledger(verdict.energy)
     if corruptions:
-        found = robustness.evaluate_corruptions(run, model, data, show=not quiet)
+        found = robustness.evaluate_corruptions(run, model, loaded, show=not quiet)
         printing.print_robustness(run, found)
 
 

@@ -45,6 +45,21 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
             ) from None
 
 
+def names_in(path: Path) -> list[str]:
+    """The names of the arrays in an NPZ; of an NPY's one array, "events"."""
+    with open_regular(path) as file:
+        if file.read(2) != b"PK":
+            return ["events"]
+        file.seek(0)
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return [info.filename.removesuffix(".npy") for info in archive.infolist()]
+        except Exception as error:  # whatever zipfile makes of a damaged file
+            raise ValueError(
+                f"{path}: is damaged or no NumPy file ({error}); save it with numpy.savez"
+            ) from None
+
+
 class _Refused(ValueError):
     """A file that is whole, but no good here."""
 

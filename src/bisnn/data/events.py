@@ -1,5 +1,5 @@
-"""Recordings of event cameras: AER-DAT2.0 (`.aedat`, jAER's DVS128) and N-MNIST (`.bin`) to one
-array of events, and to frames.
+"""Recordings of event cameras: AER-DAT2.0 (`.aedat`, jAER's DVS128) and N-MNIST (`.bin`), and by
+others' readers further formats, to one array of events, and to frames.
 
 An event is a row of `EVENTS`, the fields of tonic's arrays: pixel `x`, `y`, time `t` in
 microseconds, polarity `p`. Rows are sorted in time; `t` starts where the file starts, and
@@ -30,18 +30,19 @@ from pathlib import Path
 
 import numpy as np
 
+from bisnn.data import clocks
 from bisnn.files import open_regular, write_atomic
 
 EVENTS = np.dtype([("x", np.int16), ("y", np.int16), ("t", np.int64), ("p", bool)])
 DVS128, NMNIST = (128, 128), (34, 34)  # sensors: width, height
-SUFFIXES = (".aedat", ".bin")
+# Files of cameras, and of events as columns, which may as well be points
+CAMERA_SUFFIXES = (".aedat", ".bin", ".aedat4", ".raw", ".dat", ".es", ".h5", ".hdf5")
+SUFFIXES = (*CAMERA_SUFFIXES, ".csv", ".npy", ".npz")
 MOST_BYTES = 256 * 2**20  # reading takes up to ten times the file in memory
 NOTHING = 64  # bytes, from which on zeros alone are no recording
 # A recording's clock that runs over more than a day is noise read as a clock
 LONGEST_US = 24 * 3600 * 10**6
 _HEADER_BYTES = 4 * 2**20  # jAER may put all its preferences into the header
-# A step back up to this is events out of order; a longer one is a clock set back
-_JITTER_US = 100_000
 # N-MNIST: this row is no pixel but "add so much to all times from here on"
 _OVERFLOW_Y = 240
 _OVERFLOW_US = 2**13
@@ -65,6 +66,8 @@ class Recording:
     # What was put right in the times: kept events
     clock: dict[str, int] = field(default_factory=dict)
     header: tuple[str, ...] = ()  # the first lines, printable characters only
+    # Whether the file says its size; if not, it is the least that holds all events
+    size_stated: bool = True
 
     @property
     def start_us(self) -> int:
@@ -79,15 +82,25 @@ class Recording:
 
 def read_events(path: str | Path, *, most_bytes: int = MOST_BYTES) -> Recording:
     """A recording in any known format, by its first bytes and its suffix."""
+    from bisnn.data import event_columns, foreign  # which need what is defined here
+
     path = Path(path)
-    content = _content(path, most_bytes)
-    if content.startswith(b"#!AER-DAT") or path.suffix.lower() == ".aedat":
+    suffix, content = path.suffix.lower(), _content(path, most_bytes)
+    if suffix == ".aedat4" or content.startswith(b"#!AER-DAT4"):
+        return foreign.read(path, content, "AEDAT4")
+    if content.startswith(b"#!AER-DAT") or suffix == ".aedat":
         return _aedat(path, content)
-    if path.suffix.lower() == ".bin":
+    if suffix == ".bin":
         return _nmnist(path, content)
+    if suffix in foreign.FORMATS:
+        return foreign.read(path, content, foreign.FORMATS[suffix])
+    if suffix == ".csv":
+        return event_columns.read_csv(path, content)
+    if suffix in (".npy", ".npz"):
+        return event_columns.read_arrays(path)
     raise BadEvents(
-        f"{path}: must be an .aedat (AER-DAT2.0) or a .bin (N-MNIST) file; "
-        f"got {path.suffix or 'no suffix'!r}; give a recording"
+        f"{path}: must be one of {', '.join(SUFFIXES)}; got {path.suffix or 'no suffix'!r}; "
+        "give a recording"
     )
 
 
@@ -139,15 +152,15 @@ def from_array(events: object, size: tuple[int, int], name: str = "events") -> R
     row = events["y"] if "y" in (events.dtype.names or ()) else np.zeros(len(events), np.int16)
     kept = (events["x"] >= 0) & (events["x"] < size[0]) & (row >= 0) & (row < size[1])
     outside = len(events) - int(kept.sum())
-    _refuse_noise(name, outside, len(events), f"{size[0]} x {size[1]}")
+    refuse_noise(name, outside, len(events), f"{size[0]} x {size[1]}")
     found = np.empty(len(events) - outside, EVENTS)
     found["x"] = events["x"][kept]
     found["y"] = row[kept]
     found["t"] = events["t"][kept]
     found["p"] = events["p"][kept] > 0
     found = found[np.argsort(found["t"], kind="stable")]
-    return _not_too_long(
-        name, Recording(found, size, "array", _nonzero({"outside the sensor": outside}))
+    return not_too_long(
+        name, Recording(found, size, "array", nonzero({"outside the sensor": outside}))
     )
 
 
@@ -191,21 +204,28 @@ def bin_events(
     start_us: int = 0,
     crop: Sequence[int] | None = None,
     shrink: int = 1,
+    least: int = 1,
 ) -> np.ndarray:
     """Frames (steps, 2, h, w) uint8: 1 where a pixel has an event, or more, in a bin of `bin_us`.
 
     Channel p is polarity p, whichever of the two a format calls ON.
 
     `size` is the sensor's (width, height), `crop` the part (x0, y0, w, h) of it to keep; `shrink`
-    puts squares of that many pixels a side together. Bin k has the times start_us + k bin_us <= t <
-    start_us + (k + 1) bin_us. Events outside the bins or the crop are left out.
+    puts squares of that many pixels a side together, whose events are summed, and `least` says how
+    many of them make a 1. Bin k has the times start_us + k bin_us <= t < start_us + (k + 1) bin_us.
+    Events outside the bins or the crop are left out.
 
     >>> events = np.array([(5, 1, 30, True), (5, 1, 99, False)], EVENTS)
     >>> bin_events(events, 3, 50, size=(34, 34), crop=(4, 0, 2, 2))[:, :, 1, 1].tolist()
     [[0, 1], [1, 0], [0, 0]]
     """
     _check_fields(events)
-    for name, value in (("steps", steps), ("bin_us", bin_us), ("shrink", shrink)):
+    for name, value in {
+        "steps": steps,
+        "bin_us": bin_us,
+        "shrink": shrink,
+        "least": least,
+    }.items():
         if not _whole(value) or not 0 < value < 2**31:
             raise ValueError(
                 f"{name}: must be a positive whole number; got {value!r}; give 1 or more"
@@ -231,7 +251,12 @@ def bin_events(
     frames = np.zeros((steps, 2, h // shrink, w // shrink), np.uint8)
     step = (part["t"].astype(np.int64) - start_us) // bin_us
     row, column = (part["y"] - y0) // shrink, (part["x"] - x0) // shrink
-    frames[step, (part["p"] > 0).astype(np.intp), row, column] = 1
+    place = (step, (part["p"] > 0).astype(np.intp), row, column)
+    if least == 1:
+        frames[place] = 1
+    else:
+        found, counts = np.unique(np.ravel_multi_index(place, frames.shape), return_counts=True)
+        frames.reshape(-1)[found[counts >= least]] = 1
     return frames
 
 
@@ -296,7 +321,7 @@ def _aedat(path: Path, content: bytes) -> Recording:
     address = records[:, 0].astype(np.uint32)
     special = (address >> 15 & 1).astype(bool) & (address < 2**16)
     outside = address >= 2**16
-    _refuse_noise(path, int(outside.sum()), count, "AER-DAT2.0 of a DVS128 (128 x 128)")
+    refuse_noise(path, int(outside.sum()), count, "AER-DAT2.0 of a DVS128 (128 x 128)")
     kept = ~(special | outside)
     address = address[kept]
     events = np.empty(len(address), EVENTS)
@@ -344,7 +369,7 @@ def _nmnist(path: Path, content: bytes) -> Recording:
     marks = y == _OVERFLOW_Y
     kept = (x < NMNIST[0]) & (y < NMNIST[1])
     outside = count - int(kept.sum()) - int(marks.sum())
-    _refuse_noise(path, outside, count, "N-MNIST (34 x 34)")
+    refuse_noise(path, outside, count, "N-MNIST (34 x 34)")
     late = np.cumsum(marks, dtype=np.int64)[kept] * _OVERFLOW_US
     records = records[kept]
     events = np.empty(len(records), EVENTS)
@@ -359,7 +384,7 @@ def _nmnist(path: Path, content: bytes) -> Recording:
     return _recording(path, events, NMNIST, "N-MNIST", skipped, rest, (), ())
 
 
-def _refuse_noise(path: Path | str, outside: int, count: int, format: str) -> None:
+def refuse_noise(path: Path | str, outside: int, count: int, format: str) -> None:
     """Noise, or another camera's file, has most of its addresses outside."""
     if 2 * outside > count:
         raise BadEvents(
@@ -381,18 +406,18 @@ def _recording(
     """Events in the file's order to a recording: times put right, sorted, and all counted."""
     clock: dict[str, int] = {}
     if (events["t"][1:] < events["t"][:-1]).any():
-        stray = _strays(events["t"], turns_us)
+        stray = clocks.strays(events["t"], turns_us)
         events = events[~stray]
         skipped["stray times"] = int(stray.sum())
-        events["t"], clock = _straightened(events["t"], turns_us)
+        events["t"], clock = clocks.straightened(events["t"], turns_us)
         events = events[np.argsort(events["t"], kind="stable")]
     skipped["bytes after the last record"] = rest
-    return _not_too_long(
-        path, Recording(events, size, format, _nonzero(skipped), _nonzero(clock), header)
+    return not_too_long(
+        path, Recording(events, size, format, nonzero(skipped), nonzero(clock), header)
     )
 
 
-def _not_too_long(path: Path | str, recording: Recording) -> Recording:
+def not_too_long(path: Path | str, recording: Recording) -> Recording:
     if recording.duration_us > LONGEST_US:
         raise BadEvents(
             f"{path}: its times run over {recording.duration_us / 3.6e9:.0f} hours; "
@@ -401,46 +426,7 @@ def _not_too_long(path: Path | str, recording: Recording) -> Recording:
     return recording
 
 
-def _strays(t: np.ndarray, turns_us: Sequence[int]) -> np.ndarray:
-    """Single times far from both neighbours: damaged records, which must not move the rest."""
-    step = _steps(t, turns_us)[0]
-    stray = np.zeros(len(t), bool)
-    back_and_forth = (np.abs(step[:-1]) > _JITTER_US) & (np.abs(step[1:]) > _JITTER_US)
-    stray[1:-1] = back_and_forth & (np.abs(t[2:] - t[:-2]) <= _JITTER_US)
-    stray[1:] &= ~stray[:-1]  # of two in a row that accuse each other, the first goes
-    return stray
-
-
-def _straightened(t: np.ndarray, turns_us: Sequence[int]) -> tuple[np.ndarray, dict[str, int]]:
-    """Times that go on where the clock turned over or was set back; small steps back stay."""
-    step, turned = _steps(t, turns_us)
-    back = step < -_JITTER_US
-    step[back] = 0
-    t = np.concatenate([t[:1], t[0] + np.cumsum(step)])
-    # Below 0: the first events came just after a turn, some from before it later
-    t -= min(0, int(t.min()) >> 32 << 32)
-    late = int((t < np.maximum.accumulate(t)).sum())
-    return t, {"clock turned over": turned, "clock set back": int(back.sum()), "out of order": late}
-
-
-def _steps(t: np.ndarray, turns_us: Sequence[int]) -> tuple[np.ndarray, int]:
-    """Steps between times, and how often the clock turned over, from near its top to near 0."""
-    step, turned = np.diff(t), 0
-    for turn in turns_us:
-        before, after = t[:-1], t[1:]
-        near = turn >> 6  # about a minute without an event, at most
-        from_top = (before >= turn - near) & (before < turn)
-        over = from_top & (after < near) & (before - after >= turn - near)
-        # Out of order at a turn
-        to_top = (after >= turn - _JITTER_US) & (after < turn)
-        under = to_top & (after - before >= turn - _JITTER_US)
-        step[over] += turn
-        step[under] -= turn
-        turned += int(over.sum()) - int(under.sum())
-    return step, max(0, turned)
-
-
-def _nonzero(counts: dict[str, int]) -> dict[str, int]:
+def nonzero(counts: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 

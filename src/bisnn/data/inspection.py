@@ -58,8 +58,7 @@ def draw(recording: Recording, path: Path) -> None:
         _image(events[(since_us >= low) & (since_us < high)], width, height)
         for low, high in pairwise(edges_us)
     ]
-    # A hot pixel must not darken the others
-    most = max(1.0, *(float(np.quantile(image.max(-1), 0.995)) for image in images))
+    most = max(map(_most, images))
     for k, image in enumerate(images):
         axis = figure.add_subplot(grid[0, k])
         axis.imshow(_colours(image / most), origin="upper", interpolation="nearest")
@@ -79,6 +78,17 @@ def draw(recording: Recording, path: Path) -> None:
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=150)
     write_atomic(path, png.getvalue())
+
+
+def picture(events: np.ndarray, width: int, height: int) -> np.ndarray:
+    """All events of a recording as an image, (height, width, 3): p = 1 orange, p = 0 blue."""
+    image = _image(events, width, height)
+    return _colours(image / _most(image))
+
+
+def _most(image: np.ndarray) -> float:
+    """The count that is drawn in full colour: a hot pixel must not darken the others."""
+    return max(1.0, float(np.quantile(image.max(-1), 0.995)))
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -50,7 +50,14 @@ GENERATOR = "philox4x32-10"  # named in the file: how members are drawn from a p
 
 
 def write(network: PackedNetwork, path: str | Path) -> int:
-    """Write one file, whole or not at all; its bytes. A posterior takes the members' place."""
+    """Write one file, whole or not at all; its size in bytes."""
+    content = file_content(network)
+    write_atomic(Path(path), content)
+    return len(content)
+
+
+def file_content(network: PackedNetwork) -> bytes:
+    """The bytes of the file of a network. A posterior takes the members' place."""
     tensors: dict[str, np.ndarray] = {}
     for i, layer in enumerate(network.layers):
         there = np.ones((layer.neurons, layer.fan_in), bool) if layer.mask is None else layer.mask
@@ -77,9 +84,7 @@ def write(network: PackedNetwork, path: str | Path) -> int:
     body = json.dumps(about, separators=(",", ":"))
     digest = _digest(body, tensors)
     entry = {"kind": "packed", "version": VERSION, "network": body, "digest": digest}
-    content = save(tensors, {"bisnn": json.dumps(entry, separators=(",", ":"))})
-    write_atomic(Path(path), content)
-    return len(content)
+    return save(tensors, {"bisnn": json.dumps(entry, separators=(",", ":"))})
 
 
 def _about(layer: PackedLayer) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def report(
             sections.append({"run": run, "facts": _facts(run), "parts": drawn})
     number = itertools.count(1).__next__
     content = {"verdicts": verdicts, "recordings": recordings, "sections": sections}
-    page = _template().render(**content, number=number, version=bisnn.__version__)
+    page = template("report.html").render(**content, number=number, version=bisnn.__version__)
     try:
         write_atomic(path, page.encode())
     except OSError as error:
@@ -130,10 +130,15 @@ def _read(folders: Sequence[str | Path]) -> list[Run]:
     ]
 
 
-def _template() -> jinja2.Template:
-    source = (resources.files("bisnn.reporting") / "report.html").read_text(encoding="utf-8")
+def template(name: str) -> jinja2.Template:
+    """A page of this package."""
+    source = lambda name: (resources.files("bisnn.reporting") / name).read_text(encoding="utf-8")  # noqa: E731
     environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.FunctionLoader(source),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {
         "asdict": asdict,
@@ -143,7 +148,7 @@ def _template() -> jinja2.Template:
         "si": si,
     }
     environment.globals |= {"ANN": ANN, "HYPOTHETICAL": HYPOTHETICAL}
-    return environment.from_string(source)
+    return environment.get_template(name)
 
 
 # The verdict

@@ -16,20 +16,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import (
-    Field,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, ValidationError, model_serializer, model_validator
 
 from bisnn.alphabet import BINARY, alphabet_of
+from bisnn.bits.philox import Purpose, words
 from bisnn.display import note
 from bisnn.files import read_text
 from bisnn.runs import config_errors, defaults
 from bisnn.runs.kinds import AnyData, AnyRule, tag_of
 from bisnn.runs.own import OwnData
 from bisnn.runs.section import Count, NotNegative, Positive, Section, Share
+from bisnn.runs.training_sections import Predict, Train, check_members
+from bisnn.runs.tune_section import Tune
 
 VERSION = 1  # of the file format
 DOTS = 100  # on a line: no setting has so many parts
@@ -123,35 +121,6 @@ class NeuronSettings(Section):
         return self
 
 
-class Train(Section):
-    # 0: by the number of training points, recorded in the run's config
-    epochs: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    batch_size: Count = 40  # over all processes
-    samples: Count = 1  # realisations of the weights a step
-    # By default logistic for classes, squared for regression
-    loss: Literal["logistic", "squared", "smooth_l1"] | None = None
-    over_time: Literal["sum", "mean"] = "sum"
-    # First time steps that do not count in the loss, nor, by default, in predictions
-    burn_in: Annotated[int, Field(ge=0)] = 10
-    # Time steps worked on at a time, so that memory does not grow with T; 0: all
-    chunk: Annotated[int, Field(ge=0)] = 0
-    schedule: Literal["constant", "cosine"] = "constant"  # of the learning rate
-    # Factor on the loss that keeps neurons neither silent nor saturated
-    activity: NotNegative = 0.0
-    validate_every: Count = 1  # epochs
-    # "best": of the lowest validation loss (NLL; regression: squared error)
-    keep: Literal["last", "best"] = "last"
-    # Stop after so many validations without a better one; 0: never
-    patience: Annotated[int, Field(ge=0)] = 0
-    checkpoint_seconds: NotNegative = 10.0  # between checkpoints
-    device: Literal["cpu", "cuda"] = "cpu"
-    dtype: Literal["float32", "float64"] = "float32"
-    # "mixed": operands of products with real numbers may be rounded; see `kernels`
-    precision: Literal["full", "mixed"] = "full"
-    # Of PyTorch; 0: as many as it would take, recorded in the run's config
-    threads: Annotated[int, Field(ge=0)] = 0
-
-
 class Augment(Section):
     """Changes of training recordings, drawn anew each epoch."""
 
@@ -161,13 +130,6 @@ class Augment(Section):
     drop: Share = 0.0  # of the spikes, left out
     # Time steps, at most, that a recording begins earlier or later
     jitter: Annotated[int, Field(ge=0)] = 0
-
-
-class Predict(Section):
-    samples: Count = 10  # members of the ensemble, Bayes-BiSNN only
-    encodings: Count = 1  # spike trains that a point's prediction is the mean over; points only
-    # First time steps that predictions leave out; by default train.burn_in
-    burn_in: Annotated[int, Field(ge=0)] | None = None
 
 
 class Config(Section):
@@ -183,6 +145,7 @@ class Config(Section):
     rule: AnyRule
     train: Train = Train()
     predict: Predict = Predict()
+    tune: Tune | None = None  # of the search alone; see `bisnn.tuning`
 
     @property
     def task(self) -> str:
@@ -202,6 +165,12 @@ class Config(Section):
     def burn_in(self) -> int:
         """First time steps that predictions leave out."""
         return self.train.burn_in if self.predict.burn_in is None else self.predict.burn_in
+
+    @property
+    def training_seed(self) -> int:
+        """Of all draws of the training: of several networks on the same data each has its own."""
+        k = self.train.member
+        return int(words(1, self.seed, Purpose.TRAINED_MEMBERS, k)[0]) if k else self.seed
 
     @property
     def loss(self) -> str:
@@ -286,6 +255,7 @@ class Config(Section):
                 "train.activity looks at whole recordings, train.chunk never sees one: "
                 "leave one of the two at 0"
             )
+        check_members(self.train, self.predict, self.network.dropout, self.rule.posterior())
         depth = len(self.network.conv) + len(self.network.layers)
         local = self.network.gradient == "local" and depth > 1
         if local and self.network.readout_after == "last":

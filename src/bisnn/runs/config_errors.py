@@ -24,14 +24,9 @@ SYNONYMS = {
     "train.threads": ("num_threads", "n_jobs", "workers", "num_workers"),
     "train.device": ("gpu", "cuda", "accelerator"),
     "train.precision": ("amp", "mixed_precision"),
-    "predict.samples": (
-        "members",
-        "ensemble",
-        "ensemble_size",
-        "n_members",
-        "num_samples",
-        "n_samples",
-    ),
+    "train.members": ("networks", "n_networks"),
+    "train.cycles": ("snapshots", "restarts"),
+    "predict.samples": ("ensemble", "ensemble_size", "n_members", "num_samples", "n_samples"),
     "network.layers": (
         "hidden",
         "hidden_size",

@@ -71,6 +71,13 @@ class DataSection(Section):
         differ."""
         return None
 
+    def moved(self, to: Path) -> DataSection:
+        """This section for a dataset that lies elsewhere now."""
+        raise ValueError(
+            f"--data: the data of this run, {self.name}, are in no file or folder that could have "
+            f"moved; got {to}; leave it out"
+        )
+
     def title(self) -> str:
         """What a report calls the data."""
         return self.name
@@ -149,6 +156,19 @@ class TableData(DataSection):
     def complaint(self, run: object) -> str | None:
         return f"{self.train}: is not what {run} began with (or its test file is not): restore it"
 
+    def moved(self, to: Path) -> DataSection:
+        files = {"train": self.train, **({"test": self.test} if self.test else {})}
+        if to.is_dir():
+            places = {key: str((to / Path(file).name).resolve()) for key, file in files.items()}
+        elif len(files) == 1:
+            places = {"train": str(to.resolve())}
+        else:
+            raise ValueError(
+                f"--data: must be the folder that holds {Path(self.train).name} and "
+                f"{Path(files['test']).name}; got {to}; give a folder"
+            )
+        return self.model_copy(update=places)
+
     def title(self) -> str:
         return Path(self.train).name
 
@@ -198,6 +218,13 @@ class EventData(DataSection):
         except ValueError as error:
             raise ValueError(f"data.{error}") from None
         return loading.from_recordings(train, test, self.validation, seed)
+
+    def moved(self, to: Path) -> DataSection:
+        if not to.is_dir():
+            raise ValueError(
+                f"--data: must be the folder of {self._archive()}; there is no folder {to}"
+            )
+        return self.model_copy(update={"root": str(to.resolve())})
 
     def _folder(self) -> str | None:
         return self.root or os.environ.get("BISNN_DATA")
@@ -296,6 +323,10 @@ class SimulatedData(DigitEventData):
 
         # The simulated camera's clock begins at 0
         return replace(MNISTDVS.window(self.crop, self.steps, self.bin_us), start_us=0)
+
+    def moved(self, to: Path) -> DataSection:
+        # Without a root, the digits are those of scikit-learn
+        return super().moved(to) if self.root else DataSection.moved(self, to)
 
     def complaint(self, run: object) -> str | None:
         return None  # simulated recordings may differ between devices

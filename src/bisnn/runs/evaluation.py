@@ -24,7 +24,7 @@ from bisnn.intervals import Interval
 from bisnn.prediction import Classification, Regression
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
 from bisnn.runs.guarantee import answers
-from bisnn.runs.inputs import check_unchanged, load_dataset, spikes
+from bisnn.runs.inputs import check_unchanged, load_dataset, located, spikes
 from bisnn.runs.model import Model, load, weight_count
 from bisnn.runs.results import (
     Curves,
@@ -55,18 +55,28 @@ FORMAT = 4  # of what is stored: it grows with what a report shows
 
 
 def predictors(model: Model) -> dict[str, int | None]:
-    """Name and number of members of each predictor that the run's rule has."""
-    if model.config.rule.posterior():
-        return {"MAP": None, f"ensemble of {model.members}": model.members}
+    """Name of each predictor of a run, and how many members it draws from every network; the first
+    draws none.
+    """
+    networks, count = 1 + len(model.others), model.members
+    single = "sign" if model.net.alphabet == BINARY else "nearest level"
     if model.net.alphabet is None:
-        return {"real weights": None}
-    return {"sign" if model.net.alphabet == BINARY else "nearest level": None}
+        single = "real weights"
+    if model.config.rule.posterior():
+        single = "MAP"
+    found: dict[str, int | None] = {
+        single if networks == 1 else f"{single} of {networks} networks": None
+    }
+    if count is not None:
+        by = "dropout" if model.config.predict.dropout else "ensemble"
+        found[f"{by} of {model.size(count)}"] = count
+    return found
 
 
 def evaluate(
     folder: str | Path,
     *,
-    data: Dataset | None = None,
+    data: Dataset | str | Path | None = None,
     show: bool = True,
     costs: Costs | None = None,
 ) -> Verdict:
@@ -75,7 +85,8 @@ def evaluate(
 
     Args:
         folder: the run.
-        data: of a run whose data were given from Python, the same again.
+        data: of a run whose data were given from Python, the same again; of a dataset that has
+            moved, the file or folder where it lies now.
         show: a progress bar.
         costs: prices of the energy ledger's operations; by default those of 45 nm.
 
@@ -87,13 +98,14 @@ def evaluate(
 
 
 def load_run(
-    folder: str | Path, given: Dataset | None = None, show: bool = True
+    folder: str | Path, given: Dataset | str | Path | None = None, show: bool = True
 ) -> tuple[Model, LoadedData]:
     """A run's model, and the data that it was trained on; an error where these have changed."""
     RunFolder(folder).check()
     model = load(folder)
-    data = load_dataset(model.config, show, given)
-    check_unchanged(model.config, data, model.data, folder)
+    config = located(model.config, given)
+    data = load_dataset(config, show, given if isinstance(given, Dataset) else None)
+    check_unchanged(config, data, model.data, folder)
     return model, data
 
 
@@ -111,10 +123,11 @@ def evaluate_model(
         model.net.to("cuda")
     with run.locked(), bars(show=show) as progress, kernels.precision("full"):
         tree = _judged(model, data, progress)
-        tree["energy"] = _energy(model, data.test[0], costs)
+        tree["energy"] = energy(model, data.test[0], costs)
         tree["recordings"] = data.test.x.digest().hex() if isinstance(data.test.x, Clips) else ""
         tree["guarantee"] = kept(model, data.test, progress)
         tree |= {"seconds": _seconds(run), "epoch": model.epoch}
+        tree["temperature"] = model.temperature
         tree |= {"model": file_digest(run.model_file), "format": FORMAT}
         evaluation = Evaluation(**tree, beaten_by=_beaten_by(tree["metrics"], tree["baseline"]))
         save_tree(run.evaluation_file, evaluation.model_dump(), "evaluation")
@@ -184,11 +197,12 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
     names = predictors(model)
     plane = unit_grid(PLANE) if model.classes and model.features == 2 else torch.zeros(0, 2)
     work = len(x) + len(some) + len(plane)
-    bar = progress.add_task("test points", total=sum((k or 1) * work for k in names.values()))
+    bar = progress.add_task("test points", total=sum(map(model.size, names.values())) * work)
     results, judged, over_time, planes = {}, {}, {}, {}
     calibration: dict[str, PlainCalibration] = {}
     for name, members in names.items():
-        advance = lambda points, members=members: progress.advance(bar, points * (members or 1))  # noqa: E731
+        each = model.size(members)
+        advance = lambda points, each=each: progress.advance(bar, points * each)  # noqa: E731
         result = model.predict_points(x, members, advance=advance)
         results[name] = _parts(result)
         judged[name] = judge(result, y, model.config.seed)
@@ -199,7 +213,7 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
         if len(plane):
             probs = model.predict_points(plane, members, advance=advance).mean.cpu()
             planes[name] = probs.reshape(PLANE, PLANE, -1)
-    count = weight_count(model.net)
+    count = (1 + len(model.others)) * weight_count(model.net)
     bits = 1 if model.net.alphabet is None else model.net.alphabet.planes
     return {
         "task": model.config.task,
@@ -356,11 +370,12 @@ def _test_spikes(model: Model, x: Tensor | Clips, points: Tensor) -> Tensor:
     return spikes(model.config, x[points], next(model.net.parameters()).device)
 
 
-def _energy(model: Model, x: Tensor | Clips, costs: Costs | None) -> Ledger:
-    """The energy ledger of every predictor, with the ensemble's members, on a few test points."""
+def energy(model: Model, x: Tensor | Clips, costs: Costs | None = None) -> Ledger:
+    """The energy ledger of every predictor, with the ensemble's members, on a few of the points."""
     some = _evenly(len(x), COUNTED)
     s, names = _test_spikes(model, x, some), predictors(model)
-    return ledger(model.net, s, names, costs, model.config.seed, _early(model, x[some], names))
+    drawn = {name: model.draw(members) for name, members in names.items()}
+    return ledger(model.net, s, drawn, costs, model.config.seed, _early(model, x[some], names))
 
 
 def _early(model: Model, x: Tensor | Clips, names: dict[str, int | None]) -> dict[str, Tensor]:
@@ -369,7 +384,7 @@ def _early(model: Model, x: Tensor | Clips, names: dict[str, int | None]) -> dic
     if not isinstance(found, PredictionSets) or model.guarantee is None:
         return {}
     samples = model.guarantee.samples
-    asked = np.arange(samples or 1)[:, None] < found.members
+    asked = np.arange(model.size(samples))[:, None] < found.members
     until = torch.from_numpy(np.where(asked, found.steps, 0))
     return {name: until for name, members in names.items() if members == samples}
 

@@ -1,4 +1,5 @@
-"""From a trained network to what is shipped: packed bits, and from those C code or a NIR graph.
+"""From a trained network to what is shipped: packed bits, and from those C code, a NIR graph or a
+web page.
 
 Every export starts from one description, `packed.PackedNetwork`, which needs no PyTorch: what holds
 for the packed engine holds for the others.
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from bisnn import weights
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.checks import choice, positive_int
@@ -26,17 +26,18 @@ from bisnn.neuron import FixedSRM
 from bisnn.packed import file
 from bisnn.packed.network import PackedNetwork
 from bisnn.packing import describe
-from bisnn.runs import model
-from bisnn.runs.guarantee import Guarantee
+from bisnn.prediction import Dropout
+from bisnn.runs import model, web
 from bisnn.runs.inputs import load_dataset, spikes
 from bisnn.runs.own import imported
 from bisnn.runs.recommendation import recommended, warn_of_map
 from bisnn.shipping import c, conversion
+from bisnn.shipping.web import check_target
 
 if TYPE_CHECKING:
     from bisnn.shipping.nir_simulation import Disagreement
 
-TARGETS = ("packed", "c", "nir")
+TARGETS = ("packed", "c", "nir", "web")
 PREDICTORS = ("map", "members", "posterior")
 PROFILES = ("exact", "cubalif")
 NOISE = 0.05  # spikes of random recordings
@@ -49,9 +50,9 @@ class Exported:
     """What was written."""
 
     path: Path  # file, or folder
-    bytes: int = 0  # of the file, of "packed" and "nir"
+    bytes: int = 0  # of the file, of "packed", "nir" and "web"
     weights: int = 0  # of "packed"
-    members: int = 0  # of "packed" and "c"; 0: the posterior itself
+    members: int = 0  # of "packed", "c" and "web"; 0: the posterior itself
     call: str = ""  # of "packed": the engine's method that predicts
     sets_call: str = ""  # of "packed", calibrated: the one that predicts sets
     flash: int = 0  # bytes of tables, of "c"
@@ -80,8 +81,8 @@ def export(
     Args:
         run: a run folder, or its model file.
         to: "packed", one safetensors file for `bisnn.packed`; "c", a folder of C99 sources with
-            golden vectors; "nir", a graph; or `module:name`, a function of your own that is called
-            with the `packed.PackedNetwork` and the path.
+            golden vectors; "nir", a graph; "web", a page that runs it; or `module:name`, a function
+            of your own that is called with the `packed.PackedNetwork` and the path.
         out: file or folder to write; by default named after the target, in the run folder.
         predictor: "map", the most probable weights; "members", draws from the posterior, those of
             `bisnn predict`; "posterior", the posterior itself at 8 bits per weight, from which
@@ -95,7 +96,8 @@ def export(
         neuron: "fixed" ships the SRM in integers, `bisnn.FixedSRM`, on the trained weights, "srm"
             the float one; by default as trained. Where that differs from the training, both
             networks run over the test points.
-        data: for that, of a run whose data were given from Python, the same again.
+        data: for that, and for the test inputs of "web", of a run whose data were given from
+            Python, the same again.
     """
     if not isinstance(run, (str, Path)):
         way = "for a network that is no run use bisnn.packing.describe and bisnn.packed.write"
@@ -125,13 +127,20 @@ def export_model(
 ) -> Exported:
     """As `export`, with the model in memory; `source` is its file."""
     _check(to, profile, prefix, neuron)
+    if to == "nir" and trained.others:
+        raise ValueError(
+            f"to: a NIR graph is of one network; got a model of {1 + len(trained.others)}; use "
+            "--to packed or c, or export one of the runs in its folder `members`"
+        )
     if to == "nir" and (predictor == "members" or members is not None):
         raise ValueError("predictor: a NIR graph is of one network; got members; use 'map'")
     folder = source.parent
     if to == "packed":
         _check_target(Path(out or folder / "packed.safetensors"))
+    if to == "web":
+        check_target(Path(out or folder / "try.html"))
     chosen = predictor or _recommended(run, source, trained, to, members)
-    if chosen == "map" and trained.members is not None:
+    if chosen == "map" and trained.config.rule.posterior():
         warn_of_map(
             run,
             source,
@@ -142,18 +151,27 @@ def export_model(
     changes = None
     converted = neuron is not None and neuron != trained.config.neuron.kind
     if trained.guarantee is not None:
-        packed = replace(packed, sets=_sets(trained.guarantee, packed, chosen, converted))
+        packed = replace(packed, sets=_sets(trained, packed, chosen, converted))
     if neuron is not None and converted:
         packed, changes = _with_neuron(packed, neuron, trained, data)
-    written = _written(packed, trained, to, out, folder, profile, prefix)
+    if to == "web":
+        path = Path(out or folder / "try.html")
+        alone = describe_model(trained, "map") if chosen == "members" else None
+        size = web.write(packed, alone, trained, path, data)
+        written = Exported(path, size, members=packed.count)
+    else:
+        written = _written(packed, trained, to, out, folder, profile, prefix)
     return replace(written, neuron=neuron or "", changes=changes)
 
 
 def _sets(
-    found: Guarantee, packed: PackedNetwork, predictor: str, converted: bool
+    trained: model.Model, packed: PackedNetwork, predictor: str, converted: bool
 ) -> ConformalSets | None:
     """The thresholds that go along: those of the very weights and neurons that are shipped."""
-    samples = {"map": None, "members": packed.count, "posterior": 0}[predictor]
+    found = trained.guarantee
+    assert found is not None
+    each = packed.count // (1 + len(trained.others))
+    samples = {"map": None, "members": each, "posterior": 0}[predictor]
     if not isinstance(found.rule, ConformalSets):
         return None  # intervals are no part of a packed file
     if found.samples == samples and found.rule.score == "margin" and not converted:
@@ -275,8 +293,9 @@ def _recommended(
     run: str | Path, source: Path, trained: model.Model, to: str, members: int | None
 ) -> str:
     """The predictor to ship where none was asked for."""
-    if trained.members is None or to == "nir":
+    if not trained.config.rule.posterior() or to == "nir":
         return "map"
+    assert trained.members is not None
     return "members" if members is not None else recommended(run, source, trained.members)
 
 
@@ -286,25 +305,29 @@ def describe_model(
     """A trained model as bits, with its encoding and classes: see `export`."""
     choice("predictor", predictor, PREDICTORS)
     net, config = trained.net, trained.config
-    if predictor != "map" and trained.members is None:
+    if predictor != "map" and not config.rule.posterior():
         raise ValueError(
             f"predictor: the rule {config.rule.name!r} has no posterior; got {predictor!r}; "
             "use 'map'"
         )
     if predictor == "map" and members is not None:
         way = "leave it out"
-        if trained.members is not None:
+        if config.rule.posterior():
             way += ", or use predictor 'members'"
         raise ValueError(
             "members: are drawn from a posterior, and the map is one set of weights; "
             f"got {members}; {way}"
         )
-    drawn = None
-    count = 0
+    if predictor == "posterior" and trained.others:
+        raise ValueError(
+            f"predictor: a packed file holds one posterior, and this model has "
+            f"{1 + len(trained.others)} networks; got 'posterior'; use 'members'"
+        )
+    count = None
     if predictor != "map":
         count = positive_int("members", trained.members if members is None else members)
-    if predictor == "members":
-        drawn = weights.draw_members([layer.weight for layer in net.layers], count, config.seed)
+    drawn = None if predictor == "posterior" else trained.draw(count)
+    assert not isinstance(drawn, Dropout)  # for lack of a posterior
     bits = describe(net, drawn, posterior=predictor == "posterior")
     code = config.encode
     scale = {"low": trained.low.tolist(), "high": trained.high.tolist()}
@@ -329,5 +352,5 @@ def describe_model(
         "target_scale": trained.target_scale,
     }
     return replace(
-        bits, **about, members=count if predictor == "posterior" else 0, seed=config.seed
+        bits, **about, members=count or 0 if predictor == "posterior" else 0, seed=config.seed
     )

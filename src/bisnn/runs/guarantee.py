@@ -16,6 +16,7 @@ from torch import Tensor
 from bisnn import conformal
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
+from bisnn.checks import number
 from bisnn.conformal import (
     CORRECTIONS,
     LOOKS,
@@ -30,7 +31,7 @@ from bisnn.data.loading import Clips
 from bisnn.display import note
 from bisnn.files import file_digest, read_text, write_atomic
 from bisnn.network import Readout
-from bisnn.prediction import Regression, logits
+from bisnn.prediction import Regression, fit_temperature, logits
 from bisnn.runs.folder import Damaged
 from bisnn.runs.inputs import spikes
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from bisnn.runs.model import Model
 
 FILE = "calibration.json"
-VERSION = 1  # of the file
+VERSION = 2  # of the file
 
 
 class OtherModel(ValueError):
@@ -52,6 +53,9 @@ class Guarantee:
     rule: ConformalSets | ConformalIntervals
     samples: int | None  # members of the predictor; None: the one set of weights
     data: str  # digest of the calibration recordings, with their labels
+    # Of classes, that scales the probabilities best on the recordings that give no bound; None
+    # where all of them give one
+    temperature: float | None = None
 
 
 def calibrated(
@@ -85,6 +89,7 @@ def calibrated(
     """
     y = np.asarray(y)
     rule: ConformalSets | ConformalIntervals
+    temperature = None
     if model.classes:
         if scaled:
             raise ValueError(
@@ -92,7 +97,12 @@ def calibrated(
             )
         conformal.check_labels(y, len(x), len(model.classes))
         options = {"correction": correction, "most": most, "by_class": by_class, "score": score}
-        rule = _sets(model, x, y, coverage, samples, looks, options, advance)
+        first = _first_half(model, len(y))
+        rule = _sets(model, x, y, coverage, samples, looks, {**options, "first": first}, advance)
+        if correction == "joint":
+            fitted = np.flatnonzero(first)
+            result = model.tempered(1.0).predict_points(x[torch.from_numpy(fitted)], samples)
+            temperature = fit_temperature(result.members, torch.from_numpy(y[fitted]))
     else:
         given = (correction, looks, most, by_class, score)
         if given != (CORRECTIONS[0], LOOKS, 1, False, SCORES[0]):
@@ -104,7 +114,15 @@ def calibrated(
         y = y.reshape(-1)
         mean, std = _outputs(model, x, samples, advance)
         rule = conformal.calibrate_intervals(mean, std, y, coverage, scaled=scaled)
-    return Guarantee(rule, samples, digest_of(fingerprints(model, x), y))
+    return Guarantee(rule, samples, digest_of(fingerprints(model, x), y), temperature)
+
+
+def _first_half(model: Model, recordings: int) -> np.ndarray:
+    """Which of the calibration recordings give ranks and the temperature, (N,); the others give
+    the bound of joint thresholds.
+    """
+    order = philox.permutation(recordings, model.config.seed, Purpose.CALIBRATION_SPLIT)
+    return np.isin(np.arange(recordings), order[: recordings // 2])
 
 
 def _sets(
@@ -117,22 +135,19 @@ def _sets(
     options: dict[str, Any],
     advance: Callable[[int], Any],
 ) -> ConformalSets:
-    members = samples or 1
+    members = model.size(samples)
     path = (
         conformal.even_path(model.config.steps, members, looks)
         if isinstance(looks, int)
         else conformal.checked_path(looks, model.config.steps, members)
     )
-    half = len(y) // 2  # give ranks
     # Too few recordings are refused before the network runs
     if options["correction"] == "joint":
-        conformal.order(len(y) - half, coverage)
+        conformal.order(int((~options["first"]).sum()), coverage)
     else:
         conformal.order(len(y), coverage, len(path))
-    order = philox.permutation(len(y), model.config.seed, Purpose.CALIBRATION_SPLIT)
-    first = np.isin(np.arange(len(y)), order[:half])
     scores = scores_of(model, x, samples, path, options["score"], advance)
-    return conformal.calibrate_sets(scores, y, path, coverage, first=first, **options)
+    return conformal.calibrate_sets(scores, y, path, coverage, **options)
 
 
 def _outputs(
@@ -163,7 +178,8 @@ def scores_of(
     found = []
     for index in torch.arange(len(x)).split(model.batch):
         coded = (spikes(model.config, x[index], device, e) for e in range(encodings))
-        y = torch.stack([logits(model.net, s, members) for s in coded], 1).flatten(0, 1)
+        seed = model.config.seed
+        y = torch.stack([logits(model.net, s, members, seed=seed) for s in coded], 1).flatten(0, 1)
         if score == "margin":
             counts = (y / readout.scale).round().long()
             found.append(conformal.margins(counts.cpu().numpy(), path))
@@ -221,6 +237,7 @@ def write(found: Guarantee, model_file: Path) -> Path:
         "model": file_digest(model_file),
         "data": found.data,
         "samples": found.samples,
+        "temperature": found.temperature,
         kind: found.rule.to_json(),
     }
     path = model_file.with_name(FILE)
@@ -251,6 +268,9 @@ def read(model_file: Path, classes: int) -> Guarantee | None:
         samples, data, model = body["samples"], body["data"], body["model"]
         if not (samples is None or (type(samples) is int and samples > 0)) or type(data) is not str:
             raise ValueError("its predictor or its data are not named")
+        temperature = body["temperature"]
+        if temperature is not None:
+            number("temperature", temperature, above=0)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"{path}: is damaged or no calibration ({error}); {again}") from None
     if model != file_digest(model_file):
@@ -258,7 +278,7 @@ def read(model_file: Path, classes: int) -> Guarantee | None:
             f"{path}: is of another model than {model_file.name}: its guarantee does not hold for "
             f"this one; {again}, or remove the file"
         )
-    return Guarantee(rule, samples, data)
+    return Guarantee(rule, samples, data, temperature)
 
 
 def usable(model_file: Path, classes: int) -> Guarantee | None:

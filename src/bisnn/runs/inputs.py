@@ -21,6 +21,13 @@ from bisnn.packed.columns import Schema
 from bisnn.runs.config import Config
 
 
+def located(config: Config, given: Dataset | str | Path | None) -> Config:
+    """The config with its data where they lie now, if a path says so."""
+    if not isinstance(given, (str, Path)):
+        return config
+    return config.model_copy(update={"data": config.data.moved(Path(given))})
+
+
 def load_dataset(config: Config, show: bool = True, given: Dataset | None = None) -> LoadedData:
     """The points of a config, the same for the same seed, or those given from Python.
 
@@ -81,9 +88,9 @@ def training_spikes(
     """As `spikes`, anew each epoch, recordings augmented by draws of (seed, epoch, sample)."""
     if isinstance(x, Clips):
         how = Augmentation(**config.augment.model_dump())
-        return augmented(x.spikes(device), how, config.seed, epoch, samples).bool()
+        return augmented(x.spikes(device), how, config.training_seed, epoch, samples).bool()
     code = config.encode.model_dump()
-    return encoded(x, code, config.seed, Purpose.TRAINING_ENCODING, epoch, device)
+    return encoded(x, code, config.training_seed, Purpose.TRAINING_ENCODING, epoch, device)
 
 
 def points_of(config: Config, x: Any, schema: Schema | None, low: Tensor, high: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args
 from pydantic import Discriminator, Tag
 
 from bisnn.runs import data_sections, rule_sections
+from bisnn.runs.folder_data import FolderData
 from bisnn.runs.own import PYTHON, OwnData, OwnRule
 from bisnn.runs.section import Section
 
@@ -32,5 +33,5 @@ if TYPE_CHECKING:
     from bisnn.runs.data_sections import DataSection as AnyData
     from bisnn.runs.rule_sections import RuleSection as AnyRule
 else:
-    AnyData = _one_of(data_sections.SECTIONS, OwnData)
+    AnyData = _one_of((*data_sections.SECTIONS, FolderData), OwnData)
     AnyRule = _one_of(rule_sections.SECTIONS, OwnRule)

@@ -14,8 +14,9 @@ import signal
 import time
 import tomllib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from bisnn.network import Output
 from bisnn.realisation import map_weight
 from bisnn.rules import Rule
 from bisnn.runs import defaults
+from bisnn.runs.building import build_network
 from bisnn.runs.config import CHANGEABLE, Config, differences, parse
 from bisnn.runs.folder import RunFolder, alike
 from bisnn.runs.inputs import (
@@ -44,7 +46,7 @@ from bisnn.runs.inputs import (
     load_dataset,
     training_spikes,
 )
-from bisnn.runs.model import Model, build_network
+from bisnn.runs.model import Model
 from bisnn.runs.monitoring import (
     NOT_FINITE,
     check_rates,
@@ -76,6 +78,10 @@ def _shuffled(points: int, seed: int, epoch: int) -> Tensor:
 
 # Attributes of a Training
 PROGRESS = ("step", "rows", "seconds", "sums", "before", "best", "since_best", "stopped_early")
+
+
+def _equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 @torch.no_grad()
@@ -114,7 +120,7 @@ class Training:
             config, input_shape(config, len(self.data.low)), self.data.outputs
         ).to(processes.device)
         self.rule = config.rule.build(
-            list(self.net.parameters()), config.seed, self.steps_per_epoch
+            list(self.net.parameters()), config.training_seed, self.steps_per_epoch
         )
         alone = not dist.is_initialized()  # and so `share` is 1
         recorded = processes.device.type == "cuda" and alone and not config.train.chunk
@@ -135,6 +141,12 @@ class Training:
         self.best: dict[str, Any] | None = None  # validation loss, epoch and weights
         self.since_best = 0  # validations
         self.stopped_early = False
+        self.snapshots: list[list[Tensor]] = []  # latents at the end of each cycle, if several
+
+    @property
+    def steps_per_cycle(self) -> int:
+        """Updates from the highest learning rate to the lowest."""
+        return self.config.train.epochs * self.steps_per_epoch // self.config.train.cycles
 
     def _hard_weights(self) -> list[Tensor]:
         return [map_weight(p).to(torch.int8).cpu() for p in self.net.parameters()]
@@ -155,6 +167,8 @@ class Training:
             "data": self.data.digest(),
             "processes": self.processes.count,
         }
+        if self.config.train.cycles > 1:
+            about["snapshots"] = self.snapshots
         return {
             **progress,
             **about,
@@ -169,6 +183,9 @@ class Training:
         best = state.get("best") if isinstance(state, dict) else None
         if best is not None:
             mine["best"] = {"loss": 0.0, "epoch": 0, "weights": mine["latents"]}
+        taken = state.get("snapshots") if isinstance(state, dict) else None
+        if "snapshots" in mine and isinstance(taken, list):
+            mine["snapshots"] = [mine["latents"]] * len(taken)
         if not alike(mine, state) or min(state["step"], state["rows"], state["since_best"]) < 0:
             return False
         try:
@@ -180,13 +197,24 @@ class Training:
     def load(self, state: dict[str, Any], folder: RunFolder) -> None:
         """Go on from a checkpoint of the same config and the same data."""
         began = parse(tomllib.loads(state["config"]), str(folder))
-        changed = [key for key in differences(began, self.config) if key not in CHANGEABLE]
+        # Where the data lie does not matter, if a digest says what they are
+        checked = self.config.data.complaint(folder) is not None
+        places = [f"data.{name}" for name in self.config.data.paths if checked]
+        changed = [
+            key for key in differences(began, self.config) if key not in (*CHANGEABLE, *places)
+        ]
         if changed:
             raise ValueError(
                 f"{folder.config_file}: was changed since the run began, in {', '.join(changed)}; "
                 "change it back"
             )
+        if self.config.train.cycles > 1 and began.train.epochs != self.config.train.epochs:
+            raise ValueError(
+                "train.epochs: a run with train.cycles keeps the length of its cycles; got "
+                f"{self.config.train.epochs} in place of {began.train.epochs}; train a new run"
+            )
         check_unchanged(self.config, self.data, state["data"], folder)
+        self.snapshots = state.get("snapshots", [])
         for name in PROGRESS:
             setattr(self, name, state[name])
         _write(self.net, state["latents"])
@@ -207,7 +235,7 @@ class Training:
         """Update the weights once; return what this process adds to the epoch's sums."""
         config, data = self.config, self.data.train
         epoch, position = divmod(self.step, self.steps_per_epoch)
-        order = _shuffled(len(data.x), config.seed, epoch)
+        order = _shuffled(len(data.x), config.training_seed, epoch)
         batch = order[position * config.train.batch_size : (position + 1) * config.train.batch_size]
         mine = batch[self.processes.rank :: self.processes.count]
         share = len(mine) / len(batch)  # of the mean over points; processes add theirs up
@@ -217,11 +245,8 @@ class Training:
         x = training_spikes(config, data.x[mine], epoch, mine, self.processes.device)
         y = to_device(self.targets[mine], self.processes.device)
         seen = self._seen(epoch, mine)
-        factor = 0.5 * (
-            1 + math.cos(math.pi * self.step / (config.train.epochs * self.steps_per_epoch))
-        )
         for group in self.rule.param_groups:
-            group["lr"] = config.rule.lr * (factor if config.train.schedule == "cosine" else 1.0)
+            group["lr"] = config.rule.lr * self._share_of_lr()
         # Mini-batches of all sizes have passed: none will need memory beside that of the graphs
         record = epoch > self._began
         step = functools.partial(self._realise_and_update, share, len(mine), record)
@@ -230,7 +255,16 @@ class Training:
         else:
             sums = step(x, y, *seen)
         self.step += 1
+        if config.train.cycles > 1 and self.step % self.steps_per_cycle == 0:
+            self.snapshots.append([p.detach().cpu().clone() for p in self.net.parameters()])
         return sums
+
+    def _share_of_lr(self) -> float:
+        """The present share of the learning rate: a cosine over each cycle, or all of it."""
+        if self.config.train.schedule == "constant":
+            return 1.0
+        into = self.step % self.steps_per_cycle
+        return 0.5 * (1 + math.cos(math.pi * into / self.steps_per_cycle))
 
     def _realise_and_update(
         self, share: float, points: int, record: bool, *inputs: Tensor
@@ -265,7 +299,7 @@ class Training:
         drawn = draws.uniform(
             to_device(samples, self.processes.device),
             sum(sizes),
-            self.config.seed,
+            self.config.training_seed,
             Purpose.DROPOUT,
             epoch,
         )
@@ -316,6 +350,19 @@ class Training:
         return (y.mean(0) - target.to(y.dtype)).square().mean()
 
     # The loop
+
+    def epochs(self, go_on: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+        """Train in memory, with no file written, to the end or for as long as `go_on()`; yields
+        each epoch's row of metrics.
+        """
+        while not self.finished and go_on():
+            self.sums += self.update().cpu()
+            if not bool(torch.isfinite(self.sums).all()):
+                raise Stopped(NOT_FINITE.format(epoch=self._epoch, folder="training"))
+            if self.step % self.steps_per_epoch == 0:
+                row = self._end_epoch()
+                check_rates(row, self.config, "training")
+                yield row
 
     def fit(self, folder: RunFolder, display: RunDisplay) -> Model:
         """Train to the end, or until a signal; write checkpoints, metrics and the model."""
@@ -431,9 +478,10 @@ class Training:
         means = self.processes.gather(
             [model.predict_points(x[mine], model.members).mean.cpu()] if len(mine) else []
         )
-        return self.processes.first(lambda: self._quality(torch.cat(means), y))
+        return self.processes.first(lambda: self.quality(torch.cat(means), y))
 
-    def _quality(self, mean: Tensor, y: Tensor) -> dict[str, float]:
+    def quality(self, mean: Tensor, y: Tensor) -> dict[str, float]:
+        """Loss and score of predictions for held-out points."""
         if self.config.task == "classification":
             return {"loss": metrics.nll(mean, y), "accuracy": metrics.accuracy(mean, y)}
         error = metrics.rmse(mean, y)
@@ -456,7 +504,10 @@ class Training:
     def trained_model(self) -> Model:
         """The model that the run keeps: the last, or the best on the held-out points."""
         if self.config.train.keep == "last" or self.best is None:
-            return self._model(self.epochs_done)
+            own = [p.detach().cpu() for p in self.net.parameters()]
+            # Those of the last cycle are the network's own
+            others = tuple(tuple(one) for one in self.snapshots if not _equal(one, own))
+            return replace(self._model(self.epochs_done), others=others)
         net = build_network(
             self.config, input_shape(self.config, len(self.data.low)), self.data.outputs
         )

@@ -1,4 +1,4 @@
-"""From a config to a network, and from a trained network to a file that predicts."""
+"""Trained networks with all it takes to predict, and their file."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from torch import Tensor
 
 from bisnn import metrics
 from bisnn.alphabet import BINARY, alphabet_of
-from bisnn.checks import positive_int
+from bisnn.checks import number, positive_int
 from bisnn.conformal import PredictionIntervals, PredictionSets
 from bisnn.data import table
 from bisnn.data.events import Recording
 from bisnn.data.loading import Clips, LoadedData
 from bisnn.files import afford
-from bisnn.layer import Layer
-from bisnn.layers import Conv2d, Linear, Recurrent
 from bisnn.network import Network
-from bisnn.neuron import SRM, FixedSRM
 from bisnn.packed.columns import BadSchema, Schema, category, is_blank
-from bisnn.prediction import Classification, Members, Regression, predict
+from bisnn.prediction import Classification, Dropout, Members, Regression, predict, tempered
 from bisnn.runs import config as config_module
-from bisnn.runs.config import Config, Convolution, Dense
+from bisnn.runs.building import build_network, planned_layers
+from bisnn.runs.config import Config
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
 from bisnn.runs.guarantee import Guarantee, answers, calibrated, usable
 from bisnn.runs.inputs import (
@@ -37,79 +35,11 @@ from bisnn.runs.inputs import (
     spike_trains_of,
     spikes,
 )
-from bisnn.spec import LayerSpec, Shape, read_from, side_by_side
-from bisnn.weights import draw_members, latents_for
+from bisnn.weights import draw_members, latents_for, latents_of
 
 BATCH = 250  # points predicted at a time, at most
 # Of input and neurons, over all time steps, in a batch of predictions
 VALUES, VALUES_ON_GPU = 1 << 25, 1 << 29
-
-
-def _planned(config: Config, shape: Shape) -> list[tuple[Layer, LayerSpec]]:
-    """The layers of a config, without weights yet, and their descriptions, within the budget."""
-    planned: list[tuple[Layer, LayerSpec]] = []
-    neuron, alphabet = _neuron(config), alphabet_of(config.network.weights)
-    entries: list[Convolution | Dense] = [*config.network.conv, *config.network.layers]
-    for number, entry in enumerate(entries):
-        shapes = [*(spec.output_shape for _, spec in planned), shape]
-        conv = isinstance(entry, Convolution)
-        try:
-            parts = [shapes[n] for n in read_from(entry.inputs, number)]
-            layer = _layer(entry, side_by_side("conv" if conv else "dense", parts))
-            planned.append((layer, layer.plan(number, shapes, neuron, alphabet)))
-        except ValueError as error:
-            at = number if conv else number - len(config.network.conv)
-            raise ValueError(f"network.{'conv' if conv else 'layers'}.{at}: {error}") from None
-    weights = sum(spec.synapses for _, spec in planned)
-    values = math.prod(shape) + sum(math.prod(spec.current_shape) for _, spec in planned)
-    members = config.predict.samples if config.rule.posterior() else 0
-    what = f"a prediction by {max(members, 1)} members over {config.steps} time steps"
-    needed = members * weights + 4 * config.steps * values
-    afford("predict.samples, network and time steps", needed, what)
-    return planned
-
-
-def _layer(entry: Convolution | Dense, shape: Shape) -> Layer:
-    """The layer of a config's entry, for what comes in."""
-    if isinstance(entry, Dense):
-        kind = Recurrent if entry.recurrent else Linear
-        return kind(math.prod(shape), entry.neurons, inputs=entry.inputs)
-    return Conv2d(
-        shape[0],
-        entry.channels,
-        entry.kernel,
-        stride=entry.stride,
-        padding=entry.padding,
-        pool=entry.pool,
-        inputs=entry.inputs,
-    )
-
-
-def _neuron(config: Config) -> SRM:
-    settings = config.neuron.model_dump(exclude={"kind"})
-    if config.neuron.kind == "fixed":
-        return FixedSRM(**settings)
-    settings.pop("fraction")
-    return SRM(**settings)
-
-
-def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Network:
-    """The untrained network of a config, for inputs (T, B, *shape), on the CPU."""
-    layers = [layer for layer, _ in _planned(config, shape)]
-    return Network(
-        *layers,
-        input_shape=shape,
-        readout=outputs,
-        neuron=_neuron(config),
-        weights="real" if config.rule.real_weights() else config.network.weights,
-        posterior=bool(config.rule.posterior()),
-        gradient=config.network.gradient,
-        readout_after=config.network.readout_after,
-        readout_gain=config.network.readout_gain,
-        init=config.network.init,
-        seed=config.seed,
-        dtype=getattr(torch, config.train.dtype),
-    )
 
 
 @dataclass(frozen=True)
@@ -128,6 +58,10 @@ class Model:
     target_mean: float = 0.0
     target_scale: float = 1.0
     guarantee: Guarantee | None = None  # of its sets or intervals, if it is calibrated
+    # Parameters of further networks that predict as one with `net`, whose readouts they share:
+    # trained beside it, or snapshots of its training
+    others: tuple[tuple[Tensor, ...], ...] = ()
+    temperature: float = 1.0  # of the probabilities; see `tempered`
 
     @classmethod
     def of(cls, net: Network, config: Config, data: LoadedData, epoch: int) -> Model:
@@ -150,8 +84,13 @@ class Model:
 
     @property
     def members(self) -> int | None:
-        """Members of the config's ensemble, or None where there is no posterior to draw from."""
-        return self.config.predict.samples if self.config.rule.posterior() else None
+        """Members that the config draws from each network, or None where it draws none."""
+        drawn = self.config.rule.posterior() or self.config.predict.dropout
+        return self.config.predict.samples if drawn else None
+
+    def size(self, samples: int | None) -> int:
+        """Members of an ensemble of so many draws from each network; None: one set of weights."""
+        return (1 + len(self.others)) * (samples or 1)
 
     @property
     def batch(self) -> int:
@@ -265,8 +204,21 @@ class Model:
         """
         return answers(self, self.inputs(x))
 
+    def tempered(self, temperature: float | None = None) -> Model:
+        """This model with probabilities at a temperature, by default the one that calibration
+        found: above 1 softer, below it sharper, each member's p^(1/temperature), normalised.
+        """
+        if temperature is None and self.guarantee is not None:
+            temperature = self.guarantee.temperature
+        if temperature is None:
+            raise ValueError(
+                "temperature: this model has none from its calibration; got None; use "
+                "`bisnn calibrate RUN` with the joint correction, or give a number"
+            )
+        return replace(self, temperature=number("temperature", temperature, above=0))
+
     def count(self, samples: int | Literal["usual"] | None) -> int | None:
-        """The members that are meant: None for one set of weights."""
+        """The members that are drawn from each network: None for its one set of weights."""
         if samples not in (None, "usual") and self.members is None:
             raise ValueError(
                 f"samples: the rule {self.config.rule.name!r} has no posterior to draw from; "
@@ -274,15 +226,31 @@ class Model:
             )
         count = self.members if samples == "usual" else samples
         if isinstance(count, int):
-            afford("samples", count * weight_count(self.net), f"an ensemble of {count:,} members")
+            total = self.size(count)
+            afford("samples", total * weight_count(self.net), f"an ensemble of {total:,} members")
         return count
 
-    def draw(self, samples: int | None) -> Members | None:
-        """So many members, always the same first ones; None for the one set of weights."""
-        if samples is None:
+    def draw(self, samples: int | None) -> Members | Dropout | None:
+        """So many members of each network, always the same first ones; None for the one set of
+        weights, or of several networks that of each.
+        """
+        if samples is not None and self.config.predict.dropout:
+            return Dropout(samples, self.config.network.dropout)
+        first = [layer.weight.detach() for layer in self.net.layers]
+        if samples is None and not self.others:
             return None
-        latents = [layer.weight for layer in self.net.layers]
-        return draw_members(latents, positive_int("samples", samples), self.config.seed)
+        of_each = [first, *([w.to(first[0].device) for w in other] for other in self.others)]
+        if samples is not None:
+            count = positive_int("samples", samples)
+            return [
+                member
+                for k, latents in enumerate(of_each)
+                for member in draw_members(latents, count, self.config.seed, k * count)
+            ]
+        if self.net.alphabet is None:
+            return of_each
+        latents = latents_of(self.net.layers[0].weight)
+        return [[latents.modes(w).to(torch.int8) for w in weights] for weights in of_each]
 
     def predict_points(
         self,
@@ -293,19 +261,21 @@ class Model:
     ) -> Classification | Regression:
         """Predict points x (N, d), encoded alike, or recordings: all by the same members."""
         members_of: list[Tensor] = []  # each (K, ..., C), of some of the points
-        device, members = next(self.net.parameters()).device, self.draw(samples)
+        device, drawn = next(self.net.parameters()).device, self.draw(samples)
         options: dict[str, Any] = {"task": self.config.task, "over_time": over_time}
-        options |= {"burn_in": self.config.burn_in}
+        options |= {"burn_in": self.config.burn_in, "seed": self.config.seed}
         for index in torch.arange(len(x)).split(self.batch):
             coded = (
                 spikes(self.config, x[index], device, e)
                 for e in range(self.config.predict.encodings)
             )
-            results = [predict(self.net, s, members, **options) for s in coded]
+            results = [predict(self.net, s, drawn, **options) for s in coded]
             members_of.append(torch.stack([result.members for result in results]).mean(0))
             advance(len(index))
-        joined = type(results[0]).of(torch.cat(members_of, 1 if over_time == "mean" else 2))
-        return self._in_units(joined) if isinstance(joined, Regression) else joined
+        members = torch.cat(members_of, 1 if over_time == "mean" else 2)
+        if isinstance(results[0], Regression):
+            return self._in_units(Regression.of(members))
+        return Classification.of(tempered(members, self.temperature))
 
     def _in_units(self, result: Regression) -> Regression:
         """Of the targets; in float64, as an offset may be large beside the deviations."""
@@ -350,8 +320,10 @@ class Model:
             "schema": self.schema and self.schema.to_json(),
         }
         about["target"] = {"mean": self.target_mean, "scale": self.target_scale}
-        scale = {"low": self.low, "high": self.high}
-        save_tree(path, {**about, "scale": scale, "net": self.net.state_dict()}, "model")
+        about["scale"] = {"low": self.low, "high": self.high}
+        if self.others:
+            about["others"] = [list(weights) for weights in self.others]
+        save_tree(path, {**about, "net": self.net.state_dict()}, "model")
 
 
 def file_of(path: str | Path) -> Path:
@@ -379,9 +351,8 @@ def load(path: str | Path) -> Model:
         _check(config, classes, low, high, tree)
         net = build_network(config, input_shape(config, len(low)), len(classes) or 1)
         net.load_state_dict(tree["net"])
-        model = Model(
-            net, config, classes, low, high, tree["epoch"], tree["data"], **_units(tree, len(low))
-        )
+        options = {**_units(tree, len(low)), "others": _others(tree, net)}
+        model = Model(net, config, classes, low, high, tree["epoch"], tree["data"], **options)
     except FileNotFoundError:
         raise ValueError(
             f"{path}: there is no such run folder or model file; `bisnn train CONFIG` makes one"
@@ -390,7 +361,8 @@ def load(path: str | Path) -> Model:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise Damaged(f"{file}: is no model of this version of bisnn ({error})") from None
-    if not all(torch.isfinite(p).all() for p in net.state_dict().values()):
+    tensors = (*net.state_dict().values(), *(w for other in model.others for w in other))
+    if not all(torch.isfinite(w).all() for w in tensors):
         raise Damaged(f"{file}: holds weights that are not finite; train again")
     return replace(model, guarantee=usable(file, len(classes)))
 
@@ -415,7 +387,7 @@ def _check(
         raise ValueError("its scale is none of features")
     if type(tree["epoch"]) is not int or tree["epoch"] < 0 or not isinstance(tree["data"], str):
         raise ValueError("its epoch or its fingerprint is none")
-    layers = _planned(config, input_shape(config, len(low)))
+    layers = planned_layers(config, input_shape(config, len(low)))
     latents = latents_for(
         alphabet_of(config.network.weights) or BINARY, bool(config.rule.posterior())
     )
@@ -431,6 +403,15 @@ def _check(
             raise ValueError(
                 f"its {name} is {tuple(tree['net'][name].shape)}, and its config says {shape}"
             )
+
+
+def _others(tree: dict[str, Any], net: Network) -> tuple[tuple[Tensor, ...], ...]:
+    """The parameters of further networks that a model file holds, checked."""
+    others = tuple(tuple(weights) for weights in tree.get("others", ()))
+    own = [(p.shape, p.dtype) for p in net.parameters()]
+    if any([(w.shape, w.dtype) for w in weights] != own for weights in others):
+        raise ValueError("its networks differ in more than their weights")
+    return others
 
 
 def _units(tree: dict[str, Any], features: int) -> dict[str, Any]:

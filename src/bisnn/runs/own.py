@@ -90,11 +90,13 @@ class EventWindow(Section):
 
     size: Annotated[list[Count], Field(min_length=2, max_length=2)]
     steps: Count
-    bin_us: Count
+    bin_us: Count | None = None
     start_us: int | None = None
     crop: Annotated[list[int], Field(min_length=4, max_length=4)] | None = None
     pool: Count = 1
     channels: Literal[1, 2] = 2
+    least: Count = 1
+    per_step: Count | None = None
 
 
 class DataRecord(Section):

@@ -56,8 +56,7 @@ def compare(file: Path) -> Comparison | None:
         found = Verdict.model_validate_json(read_text(file.parent / "evaluation.json"))
         if found.model != file_digest(file):
             return None
-        (ensemble,) = found.metrics.keys() - {"MAP"}
-        ours, theirs = found.metrics["MAP"], found.metrics[ensemble]
+        (_, ours), (ensemble, theirs) = found.metrics.items()
         pairs = {name: (ours[name], theirs[name]) for name in SHOWN[found.task]}
     except (OSError, ValueError, KeyError):
         return None

@@ -66,6 +66,7 @@ class Verdict(Finding):
     memory: Memory
     energy: Ledger
     guarantee: Kept | None = None  # of a calibrated run
+    temperature: float = 1.0  # of the probabilities
 
     def numbers(self, predictor: str) -> dict[str, float]:
         """A predictor's metrics as plain numbers, the ECE among them as it is usually computed."""

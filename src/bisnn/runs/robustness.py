@@ -79,7 +79,7 @@ def evaluate_corruptions(
     assert isinstance(clips, Clips)
     if model.config.train.device == "cuda" and torch.cuda.is_available():
         model.net.to("cuda")
-    work = sum(members or 1 for members in predictors(model).values())
+    work = sum(map(model.size, predictors(model).values()))
     total = (1 + STRENGTHS * len(CORRUPTIONS)) * len(y) * work
     with run.locked(), bars(show=show) as progress, kernels.precision("full"):
         bar = progress.add_task("corrupted recordings", total=total)
@@ -123,7 +123,7 @@ def _judged(model: Model, test: Split, advance: Callable[[float], Any]) -> dict[
     """Every predictor of the model on some recordings."""
     found = {}
     for name, members in predictors(model).items():
-        count = lambda done, members=members: advance(done * (members or 1))  # noqa: E731
+        count = lambda done, members=members: advance(done * model.size(members))  # noqa: E731
         result = model.predict_points(test.x, members, advance=count)
         assert isinstance(result, Classification)
         probs = result.mean.cpu()

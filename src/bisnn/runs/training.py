@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from bisnn.data.loading import LoadedData
 from bisnn.display import RunDisplay
 from bisnn.runs.config import Config
 from bisnn.runs.folder import RunFolder
+from bisnn.runs.inputs import located
 from bisnn.runs.loop import Training
 from bisnn.runs.memory import keep_freed
 from bisnn.runs.model import Model, load
@@ -25,6 +27,8 @@ from bisnn.runs.monitoring import (
 )
 from bisnn.runs.own import PYTHON
 from bisnn.runs.processes import Processes
+
+MEMBERS = "members"  # folder, in that of a run, of the runs of its networks
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,9 @@ def train(
 
     Args:
         config: from `bisnn.config.load`.
-        out: the folder; by default `runs/` and the names of data, rule and seed.
+        out: the folder; by default `runs/` and the names of data, rule and seed. With
+            `train.members` above 1 its folder `members` has a run for each network, and its model
+            is all of them.
         data: arrays, tensors or datasets in place of the config's data; the share held out for
             validation stays the config's.
         show: a progress bar with loss, accuracy, firing rates, flip rate and time left.
@@ -69,7 +75,9 @@ def train_run(
         config = config.updated(data=section)
     kinds = (name.replace(":", "_") for name in (config.data.name, config.rule.name))
     folder = RunFolder(out or Path("runs") / f"{'_'.join(kinds)}_seed{config.seed}")
-    return _run(folder, config, show, data=data)
+    if config.train.members > 1:
+        return _run_members(folder, config, True, show, data=data)
+    return _run(folder, config, True, show, data=data)
 
 
 def _check_arguments(config: object, data: object) -> None:
@@ -92,7 +100,7 @@ def resume(
     folder: str | Path,
     overrides: Sequence[str] = (),
     *,
-    data: Dataset | None = None,
+    data: Dataset | str | Path | None = None,
     show: bool = True,
 ) -> Path:
     """Go on with a run that was interrupted or killed; a finished one stays as it is, unless it
@@ -102,7 +110,8 @@ def resume(
         folder: of the run.
         overrides: "section.key=value" of what may change on the way (`config.CHANGEABLE`); the
             run's config is changed with it.
-        data: of a run whose data were given from Python, the same again.
+        data: of a run whose data were given from Python, the same again; of a dataset that has
+            moved, the file or folder where it lies now, which the run's config then says.
         show: as in `train`.
     """
     return resume_run(folder, overrides, data=data, show=show).folder
@@ -112,32 +121,89 @@ def resume_run(
     folder: str | Path,
     overrides: Sequence[str] = (),
     *,
-    data: Dataset | None = None,
+    data: Dataset | str | Path | None = None,
     show: bool = True,
 ) -> TrainedRun:
     """As `resume`; returns also the model and the data."""
-    return _run(RunFolder(folder), None, show, overrides, data)
+    run = RunFolder(folder)
+    config = run.read_config(overrides)
+    if config.train.members > 1:
+        return _run_members(run, config, False, show, overrides, data)
+    return _run(run, config, False, show, overrides, data)
+
+
+def _run_members(
+    folder: RunFolder,
+    config: Config,
+    fresh: bool,
+    show: bool,
+    overrides: Sequence[str] = (),
+    data: Dataset | str | Path | None = None,
+) -> TrainedRun:
+    """Train several networks one after the other, each a run of its own in the folder `members`, or
+    go on with them; and put them together.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "train.members: networks are trained one by one by a single process; got torchrun; "
+            "leave it out, or train.members"
+        )
+    if fresh:
+        folder.check_new()
+        folder.path.mkdir(parents=True, exist_ok=True)
+    with folder.locked():
+        if fresh:
+            folder.create(config)
+        elif overrides or isinstance(data, (str, Path)):
+            folder.write_config(located(config, data))
+        runs = []
+        for k in range(config.train.members):
+            member = RunFolder(folder.path / MEMBERS / str(k))
+            if member.config_file.exists():
+                own = member.read_config(overrides)
+                runs.append(_run(member, own, False, show, overrides, data))
+            else:
+                own = config.updated(**{"train.members": 1, "train.member": k})
+                runs.append(_run(member, own, True, show, data=data))
+        model = _together([run.model for run in runs])
+        model.save(folder.model_file)
+    return TrainedRun(folder.path, model, runs[0].data)
+
+
+def _together(models: Sequence[Model]) -> Model:
+    """One model of networks that differ in their weights alone."""
+    first = models[0]
+    weights = [
+        of
+        for model in models
+        for of in (tuple(p.detach().cpu() for p in model.net.parameters()), *model.others)
+    ]
+    config = first.config.updated(**{"train.members": len(models)})
+    return replace(first, config=config, others=tuple(weights[1:]))
 
 
 def _run(
     folder: RunFolder,
-    fresh: Config | None,
+    config: Config,
+    fresh: bool,
     show: bool,
     overrides: Sequence[str] = (),
-    data: Dataset | None = None,
+    data: Dataset | str | Path | None = None,
 ) -> TrainedRun:
-    """Train `fresh` from the start, or what lies in the folder from its last checkpoint."""
-    read = lambda: _with_threads(fresh or folder.read_config(overrides))  # noqa: E731
-    asked = read()
+    """Train from the start, or what lies in the folder from its last checkpoint; its config is then
+    read from there.
+    """
+    asked = located(_with_threads(config), data)
+    given = data if isinstance(data, Dataset) else None
     keep_freed()
     with Processes.joined(asked.train.device) as processes, contextlib.ExitStack() as stack:
         config = processes.first(lambda: asked)
         stack.enter_context(_threads(config.train.threads))
         stack.enter_context(kernels.precision(config.train.precision))
         # Before anything is written: bad data leaves no folder behind
-        training = Training(config, processes, show, data)
+        training = Training(config, processes, show, given)
         config = training.config
-        state, notes = processes.first(lambda: _begin(folder, training, fresh is not None, stack))
+        state, notes = processes.first(lambda: _begin(folder, training, fresh, stack))
         display = stack.enter_context(RunDisplay(config.train.epochs, show, processes.rank == 0))
         for note in notes:
             display.say(note)
@@ -148,7 +214,7 @@ def _run(
                     f"the run had {state['processes']} processes and has {processes.count} now: "
                     "its bits will differ"
                 )
-        if overrides:
+        if overrides or given is not data:
             processes.first(lambda: folder.write_config(config))
         if processes.first(folder.model_file.exists) and (
             state is None or (training.finished and not overrides)

@@ -1,4 +1,4 @@
-"""What leaves PyTorch: a network of bits as C99, as NIR; what an inference takes."""
+"""What leaves PyTorch: a network of bits as C99, as NIR, as a page; what an inference takes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from bisnn import lazy
 
-_MODULES = {name: name for name in ("c", "energy", "nir", "nir_simulation")}
+_MODULES = {name: name for name in ("c", "energy", "nir", "nir_simulation", "web")}
 __all__, __getattr__, __dir__ = lazy.names(__name__, {}, _MODULES)
 
 if TYPE_CHECKING:
-    from bisnn.shipping import c, energy, nir, nir_simulation
+    from bisnn.shipping import c, energy, nir, nir_simulation, web

@@ -49,6 +49,7 @@ from bisnn.layer import Readout
 from bisnn.layers import Recurrent
 from bisnn.network import Network
 from bisnn.neuron import SRM, Neuron
+from bisnn.prediction import Dropout, Members
 from bisnn.spec import LayerSpec
 
 # Bytes
@@ -234,7 +235,7 @@ def _fired(s: Tensor, reached: Tensor, seen: Tensor | None) -> float:
 def ledger(
     net: Network,
     x: Tensor,
-    predictors: Mapping[str, int | None],
+    predictors: Mapping[str, int | Members | Dropout | None],
     costs: Costs | None = None,
     seed: int = 0,
     early: Mapping[str, Tensor] | None = None,
@@ -245,8 +246,8 @@ def ledger(
     Args:
         net: the network, outside any realisation. Its parameters are left as they are.
         x: input spikes, (T, B, *input_shape).
-        predictors: by name, None for the MAP weights (or a full-precision network's own), or K for
-            an ensemble.
+        predictors: by name, as `samples` of `bisnn.predict`: None for the MAP weights (or a
+            full-precision network's own), K for an ensemble, or the members themselves.
         costs: of the operations; by default those of `SOURCE`.
         seed: of the members; that of `bisnn.predict` gives its members.
         early: by name of a predictor, for how many time steps each member sees each recording, (K,
@@ -267,7 +268,7 @@ def ledger(
     costs, x = costs or Costs(), net.checked(x)
     latents: list[Tensor] = [layer.weight for layer in net.layers]
     real = net.alphabet is None
-    if real and any(members is not None for members in predictors.values()):
+    if real and any(isinstance(members, int) for members in predictors.values()):
         raise ValueError(
             "predictors: a full-precision network has no posterior to draw from; got "
             f"{dict(predictors)}; give None"
@@ -276,12 +277,18 @@ def ledger(
     single = work(net, x, realised)
     rows = {} if real else {HYPOTHETICAL: _spiking([single], True, costs)}
     for name, members in predictors.items():
-        counts = [single] if members is None else _drawn(net, x, latents, members, seed)
+        counts = (
+            [single]
+            if members is None
+            else _with_readouts(single, members.members)
+            if isinstance(members, Dropout)
+            else _drawn(net, x, latents, members, seed)
+        )
         rows[name] = _spiking(counts, real, costs)
         if early and name in early:
             counts = (
                 [work(net, x, realised, early[name][0])]
-                if members is None
+                if members is None or isinstance(members, Dropout)
                 else _drawn(net, x, latents, members, seed, early[name])
             )
             rows[f"{name}{EARLY}"] = _spiking(counts, real, costs)
@@ -295,21 +302,28 @@ def _drawn(
     net: Network,
     x: Tensor,
     latents: list[Tensor],
-    members: int,
+    members: int | Members,
     seed: int,
     until: Tensor | None = None,
 ) -> list[list[Work]]:
     """The work of each member of an ensemble; the first one alone reads the input."""
     counts = []
-    for k, member in enumerate(
-        weights.draw_members(latents, positive_int("predictors", members), seed)
-    ):
-        realised = [realisation.hard(w.to(x.dtype)) for w in member]
+    if isinstance(members, int):
+        members = weights.draw_members(latents, positive_int("predictors", members), seed)
+    for k, member in enumerate(members):
+        real = net.alphabet is None
+        realised = [w if real else realisation.hard(w.to(x.dtype)) for w in member]
         first, *others = work(net, x, realised, None if until is None else until[k])
         if k:
             first = first._replace(values=first.values - math.prod(net.input_shape))
         counts.append([first, *others])
     return counts
+
+
+def _with_readouts(single: list[Work], members: int) -> list[list[Work]]:
+    """Members by dropout share the layers, and each has a readout of its own."""
+    *layers, readout = single
+    return [[*layers, readout._replace(operations=members * readout.operations)]]
 
 
 def _update(neuron: Neuron, costs: Costs) -> float:
@@ -343,6 +357,18 @@ def _spiking(members: list[list[Work]], real: bool, costs: Costs) -> LedgerRow:
         done = parts[0].layer, bits_stored, operations, updates
         layers.append(_entry(*done, traffic, picojoules, memory, costs))
     return _row(layers, memory)
+
+
+def prices(layers: Sequence[Work], costs: Costs | None = None) -> list[tuple[float, float]]:
+    """Of each layer of a network that adds where spikes are, by its rules: joules of a time step
+    without a spike, and of each synaptic operation on top.
+    """
+
+    def joules(operations: float) -> list[float]:
+        counts = [part._replace(operations=operations / part.planes, steps=1) for part in layers]
+        return [layer.joules for layer in _spiking([counts], False, costs or Costs()).layers]
+
+    return [(idle, one - idle) for idle, one in zip(joules(0), joules(1), strict=True)]
 
 
 def _one_pass(counts: list[Work], costs: Costs) -> LedgerRow:

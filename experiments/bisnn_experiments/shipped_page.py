@@ -1,0 +1,65 @@
+"""The trained digits' network that comes with the package, for `bisnn try`.
+
+    python -m bisnn_experiments.shipped_page [--run out/shipped_page]
+
+Trains configs/digits_bayes.toml, unless the run is there, and writes src/bisnn/shipping/digits.
+Half of the test recordings, at random, calibrate its prediction sets: other people wrote them than
+those of the training, as others will draw. The page shows some of the other half.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from bisnn.bits import philox
+from bisnn.bits.philox import Purpose
+from bisnn.conformal import ConformalSets
+from bisnn.data.loading import Split
+from bisnn.files import file_digest
+from bisnn.runs import config, guarantee, model, web
+from bisnn.runs.exporting import describe_model
+from bisnn.runs.inputs import load_dataset
+from bisnn.runs.training import train
+from bisnn.shipping import web as page
+
+COVERAGE = 0.97  # of the sets
+# The time step at which they are looked at first, and from then on after every one: spikes have
+# passed both layers by then
+FIRST = 6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--run", type=Path, default=Path("out/shipped_page"))
+    run = parser.parse_args().run
+    if not run.exists():
+        train(config.load("digits_bayes"), run)
+    source = model.file_of(run)
+    trained = model.load(source)
+    data = load_dataset(trained.config)
+    order = torch.from_numpy(philox.permutation(len(data.test.y), 0, Purpose.CALIBRATION_SPLIT))
+    some, others = (Split(data.test.x[rows], data.test.y[rows]) for rows in order.chunk(2))
+    members, steps = trained.members or 1, trained.config.steps
+    found = guarantee.calibrated(
+        trained,
+        some.x,
+        some.y.numpy(),
+        COVERAGE,
+        samples=members,
+        looks=[(t, members) for t in range(FIRST, steps + 1)],
+    )
+    sets = found.rule
+    assert isinstance(sets, ConformalSets)
+    packed = replace(describe_model(trained, "members"), source=file_digest(source), sets=sets)
+    shown = replace(data, test=others)
+    folder = Path(page.__file__).parent / "digits"
+    web.content(packed, describe_model(trained, "map"), trained, shown).save(folder)
+    print(f"{folder}: {sum(file.stat().st_size for file in folder.iterdir()):,} bytes")
+
+
+if __name__ == "__main__":
+    main()

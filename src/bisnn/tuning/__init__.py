@@ -1,0 +1,1 @@
+"""The search for settings: `bisnn tune`, by Optuna, on validation points alone."""
