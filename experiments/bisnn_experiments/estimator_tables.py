@@ -47,6 +47,13 @@ def _small() -> Table:
     return Table((1.8 * rng.normal(size=(3, 4)))[y] + rng.normal(size=(150, 4)), y)
 
 
+def _many_rows() -> Table:
+    x, y = datasets.make_classification(
+        8000, 12, n_informative=8, n_redundant=2, n_classes=4, class_sep=1.2, random_state=19
+    )
+    return Table(x, y)
+
+
 def _linear() -> Table:
     x, y = datasets.make_regression(400, 10, n_informative=6, noise=100.0, random_state=21)
     return Table(x, y)
@@ -64,6 +71,7 @@ CHOSEN_ON: dict[str, Callable[[], Table]] = {
     "moons": _moons,
     "blobs": _blobs,
     "small": _small,
+    "many rows": _many_rows,
     "linear": _linear,
     "friedman 2": _friedman2,
     "sparse": _sparse,

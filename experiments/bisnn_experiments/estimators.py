@@ -48,6 +48,7 @@ SECONDS = 120  # at most, for a fold on one core
 WORST = 3.0  # tolerances that a table counts at most, when settings are compared
 
 # Settings unlike the defaults; names in capitals are constants of `bisnn.sklearn.networks`
+LONGER: dict[str, Any] = {"UPDATES": 3000, "EPOCHS": (30, 300)}
 VARIANTS: dict[str, dict[str, Any]] = {
     "as judged": {},
     "alpha 1": {"alpha": 1.0},
@@ -56,6 +57,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "init 0.5": {"INIT": 0.5},
     "slope 8": {"NEURON": replace(networks.NEURON, slope=8.0)},
     "relaxed samples": {"HARD": False},
+    "3,000 updates, 30 epochs or more": LONGER,
+    "the same, rate 0.1": LONGER | {"learning_rate": 0.1},
     "ST, rate 0.01, dropout 0.3": {"rule": "st", "learning_rate": 0.01, "dropout": 0.3},
 }
 COMPARED = {"n_networks": 2}  # in all of them, for speed
