@@ -20,7 +20,7 @@ demo: setup
 	rm -rf out/demo
 	$(BIN)/bisnn reproduce table1 --seeds 1 --jobs 3 --out out/demo
 	$(BIN)/bisnn export out/demo/runs/digits_bayes_tuned_seed0 --to web --out out/demo/try.html & page=$$!; \
-	$(BIN)/bisnn report out/demo/runs/* --out out/demo/report.html && wait $$page
+	said="$$($(BIN)/bisnn report out/demo/runs/* --out out/demo/report.html)" && wait $$page && echo "$$said"
 
 test: lint results-check
 	$(BIN)/pytest -n 2 -m "not slow"

@@ -270,7 +270,9 @@ def compile_timing(folder: Path, build: str, flags: list[str], steps: int) -> Pa
     note(f"c: compiling {build}")
     gcc = ["gcc", "-std=c99", *flags, f"-DSTEPS={steps}", "-DRUNS=5", "-w", "model.c"]
     program = folder / build.replace(", ", "_").replace(" ", "_")
-    subprocess.run([*gcc, "model_test.c", "-o", f"{program}_test"], cwd=folder, check=True)
+    subprocess.run(
+        [*gcc, "model_check.c", "main.c", "-o", f"{program}_test"], cwd=folder, check=True
+    )
     subprocess.run([f"{program}_test"], check=True, capture_output=True)
     subprocess.run([*gcc, "timing.c", "-o", program], cwd=folder, check=True)
     return program

@@ -145,9 +145,12 @@ TOGETHER = {"both": ("validated", "line"), "shared": ("recordings", "again")}
 def figures(runs: dict[str, Path], page: str) -> int:
     """How many figures a page should have; "shared" draws recordings once, and three curves."""
     some = TOGETHER.get(page, (page,))
-    usual = [list(load_evaluation(runs[run]).metrics.values())[-1] for run in some]
+    judged = [load_evaluation(runs[run]) for run in some]
+    usual = [list(found.metrics.values())[-1] for found in judged]
+    trust = sum((4 if found.decisions else 1) for found in judged if found.classes)
     mistakes = sum("accuracy" not in found or found["accuracy"].value != 1 for found in usual)
-    return sum(FIGURES[run] for run in some) + mistakes + (3 - 4 if page == "shared" else 0)
+    shared = 3 - 4 if page == "shared" else 0
+    return sum(FIGURES[run] for run in some) + mistakes + trust + shared
 
 
 def written_pages(runs: dict[str, Path], folder: Path) -> dict[str, str]:

@@ -213,7 +213,7 @@ def test_an_alphabet_of_ones_own(posterior, tmp_path):
     file = tmp_path / "own.safetensors"
     bisnn.packed.write(packed, file)
     assert np.array_equal(Engine(bisnn.packed.read(file)).run(x.numpy()).logits, logits)
-    assert c.write(packed, tmp_path, x[:, 0].numpy().astype(np.uint8))["flash"] > 0
+    assert c.write(packed, tmp_path / "c", x[:, 0].numpy().astype(np.uint8))["flash"] > 0
 
 
 # From a config to a file

@@ -264,7 +264,7 @@ def test_under_torchrun_the_interpreter_is_left_without_its_shutdown(arguments, 
         (["--to", "c", "--as", "members", "--members", "2"], "of tables (flash)", "c/model.c"),
         (
             ["--to", "c", "--prefix", "moons"],
-            "cc -O2 moons.c moons_test.c -o moons_test && ./moons_test",
+            "c test",
             "c/moons.c",
         ),
         (["--to", "nir"], "NIR graph (exact)", "model.nir"),

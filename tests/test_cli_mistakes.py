@@ -272,7 +272,7 @@ def test_ctrl_c_is_one_word(bisnn_, tmp_path, monkeypatch):
         (
             ["--to", "c", "--prefix", "2nd"],
             "prefix: must be a C identifier that starts with a letter and names no header of "
-            "C; got '2nd'",
+            "C and no other file of the folder; got '2nd'",
         ),
         (["--to", "c", "--prefix", "math"], "got 'math'; use e.g. 'model'"),
         (["--prefix", "moons"], "prefix: is of --to c; got 'moons' with 'packed'; leave it out"),

@@ -54,7 +54,8 @@ MISTAKES = {
         "rule.name: must be one of st, bayes, bop, full; got 'bays'; did you mean 'bayes'?"
     ),
     "data.name=moons": (
-        "table, nmnist, mnist_dvs, digits, tonic, folder; got 'moons'; did you mean 'two_moons'?"
+        "table, nmnist, mnist_dvs, digits, tonic, folder, series; got 'moons'; did you mean "
+        "'two_moons'?"
     ),
     "train.epochs=1.5": "train.epochs: must be a valid integer; got 1.5",
     "train.epochs=ten": "train.epochs: must be a valid integer; got 'ten'",

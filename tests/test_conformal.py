@@ -366,8 +366,20 @@ def test_the_number_needed_is_the_least():
             conformal.order(least - 1, coverage, looks)
 
 
+@pytest.mark.parametrize("coverage", [0.8, 0.9, 0.95])
+def test_the_joint_correction_says_how_many_it_needs(coverage):
+    """The least number whose larger half has the order."""
+    least = next(n for n in range(1, 99) if n - n // 2 >= round(1 / (1 - coverage)) - 1)
+    conformal.check_enough(least, coverage, "joint", 5)
+    assert conformal.order(least - least // 2, coverage)
+    with pytest.raises(ValueError, match=f"needs {least} calibration .*; got {least - 1}"):
+        conformal.check_enough(least - 1, coverage, "joint", 5)
+
+
 def test_bad_input_of_intervals_and_surprisals():
     x = np.ones(30)
+    with pytest.raises(ValueError, match="calibration: must be finite"):
+        conformal.p_values(np.nan * x, x)
     with pytest.raises(ValueError, match="must be finite"):
         conformal.calibrate_intervals(x, x, np.full(30, np.nan))
     with pytest.raises(ValueError, match="deviation of 0"):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bisnn.data import corruption, events
+from bisnn.data.corrupted import CAMERAS
 from bisnn.data.corruption import CORRUPTIONS, STRENGTHS, corrupt
 from bisnn.data.events import EVENTS, Recording
 from runs import made_up
@@ -320,4 +321,4 @@ def test_the_document_has_every_kind_with_its_amounts():
     assert {
         kind: [float(amount) * unit.get(kind, 1) for amount in row.split(",")]
         for kind, row in table.items()
-    } == {kind: list(row.amounts) for kind, row in CORRUPTIONS.items()}
+    } == {kind: list(row.amounts) for kind, row in (CORRUPTIONS | CAMERAS).items()}

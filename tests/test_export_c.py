@@ -24,7 +24,8 @@ from conftest import seeded, spikes
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
 pytestmark = pytest.mark.skipif(not COMPILERS, reason="needs a C compiler: gcc or clang")
 
-STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic")
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror")
+STRICT = ("-std=c99", *WARNINGS)
 SANITIZED = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 FLAGS = (("-O0",), ("-O2",), ("-O3",), SANITIZED)
 
@@ -39,9 +40,12 @@ def build(
     folder: Path,
     *flags: str,
     compiler: str = COMPILERS[0] if COMPILERS else "",
-    sources: str = "model.c model_test.c",
+    sources: str = "model.c model_check.c main.c",
     last: tuple[str, ...] = (),
 ) -> None:
+    """Of the folder's C files, with the encoder of points beside a network that has one."""
+    if (folder / "model_encode.c").exists() and "-c" not in flags:
+        sources = sources.replace("model.c", "model.c model_encode.c")
     command = [compiler, *flags, *sources.split(), "-o", "program", *last]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -149,8 +153,11 @@ def test_a_fused_product_fails_the_golden_test(kind, tmp_path):
         build(tmp_path, *FUSING, compiler=compiler)
         code, printed = outcome(tmp_path)
         assert code == 1
+        got = int(re.search(r"got (\w+)", printed)[1], 16)
         assert (
-            printed == "different: layer 0 at its threshold, state 0: a product was not rounded\n"
+            printed
+            == "different: run 0, step 0, layer 0 at its threshold, where a product was not "
+            f"rounded, word 0: got {got:08x}, wanted {1 - got:08x}\n"
         )
         build(tmp_path, "-std=c99", "-O3", "-ffp-contract=off", compiler=compiler)
         assert outcome(tmp_path)[0] == 0
@@ -240,7 +247,7 @@ def test_the_object_needs_nothing_and_the_tables_have_the_stated_size(flags, tmp
 def test_sizes_of_a_network_counted_by_hand(tmp_path):
     net = Network(Linear(20, 256), Linear(256, 256), readout=2, seed=0)
     sizes = exported(net, 1, tmp_path, steps=3)
-    assert sizes == {"flash": 4 * (256 * 1 + 256 * 8 + 2 * 8), "ram": 2 * 4 * (3 * 256 + 8)}
+    assert sizes == {"flash": 4 * (20 * 8 + 256 * 8 + 2 * 8), "ram": 2 * 4 * (3 * 256 + 8)}
 
 
 def test_traces_end_at_zero(tmp_path):
@@ -273,12 +280,13 @@ def test_at_the_threshold_a_neuron_does_not_fire(tmp_path):
     x = np.array([[1], [0]], np.uint8)  # u = a_m - a_s in the second step
     for theta, fires in ((a_m - a_s, 0), (np.nextafter(a_m - a_s, np.float32(0)), 1)):
         layer = replace(network.layers[0], constants=np.array([a_m, a_s, a_r, theta], np.float32))
-        c.write(replace(network, layers=(layer,)), tmp_path, x)
+        folder = tmp_path / str(fires)
+        c.write(replace(network, layers=(layer,)), folder, x)
         assert re.search(
-            r"golden_s0\[2\] = {\s*0x0,(\w+)}", (tmp_path / "model_golden.h").read_text()
+            r"golden_s0\[2\] = {\s*0x0,(\w+)}", (folder / "model_golden.h").read_text()
         )[1] == hex(fires)
-        build(tmp_path, *STRICT)
-        assert outcome(tmp_path)[0] == 0
+        build(folder, *STRICT)
+        assert outcome(folder)[0] == 0
 
 
 @st.composite
@@ -314,11 +322,13 @@ def shapes(draw) -> tuple[list, tuple[int, ...], int | None]:
 
 
 FULL = partial(Recurrent, 1100, 33, mask=torch.ones(33, 1133, dtype=torch.bool), outputs=[32, 1])
+WIDE = partial(Recurrent, 600, 320, mask=networks.mask(320, 600, 0), outputs=range(0, 320, 3))
 
 
 @settings(max_examples=8)
 @given(shapes(), st.integers(1, 2), st.sampled_from([0.1, 0.5, 1.0]))
 @example(([FULL], (1100,), 33), 2, 1.0)  # more bits than a byte can count
+@example(([WIDE, partial(Linear, 107, 300)], (600,), 3), 2, 0.9)  # rows by input, many at once
 @example(
     ([partial(Conv2d, 3, 35, 2, stride=3, padding=4, pool=2)], (3, 3, 3), None), 1, 0.5
 )  # windows of nothing but padding
@@ -328,28 +338,31 @@ def test_any_network_is_exact(tmp_path_factory, about, count, density):
     net = Network(*(make() for make in layers), **options)
     folder = tmp_path_factory.mktemp("any")
     exported(net, count, folder, steps=12, density=density)
-    build(folder, *STRICT, *SANITIZED)
-    code, text = outcome(folder)
-    assert code == 0, text
+    for vectors in ((), ("-mavx2",)) if "avx2" in features() else ((),):  # of 4 words, of 8
+        build(folder, *STRICT, *SANITIZED, *vectors)
+        code, text = outcome(folder)
+        assert code == 0, text
 
 
 def test_a_name_goes_into_everything(tmp_path):
     net = networks.build("masked", dtype=torch.float32)
     network, x = describe(net), np.ones((5, 6), np.uint8)
-    c.write(network, tmp_path / "new" / "folder", x, prefix="reflex_2")
-    c.write(network, tmp_path / "new" / "folder", x, prefix="Other")
-    names = {path.name for path in (tmp_path / "new" / "folder").iterdir()}
-    assert names == {
-        name + end for name in ("reflex_2", "Other") for end in (".c", ".h", "_golden.h", "_test.c")
-    }
-    build(
-        tmp_path / "new" / "folder", *STRICT, sources="reflex_2.c Other.c reflex_2_test.c"
-    )  # both in one program
-    assert outcome(tmp_path / "new" / "folder")[0] == 0
+    folder = tmp_path / "new" / "folder"
+    for name in ("Other", "reflex_2"):  # the second takes the place of the first
+        c.write(network, folder, x, prefix=name)
+        made = {path.name for path in folder.iterdir()}
+        ends = (".c", ".h", "_golden.h", "_check.c", "_check.h")
+        around = {"main.c", "stream.c", "Makefile", "CMakeLists.txt", "README.md"}
+        assert made == {name + end for end in ends} | around
+    c.write(network, tmp_path / "other", x, prefix="Other")
+    both = "reflex_2.c reflex_2_check.c main.c ../../other/Other.c"  # in one program
+    build(folder, *STRICT, sources=both)
+    assert outcome(folder)[0] == 0
 
 
 @pytest.mark.parametrize(
-    "name", ["", "2nd", "a-b", "a b", "_x", "größe", "string", "Math", "a\n", "../a"]
+    "name",
+    ["", "2nd", "a-b", "a b", "_x", "größe", "string", "Math", "a\n", "../a", "main", "test"],
 )
 def test_bad_names(name, tmp_path):
     network = describe(networks.build("dense", dtype=torch.float32))

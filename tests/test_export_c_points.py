@@ -190,12 +190,12 @@ def test_a_run_predicts_in_c_as_it_does_in_python(tmp_path):
     done = bisnn.export(run, "c", tmp_path / "c", prefix="moons")
     assert done.prefix == "moons"
     program = documented_program().replace("model", "moons").replace("MODEL", "MOONS")
-    (tmp_path / "c" / "main.c").write_text(program)
-    build(tmp_path / "c", *STRICT, "-O2", sources="moons.c main.c", last=("-lm",))
+    (tmp_path / "c" / "program.c").write_text(program)
+    build(tmp_path / "c", *STRICT, "-O2", sources="moons.c moons_encode.c program.c", last=("-lm",))
     points = np.random.default_rng(0).uniform(-1, 2, (8, 2))
     printed = [predicted(line)[1] for line in answers(tmp_path / "c", lines(points))]
     np.testing.assert_allclose(printed, bisnn.load(run).predict(points).mean, atol=2e-6)
-    build(tmp_path / "c", *STRICT, "-O2", sources="moons.c moons_test.c")
+    build(tmp_path / "c", *STRICT, "-O2", sources="moons.c moons_encode.c moons_check.c main.c")
     assert outcome(tmp_path / "c")[0] == 0
 
 
@@ -207,7 +207,7 @@ def test_two_models_in_one_program(tmp_path):
     }
     sources, mains = [], []
     for prefix, network in networks.items():
-        written(network, tmp_path, prefix)
+        written(network, tmp_path / prefix, prefix)
         body = documented_program().replace("model", prefix).replace("MODEL", prefix.upper())
         body = body.replace("int main(void)", f"int {prefix}_main(void)").replace(
             "add_softmax", f"{prefix}_softmax"
@@ -215,7 +215,8 @@ def test_two_models_in_one_program(tmp_path):
         (tmp_path / f"{prefix}_main.c").write_text(
             body.replace("static int", "int").replace("predict(", f"{prefix}_predict(")
         )
-        sources += [f"{prefix}.c", f"{prefix}_main.c"]
+        code = [f"{prefix}/{prefix}{end}.c" for end in ("", "_encode")]
+        sources += [*code, f"{prefix}_main.c"]
         mains.append(f"int {prefix}_main(void);")
     (tmp_path / "both.c").write_text(
         '#include "gate.h"\n#include "door.h"\n#include <stdio.h>\n'
@@ -228,6 +229,7 @@ def test_two_models_in_one_program(tmp_path):
         tmp_path,
         *STRICT,
         "-Wno-missing-prototypes",
+        *(f"-I{prefix}" for prefix in networks),
         sources=" ".join([*sources, "both.c"]),
         last=("-lm",),
     )
@@ -241,8 +243,9 @@ def test_two_models_in_one_program(tmp_path):
             atol=2e-6,
         )
     for prefix in networks:
-        build(tmp_path, *STRICT, sources=f"{prefix}.c {prefix}_test.c")
-        assert outcome(tmp_path)[0] == 0
+        sources = f"{prefix}.c {prefix}_encode.c {prefix}_check.c main.c"
+        build(tmp_path / prefix, *STRICT, sources=sources)
+        assert outcome(tmp_path / prefix)[0] == 0
 
 
 def test_what_the_header_says_of_a_model(tmp_path):
@@ -260,26 +263,23 @@ def test_what_the_header_says_of_a_model(tmp_path):
     assert wanted.items() <= constants.items()
     assert "extern const char model_classes[MODEL_CLASSES][6];" in header
     assert not {"TARGET_MEAN", "TARGET_SCALE"} & set(constants)
-    tables = 4 * 2 * (33 * 1 + 20 * 2) + 4 * 2 * 1  # weights of 2 members, the last layer's readout
-    # Low and span, the cosine, classes
-    assert sizes["flash"] == tables + 2 * 8 * 3 + 8 * len(encoding.COSINE) + 2 * 6
+    # Of 2 members a row for each of 33 neurons; a row for each of 33 inputs, and what vectors read
+    # beyond the last; the readout's; the classes
+    assert sizes["flash"] == 4 * 2 * 33 + 4 * (2 * 33 + 7) + 4 * 2 + 2 * 6
+    flash = 2 * 8 * 3 + 8 * len(encoding.COSINE)  # low and span, the cosine
+    assert f"model_encode.c, with {flash} bytes of\n" in header
+    parts = {"model.c": (("reset", "step"), sizes["flash"])}
+    parts["model_encode.c"] = (("encode_start", "encode_step"), flash)
     for compiler in COMPILERS:
-        build(tmp_path, *STRICT, "-O0", "-c", compiler=compiler, sources="model.c")
-        symbols = [
-            line.split()
-            for line in subprocess.check_output(
-                ["nm", "-S", tmp_path / "program"], text=True
-            ).splitlines()
-        ]
-        names = {symbol[-1] for symbol in symbols if symbol[-2] == "T"}
-        assert names == {
-            f"model_{name}" for name in ("reset", "step", "encode_start", "encode_step")
-        }
-        assert not [symbol for symbol in symbols if symbol[-2] in "bBdDC"]
-        assert (
-            sum(int(symbol[1], 16) for symbol in symbols if symbol[-2] in "rR" and len(symbol) == 4)
-            == sizes["flash"]
-        )
+        for source, (names, size) in parts.items():
+            build(tmp_path, *STRICT, "-O0", "-c", compiler=compiler, sources=source)
+            listed = subprocess.check_output(["nm", "-S", tmp_path / "program"], text=True)
+            symbols = [line.split() for line in listed.splitlines()]
+            functions = {symbol[-1] for symbol in symbols if symbol[-2] == "T"}
+            assert functions == {f"model_{name}" for name in names}
+            assert not [symbol for symbol in symbols if symbol[-2] in "bBdDC"]
+            tables = [symbol for symbol in symbols if symbol[-2] in "rR" and len(symbol) == 4]
+            assert sum(int(symbol[1], 16) for symbol in tables) == size
 
 
 def test_a_network_of_recordings_has_no_encoder(tmp_path):
@@ -310,10 +310,9 @@ def test_regression_knows_the_units_of_its_target_and_the_names_of_its_features(
         plain, target_mean=-1234.5, target_scale=0.1, schema=Schema(columns, ("age", "job */ \n"))
     )
     for network, printed in ((plain, "1 1"), (of_table, "0.10000000000000001 1235.5")):
-        written(network, tmp_path)
-        (tmp_path / "units.c").write_text(PRINT_UNITS)
-        build(tmp_path, *STRICT, sources="model.c units.c")
-        assert outcome(tmp_path) == (0, printed)
-    assert (
-        "in this order:\n *   age\n *   job __ _ = cook */\n" in (tmp_path / "model.h").read_text()
-    )
+        folder = tmp_path / printed
+        written(network, folder)
+        (folder / "units.c").write_text(PRINT_UNITS)
+        build(folder, *STRICT, sources="model.c units.c")
+        assert outcome(folder) == (0, printed)
+    assert "in this order:\n *   age\n *   job __ _ = cook */\n" in (folder / "model.h").read_text()

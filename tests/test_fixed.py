@@ -380,7 +380,7 @@ def test_other_alphabets_give_the_same_bits_everywhere(tmp_path):
         assert np.array_equal(a.numpy(), c_[0])
         assert a.any()
     c.write(network, tmp_path, x[:, 0].numpy())
-    build = ["gcc", "-std=c99", "-O2", "-Werror", "model.c", "model_test.c", "-o", "t"]
+    build = ["gcc", "-std=c99", "-O2", "-Werror", "model.c", "model_check.c", "main.c", "-o", "t"]
     subprocess.run(build, cwd=tmp_path, check=True)
     done = subprocess.run(["./t"], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.startswith("ok:"), done.stdout
@@ -424,10 +424,12 @@ def test_the_code_needs_no_floating_point_unit(count, tmp_path):
     build = ["gcc", *strict, "-mgeneral-regs-only", "-fsanitize=undefined", "-c", "model.c"]
     subprocess.run(build, cwd=tmp_path, check=True)
     link = ["gcc", *strict, "-fsanitize=undefined", "-fno-sanitize-recover"]
-    subprocess.run([*link, "model.o", "model_test.c", "-o", "t"], cwd=tmp_path, check=True)
+    subprocess.run(
+        [*link, "model.o", "model_check.c", "main.c", "-o", "t"], cwd=tmp_path, check=True
+    )
     done = subprocess.run(["./t"], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout[:3], done.stderr) == (0, "ok:", "")
     header = (tmp_path / "model.h").read_text()
     assert "int32_t *counts" in header
-    assert f"LOGIT_SCALE {float(net.readouts[-1].scale).hex()}"[:20] in header
+    assert f"LOGIT_SCALE {float(net.readouts[-1].scale)!r}f " in header
     assert "float" not in header.replace("floating-point", "")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import bisnn
-from bisnn import conformal, weights
+from bisnn import conformal, metrics, weights
 from bisnn.data import events, toy
 from bisnn.realisation import hard
 from bisnn.runs import calibration, evaluation, guarantee, training
@@ -219,7 +219,9 @@ def test_files_of_points(runs, tmp_path, capsys):
     with pytest.raises(ValueError, match="class '2' does not occur"):
         bisnn.calibrate(run, tmp_path / "other.csv", show=False)
     np.savetxt(tmp_path / "few.csv", np.column_stack([x, y])[:8], delimiter=",")
-    with pytest.raises(ValueError, match="needs 9 calibration recordings or more; got 4"):
+    with pytest.raises(
+        ValueError, match=r"needs 17 calibration recordings or more, half .*; got 8"
+    ):
         bisnn.calibrate(run, tmp_path / "few.csv", show=False)
 
 
@@ -253,9 +255,10 @@ def test_the_study_of_splits():
     path = tuple((t, 1) for t in range(1, 5))
     scores = conformal.margins(counts.astype(int), path)
     run = Scored({kind: scores for kind in conformal.SCORES}, labels, path)
-    rows = list(prediction_sets.summaries("two_moons_st", [run], 40, 100))
-    found = {(row.coverage_asked, row.correction) for row in rows}
-    assert found == {(t, c) for t in (0.9, 0.95) for c in conformal.CORRECTIONS}  # not 0.99
+    rows = list(prediction_sets.summaries("two_moons", "st", [run], 40, 100))
+    found = {(row.coverage_asked, row.correction, row.looks) for row in rows}
+    both = {(t, c, 4) for t in (0.9, 0.95) for c in conformal.CORRECTIONS}
+    assert found == both | {(0.99, "bonferroni", 1)}  # 100 recordings are enough for one look
     for row in rows:
         assert row.coverage > row.coverage_asked - 3 * row.coverage_error
         assert (row.data, row.method, row.steps) == ("two moons", "st", 4)
@@ -264,6 +267,10 @@ def test_the_study_of_splits():
         for c in conformal.CORRECTIONS
     )
     assert joint.time_steps < bonferroni.time_steps
+    compared = list(prediction_sets.comparisons(rows))
+    assert [found.coverage_asked for found in compared] == [0.9, 0.95]
+    ratio = joint.time_steps / bonferroni.time_steps
+    assert (compared[0].joint_over_bonferroni, compared[0].margin_over_surprisal) == (ratio, 1)
 
 
 def test_a_calibration_of_another_model_or_a_damaged_one_is_not_used(runs, tmp_path, capsys):
@@ -280,7 +287,12 @@ def test_a_calibration_of_another_model_or_a_damaged_one_is_not_used(runs, tmp_p
     assert bisnn.load(run).guarantee is not None
     body = json.loads(whole)
     changed = {**body, "sets": {**body["sets"], "most": 2}}
-    for text in (whole[:100], whole.replace("0.8", "0.7"), "[]", "{}", "\xff", json.dumps(changed)):
+    # A file that was written so on purpose, with its digest
+    forged = {**body, "answers": {**body["answers"], "correct": [True]}}
+    del forged["digest"]
+    forged["digest"] = guarantee._digest(forged)
+    texts = (whole[:100], whole.replace("0.8", "0.7"), "[]", "{}", "\xff")
+    for text in (*texts, json.dumps(changed), json.dumps(forged)):
         file.write_text(text)
         with pytest.raises(Damaged, match="is damaged or no calibration"):
             guarantee.read(run / "model.safetensors", 2)
@@ -316,6 +328,60 @@ def test_the_verdict_says_how_the_guarantee_held(runs):
     assert evaluation.evaluate(runs["st"], show=False).guarantee is None
     names = set(evaluation.evaluate(runs["one_d"], show=False).guarantee.metrics)
     assert names == {"coverage", "width"}
+
+
+def test_prediction_and_sets_take_one_pass(runs, monkeypatch):
+    model = bisnn.load(runs["bayes"])
+    x = model.inputs(points(30)[0])
+    apart = model.predict_points(x, 3), model.predict_set(points(30)[0])
+    passes = []
+
+    def counted(*arguments, **options):
+        passes.append(arguments)
+        return bisnn.prediction.logits(*arguments, **options)
+
+    monkeypatch.setattr("bisnn.runs.model.logits", counted)
+    result, sets = guarantee.predictions_and_answers(model, x)
+    assert len(passes) == 1
+    assert torch.equal(result.mean, apart[0].mean)
+    assert np.array_equal(sets.sets, apart[1].sets)
+
+
+def test_answers_are_given_where_calibration_shows_that_few_are_wrong(runs, tmp_path, bisnn_):
+    run = shutil.copytree(runs["bayes"], tmp_path / "run")
+    model = bisnn.load(run)
+    held_out = load_dataset(model.config).validation
+    probs = model.predict_points(held_out.x, 3).mean
+    sure, best = probs.max(-1)
+    right = best == held_out.y
+    expected = metrics.abstention_threshold(sure, right, 0.45)
+    assert 0 < expected.threshold < 1
+    assert model.guarantee.abstention(0.45) == expected
+    x, _ = points(40)
+    np.savetxt(tmp_path / "x.csv", x, delimiter=",")
+    code, out, error = bisnn_("predict", run, tmp_path / "x.csv", "--abstain", "0.45")
+    assert code == 0, error
+    assert f"{expected.answered} of 60 calibration recordings" in error
+    confidence, best = model.predict(x).mean.max(-1)
+    rows = list(csv.DictReader(out.splitlines()))
+    assert [row["answer"] for row in rows] == [
+        str(int(c)) if p >= expected.threshold else "don't know"
+        for p, c in zip(confidence, best, strict=True)
+    ]
+    assert {"don't know"} < {row["answer"] for row in rows}
+    for command, message in {
+        (run, "--abstain", "0.005"): "60 calibration recordings do not show, with 90 % confidence",
+        (run, "--abstain", "1.5"): "error: must lie in (0, 1); got 1.5",
+        (run, "--abstain", "0.45", "--map"): "abstain: needs a run that is calibrated, for this",
+        (runs["st"], "--abstain", "0.45"): "do it with: bisnn calibrate",
+    }.items():
+        code, _, error = bisnn_("predict", command[0], tmp_path / "x.csv", *command[1:])
+        assert code == 1
+        assert message in error
+    np.savetxt(tmp_path / "x.csv", np.linspace(0, 1, 5)[:, None], delimiter=",")
+    code, _, error = bisnn_("predict", runs["one_d"], tmp_path / "x.csv", "--abstain", "0.1")
+    assert code == 1
+    assert "abstain: is for classes" in error
 
 
 def test_the_command_line(runs, tmp_path, bisnn_):

@@ -106,6 +106,21 @@ def test_adaptive_ece_does_not_depend_on_the_order_of_ties():
     assert metrics.adaptive_ece(coarse, LABELS, bins=10**6) == pytest.approx(total / N)
 
 
+@pytest.mark.parametrize("gap", [0.0, 0.1])
+def test_debiased_ece_is_the_miscalibration_itself(gap):
+    """On average over draws of right answers, where the plain ECE is more."""
+    rng = np.random.default_rng(0)
+    stated = torch.linspace(0.75, 0.9, 200, dtype=torch.float64)
+    probs = torch.stack([stated, 1 - stated], 1)
+    plain, debiased = [], []
+    for _ in range(200):
+        labels = torch.from_numpy((rng.random(200) >= stated.numpy() - gap).astype(np.int64))
+        plain.append(metrics.ece(probs, labels))
+        debiased.append(metrics.debiased_ece(probs, labels))
+    assert abs(np.mean(debiased) - gap) < 0.02
+    assert np.mean(plain) - gap > max(0.02 if gap == 0 else 0, np.mean(debiased) - gap)
+
+
 def murphy(probs, labels, bins):
     """Reliability, resolution, uncertainty, and what probabilities vary within bins (Stephenson et
     al., 2008), by loops.

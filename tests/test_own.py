@@ -299,7 +299,7 @@ BAD = {
     "one number each": (lambda: Dataset((X[:, 0], Y), (X, Y)), "features (N, d) or spikes (N, T"),
     "real spikes": (
         lambda: Dataset((SPIKES[0] * 0.5, SPIKES[1]), SPIKES),
-        "train: spikes (N, T, ...) must be 0 or 1; got other values; encode them first",
+        "train: spikes (N, T, ...) must be 0 or 1; got other values; series of values",
     ),
     "unequal lengths": (
         lambda: Dataset(([np.zeros((3, 2)), np.zeros((4, 2))], [0, 1]), SPIKES),

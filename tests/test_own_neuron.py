@@ -216,7 +216,7 @@ def test_the_c_code_gives_the_bits_of_the_engine(neuron, kind, tmp_path):
     x = spikes(30, *net.input_shape, density=0.3).numpy()
     c.write(describe(net, members_of(net, 2)), tmp_path, x)
     strict = ["-std=c99", "-O2", "-Wall", "-Wextra", "-pedantic", "-Werror"]
-    build = ["gcc", *strict, "model.c", "model_test.c", "-o", "t"]
+    build = ["gcc", *strict, "model.c", "model_check.c", "main.c", "-o", "t"]
     subprocess.run(build, cwd=tmp_path, check=True)
     done = subprocess.run(["./t"], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.startswith("ok:"), done.stdout

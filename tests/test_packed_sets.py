@@ -14,7 +14,7 @@ import bisnn.packed
 from bisnn.packed import Engine
 from bisnn.runs import exporting, training
 from bisnn.runs.inputs import spikes
-from runs import small
+from runs import ONE_D, small
 from test_guarantee import HALF, points
 
 
@@ -115,3 +115,27 @@ def test_sets_in_a_file_are_checked(run, tmp_path):
         bisnn.packed.write(replace(packed, sets=bad), tmp_path / "bad")
         with pytest.raises(bisnn.packed.BadFile):
             bisnn.packed.read(tmp_path / "bad")
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_intervals_go_along(tmp_path, scaled, capsys):
+    """Those of the model, from the file; a file of other members has none."""
+    held_out = {"data": {**ONE_D["data"], "per_unit": 20, "validation": 0.5}}
+    run = training.train(small("bayes", {**ONE_D, **held_out}), tmp_path / "run", show=False)
+    bisnn.calibrate(run, coverage=0.8, scaled=scaled, show=False)
+    x = np.linspace(0, 1, 20)[:, None]
+    low, high = bisnn.load(run).predict_set(x)
+    done = bisnn.export(run, "packed", tmp_path / "p.safetensors", members=3)
+    assert done.sets_call == "predict_feature_intervals(x)"
+    engine = bisnn.packed.load(done.path)
+    found = engine.predict_feature_intervals(x)
+    np.testing.assert_allclose(found.low, low, atol=1e-5)
+    np.testing.assert_allclose(found.high, high, atol=1e-5)
+    trains = spikes(bisnn.load(run).config, torch.from_numpy(x).float()).numpy()
+    np.testing.assert_allclose(engine.predict_intervals(trains).low, low, atol=1e-5)
+    with pytest.raises(ValueError, match="predict_sets: needs a calibration"):
+        engine.predict_feature_sets(x)
+    other = bisnn.export(run, "packed", tmp_path / "q.safetensors", members=2)
+    assert "its prediction intervals stay behind" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="predict_intervals: needs a calibration"):
+        bisnn.packed.load(other.path).predict_feature_intervals(x)

@@ -41,6 +41,12 @@ def simulated(folder):
     return {"crop": 10, "steps": 3, "bin_us": 2000}
 
 
+def write_series(folder):
+    x = np.random.default_rng(0).random((20, 12, 3))
+    np.savez(folder / "series.npz", x=x, y=np.arange(20) % 2, lengths=np.arange(20) % 6 + 7)
+    return {"train": str(folder / "series.npz"), "steps": 12}
+
+
 def tonic(folder):
     pytest.importorskip("tonic")
     pytest.skip("its archives are read in test_tonic.py")
@@ -55,6 +61,7 @@ DATA = {  # by name: what the section needs beside it, written into a folder
     "folder": write_folder,
     "digits": simulated,
     "tonic": tonic,
+    "series": write_series,
 }
 
 
@@ -70,7 +77,8 @@ def test_a_section_loads_what_it_says(name, tmp_path, monkeypatch):
     monkeypatch.setattr(simulation.Digits, "TRAINING", 20)
     settings = SMALL if name in ("two_moons", "one_d", "table") else RECORDED
     section = {"name": name, "validation": 0.2, **DATA[name](tmp_path)}
-    config = parse({**settings, "data": section, "augment": {}}, name)
+    network = {} if name == "series" else settings["network"]
+    config = parse({**settings, "data": section, "augment": {}, "network": network}, name)
     loaded = load_dataset(config, show=False)
     config = described(config, loaded)
     assert config.recorded == isinstance(loaded.train.x, Clips) == (settings is RECORDED)
@@ -79,7 +87,7 @@ def test_a_section_loads_what_it_says(name, tmp_path, monkeypatch):
     some = loaded.test.x[torch.arange(2)]
     seen = spikes(config, some)
     assert seen.shape == (config.steps, 2, *input_shape(config, len(loaded.low)))
-    if config.recorded and name != "digits":
+    if config.recorded and name not in ("digits", "series"):
         assert seen.shape[2:] == config.data.window().shape[1:]
     assert load_dataset(config, show=False).digest() == loaded.digest()
 

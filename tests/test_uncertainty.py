@@ -20,6 +20,7 @@ from bisnn.runs import training
 from bisnn.runs.building import build_network
 from bisnn.runs.config import Config, parse
 from bisnn.runs.model import Model
+from bisnn.runs.other_data import Pictures, film, scene_of
 from bisnn_experiments import scores, uncertainty
 from bisnn_experiments.results import Mean, summarise
 from runs import RECORDED, RULES, made_up, small
@@ -207,17 +208,13 @@ def test_pictures_are_seen_as_the_runs_digits_are(place):
     data = parse({**RECORDED, "data": DIGITS, "train": {"epochs": 1, "burn_in": 0}}, "digits").data
     images, _ = simulation.sklearn_digits()
     numbers = list(range(1437, 1443))
-    clips = uncertainty.simulate(
-        "digits", uncertainty.Pictures(images[numbers], numbers), data, "cpu"
-    )[0]
+    clips = film("digits", Pictures(images[numbers], numbers), data, "cpu")
     own = simulation.Digits(train=False, steps=3, bin_us=10_000, show=False)
     assert torch.equal(clips.spikes(), own.batch(range(6)))
 
     data = settings(**{"data.steps": 4}).data
-    clips = uncertainty.simulate(
-        "digits", uncertainty.Pictures(images[numbers], numbers), data, "cpu"
-    )[0]
-    camera, motion, _ = uncertainty.scene_of(data)
+    clips = film("digits", Pictures(images[numbers], numbers), data, "cpu")
+    camera, motion, _ = scene_of(data)
     assert motion == replace(N_MNIST_MOTION, duration_us=100_000)
     recording = record(images[[1438]], camera, motion, seed=0, samples=[1438])[0]
     assert torch.equal(

@@ -1,13 +1,20 @@
 """What prediction sets hold and how early they decide, over many splits of the test recordings.
 
-    python -m bisnn_experiments.prediction_sets [--seeds 5] [--out out/prediction_sets] [--jobs 2]
-        [--configs digits_st digits_bayes] [--calibration 200] [--splits 100]
+    python -m bisnn_experiments.prediction_sets --data digits N-MNIST mnist [--seeds 5]
+        [--runs out/prediction_sets/runs] [--out out/prediction_sets/results.json]
+        [--methods st bayes] [--device cuda] [--jobs 1] [--calibration 200] [--splits 100]
+        [--epochs 1]
 
 Each run's test recordings, which it was not trained on, are split at random into some to calibrate
 on and others to judge, again and again. Coverage is that of the sets that are answered: a split of
 a fixed pool of recordings is exchangeable, so on average over splits it may not fall below the
-target, whatever the pool; what is left is the splits' own error. Runs that are there are not
-trained again. It writes OUT/results.json.
+target, whatever the pool; what is left is the splits' own error.
+
+--data names folders as `bisnn reproduce table1` takes them, or "digits". Runs are looked for in
+--runs under the names that `bisnn reproduce table1` gives them, so that its folders serve here too;
+those that are missing are trained. Without --calibration, half of the test recordings calibrate.
+Where Bonferroni's correction needs more recordings than there are for so many looks, both
+corrections are compared at the looks that it can have.
 """
 
 from __future__ import annotations
@@ -18,28 +25,36 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
-from bisnn import conformal
-from bisnn.conformal import CORRECTIONS, SCORES, ConformalSets
-from bisnn.runs import config
+from bisnn import conformal, kernels
+from bisnn.conformal import CORRECTIONS, LOOKS, SCORES, ConformalSets, Looks
 from bisnn.runs.evaluation import load_run
 from bisnn.runs.guarantee import scores_of
+from bisnn.runs.inputs import spikes
 from bisnn.runs.results import Finding
-from bisnn_experiments import reproduction, results
+from bisnn.shipping.energy import EARLY, ledger
+from bisnn_experiments import recognition, reproduction, results
 from bisnn_experiments.measurement import machine, table
+from bisnn_experiments.recognition import METHODS
 from bisnn_experiments.reproduction import Task
 from bisnn_experiments.results import Machine
 
-CONFIGS = ("digits_st", "digits_bayes")
 TARGETS = (0.9, 0.95, 0.99)
+COUNTED = 50  # recordings whose operations are counted
 
 
 class Scored(NamedTuple):
-    """A run's test recordings: scores (P, N, C) of each kind, and classes."""
+    """A run's test recordings: scores (P, N, C) of each kind at every look that is tried."""
 
     scores: dict[str, np.ndarray]
     labels: np.ndarray
-    path: conformal.Looks
+    path: Looks
+
+    def at(self, path: Looks) -> Scored:
+        """With these of its looks alone."""
+        places = [self.path.index(look) for look in path]
+        return Scored({name: s[places] for name, s in self.scores.items()}, self.labels, path)
 
 
 class SetSummary(Finding):
@@ -50,13 +65,30 @@ class SetSummary(Finding):
     coverage_asked: float
     correction: str
     score: str
+    looks: int
     steps: int  # of a whole recording
+    calibration: int  # recordings
     coverage: float
     coverage_error: float  # standard error over the splits
     set_size: float
     time_steps: float  # until the answer
     decided: float
-    accuracy_of_decided: float
+    accuracy_of_decided: float | None  # None where none is
+    # Synaptic operations with stopping, as a share of those without, of some recordings of a split;
+    # None for scores that do not ship
+    operations: float | None
+
+
+class Comparison(Finding):
+    """Time steps until the answer, of the integer score."""
+
+    data: str
+    method: str
+    coverage_asked: float
+    looks: int
+    joint_over_bonferroni: float
+    joint_over_whole: float  # over all time steps of a recording
+    margin_over_surprisal: float  # of the joint correction: what the integer score costs
 
 
 class Sets(Finding):
@@ -64,18 +96,46 @@ class Sets(Finding):
 
     command: str
     machine: Machine
+    device: str
     seeds: int
     splits: int
-    calibration: int  # recordings
     summary: list[SetSummary]
+    comparisons: list[Comparison]
 
 
-def scored(folder: Path) -> Scored:
-    """Score the test recordings of a run by its usual predictor."""
+def paths_of(steps: int, members: int, calibration: int) -> dict[float, list[Looks]]:
+    """The looks that are tried at each target: the usual ones, and where Bonferroni's correction
+    has too few recordings for these, as many as it has enough for.
+    """
+    found = {}
+    for target in TARGETS:
+        allowed = [n for n in range(1, LOOKS + 1) if _enough(calibration, target, "bonferroni", n)]
+        paths = (conformal.even_path(steps, members, n) for n in (LOOKS, *allowed[-1:]))
+        found[target] = list(dict.fromkeys(paths))
+    return found
+
+
+def scored(folder: Path, calibration: int, device: str) -> Scored:
+    """Score the test recordings of a run by its usual predictor, at every look that is tried."""
     model, data = load_run(folder, show=False)
-    path = conformal.even_path(model.config.steps, model.members or 1)
+    model.net.to(device)
+    paths = paths_of(
+        model.config.steps, model.size(model.members), calibration or len(data.test.x) // 2
+    )
+    path = tuple(sorted({look for some in paths.values() for one in some for look in one}))
     found = {kind: scores_of(model, data.test.x, model.members, path, kind) for kind in SCORES}
     return Scored(found, data.test.y.numpy(), path)
+
+
+def operations(folder: Path, rule: ConformalSets, run: Scored, some: np.ndarray) -> float:
+    """Synaptic operations on some recordings with stopping, as a share of those without."""
+    model, data = load_run(folder, show=False)
+    answer = rule.stop(run.scores[rule.score][:, some])
+    asked = np.arange(model.size(model.members))[:, None] < answer.members
+    until = torch.from_numpy(np.where(asked, answer.steps, 0))
+    s = spikes(model.config, data.test.x[torch.from_numpy(some)])
+    rows = ledger(model.net, s, {"": model.members}, None, model.config.seed, {"": until}).rows
+    return rows[EARLY].synaptic_operations / rows[""].synaptic_operations
 
 
 def judged(rule: ConformalSets, scores: np.ndarray, labels: np.ndarray) -> tuple[float, ...]:
@@ -87,115 +147,189 @@ def judged(rule: ConformalSets, scores: np.ndarray, labels: np.ndarray) -> tuple
     return (*(float(part.mean()) for part in means), float(right))
 
 
-def splits(run: Scored, count: int, calibration: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def splits(count: int, n: int, calibration: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Recordings to calibrate on and to judge: the same splits for all that is compared."""
     rng = np.random.default_rng(0)
     for _ in range(count):
-        order = rng.permutation(len(run.labels))
+        order = rng.permutation(n)
         yield order[:calibration], order[calibration:]
 
 
+def calibrated(run: Scored, some: np.ndarray, target: float, how: tuple[str, str]) -> ConformalSets:
+    """Thresholds from some of the recordings, by a correction and a score."""
+    correction, score = how
+    return conformal.calibrate_sets(
+        run.scores[score][:, some],
+        run.labels[some],
+        run.path,
+        target,
+        correction=correction,
+        score=score,
+    )
+
+
 def summaries(
-    name: str, runs: Sequence[Scored], count: int, calibration: int
+    data: str,
+    method: str,
+    runs: Sequence[Scored],
+    count: int,
+    calibration: int,
+    folders: Sequence[Path] = (),
 ) -> Iterator[SetSummary]:
-    """A row for each target, correction and score that so many recordings allow."""
-    data, method = name.rsplit("_", 1)
-    for target in TARGETS:
-        for correction in CORRECTIONS:
-            if not _enough(calibration, target, correction, len(runs[0].path)):
-                continue
-            for score in SCORES:
-                found = [
-                    judged(
-                        conformal.calibrate_sets(
-                            run.scores[score][:, some],
-                            run.labels[some],
-                            run.path,
-                            target,
-                            correction=correction,
-                            score=score,
-                        ),
-                        run.scores[score][:, others],
-                        run.labels[others],
+    """A row for each target, number of looks, correction and score that so many recordings allow;
+    operations are counted where the runs' folders are given.
+    """
+    last = runs[0].path[-1]
+    for target, paths in paths_of(*last, calibration).items():
+        for path in paths:
+            for correction in CORRECTIONS:
+                if not _enough(calibration, target, correction, len(path)):
+                    continue
+                for score in SCORES:
+                    how = (correction, score)
+                    rules = [
+                        (seen, calibrated(seen, some, target, how), others)
+                        for seen in (run.at(path) for run in runs)
+                        for some, others in splits(count, len(seen.labels), calibration)
+                    ]
+                    found = [
+                        judged(rule, seen.scores[score][:, others], seen.labels[others])
+                        for seen, rule, others in rules
+                    ]
+                    coverage, size, steps, decided = np.mean([row[:4] for row in found], 0).tolist()
+                    right = [row[4] for row in found if not np.isnan(row[4])]
+                    saved = [
+                        operations(folder, rule, seen, others[:COUNTED])
+                        for folder, (seen, rule, others) in zip(
+                            folders, rules[::count], strict=False
+                        )
+                        if score == "margin"
+                    ]
+                    error = np.std([row[0] for row in found], ddof=1) / np.sqrt(len(found))
+                    yield SetSummary(
+                        data=data.replace("_", " "),
+                        method=method,
+                        coverage_asked=target,
+                        correction=correction,
+                        score=score,
+                        looks=len(path),
+                        steps=last[0],
+                        calibration=calibration,
+                        coverage=coverage,
+                        coverage_error=float(error),
+                        set_size=size,
+                        time_steps=steps,
+                        decided=decided,
+                        accuracy_of_decided=float(np.mean(right)) if right else None,
+                        operations=float(np.mean(saved)) if saved else None,
                     )
-                    for run in runs
-                    for some, others in splits(run, count, calibration)
-                ]
-                coverage, size, steps, decided, right = np.nanmean(found, 0).tolist()
-                error = np.std([row[0] for row in found], ddof=1) / np.sqrt(len(found))
-                yield SetSummary(
-                    data=data.replace("_", " "),
-                    method=method,
-                    coverage_asked=target,
-                    correction=correction,
-                    score=score,
-                    steps=runs[0].path[-1][0],
-                    coverage=coverage,
-                    coverage_error=float(error),
-                    set_size=size,
-                    time_steps=steps,
-                    decided=decided,
-                    accuracy_of_decided=right,
-                )
 
 
 def _enough(calibration: int, target: float, correction: str, looks: int) -> bool:
-    """Whether so many recordings allow this coverage; the joint correction bounds by half."""
+    """Whether so many recordings allow this coverage."""
     try:
-        if correction == "joint":
-            conformal.order(calibration - calibration // 2, target)
-        else:
-            conformal.order(calibration, target, looks)
+        conformal.check_enough(calibration, target, correction, looks)
     except ValueError:
         return False
     return True
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("out/prediction_sets"))
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--configs", nargs="+", default=CONFIGS)
-    parser.add_argument("--calibration", type=int, default=200)
-    parser.add_argument("--splits", type=int, default=100)
-    options = parser.parse_args()
-    plan = {
-        name: [options.out / f"{name}_seed{seed}" for seed in range(options.seeds)]
-        for name in options.configs
-    }
-    tasks = [
-        Task(name, config.load(name, [f"seed={seed}", "train.threads=1"]), folder)
-        for name, folders in plan.items()
-        for seed, folder in enumerate(folders)
-    ]
-    reproduction.run_all(tasks, options.jobs, True)
-    rows = [
-        row
-        for name, folders in plan.items()
-        for row in summaries(
-            name, [scored(folder) for folder in folders], options.splits, options.calibration
+def comparisons(rows: Sequence[SetSummary]) -> Iterator[Comparison]:
+    """Of the corrections and the scores, wherever there are both."""
+    found = {(r.data, r.method, r.coverage_asked, r.looks, r.correction, r.score): r for r in rows}
+    for key in dict.fromkeys(key[:4] for key in found):
+        joint, plain, other = (
+            found.get((*key, *how))
+            for how in (("joint", "margin"), ("bonferroni", "margin"), ("joint", "surprisal"))
         )
-    ]
+        if joint and plain and other:
+            yield Comparison(
+                data=joint.data,
+                method=joint.method,
+                coverage_asked=joint.coverage_asked,
+                looks=joint.looks,
+                joint_over_bonferroni=joint.time_steps / plain.time_steps,
+                joint_over_whole=joint.time_steps / joint.steps,
+                margin_over_surprisal=joint.time_steps / other.time_steps,
+            )
+
+
+def tasks_of(data: str, options: argparse.Namespace) -> dict[str, list[Task]]:
+    """The runs on some data, by method, in folders named as `bisnn reproduce` names them."""
+    kind, configs = recognition.experiment(None if data == "digits" else data, "tuned")
+    changes = {"train.threads": 1, "train.device": options.device}
+    changes |= {"train.epochs": options.epochs} if options.epochs else {}
+    return {
+        end: [
+            Task(
+                label,
+                configs[label].updated(seed=seed, **changes),
+                options.runs / f"{kind}_{end}_tuned_seed{seed}",
+            )
+            for seed in range(options.seeds)
+        ]
+        for label, end in METHODS.items()
+        if end in options.methods
+    }
+
+
+def measure(options: argparse.Namespace) -> list[SetSummary]:
+    """Train what is missing, and judge all."""
+    plan = {data: tasks_of(data, options) for data in options.data}
+    tasks = [task for methods in plan.values() for some in methods.values() for task in some]
+    # Unfinished runs are trained to the end, others taken as they are
+    missing = [task for task in tasks if not (task.folder / "evaluation.json").exists()]
+    if missing:
+        reproduction.run_all(missing, options.jobs, True)
+    rows: list[SetSummary] = []
+    for data, methods in plan.items():
+        for method, some in methods.items():
+            folders = [task.folder for task in some]
+            with kernels.precision("full"):
+                runs = [scored(folder, options.calibration, options.device) for folder in folders]
+            calibration = options.calibration or len(runs[0].labels) // 2
+            name = recognition.recognised(None if data == "digits" else data)[0]
+            rows += summaries(name, method, runs, options.splits, calibration, folders)
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", nargs="+", default=["digits"])
+    parser.add_argument("--methods", nargs="+", default=["st", "bayes"], choices=METHODS.values())
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--runs", type=Path, default=Path("out/prediction_sets/runs"))
+    parser.add_argument("--out", type=Path, default=Path("out/prediction_sets/results.json"))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--calibration", type=int, default=0)
+    parser.add_argument("--splits", type=int, default=100)
+    parser.add_argument("--epochs", type=int, help="of new runs, in place of their configs'")
+    options = parser.parse_args(arguments)
+    rows = measure(options)
     columns = {"coverage": "coverage", "error": "coverage_error", "set size": "set_size"}
     columns |= {"time steps": "time_steps", "decided": "decided", "right": "accuracy_of_decided"}
+    columns |= {"operations": "operations"}
     lines = [
         (
-            f"{row.data} {row.method}, {row.coverage_asked:g}, {row.correction}, {row.score}",
+            f"{row.data} {row.method}, {row.coverage_asked:g}, {row.looks}, {row.correction}, "
+            f"{row.score}",
             [getattr(row, name) for name in columns.values()],
         )
         for row in rows
     ]
-    print(table("data, target, correction, score", tuple(columns), lines))
+    print(table("data, target, looks, correction, score", tuple(columns), lines))
     found = Sets(
         command=results.command(),
         machine=Machine(**machine()),
+        device=torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         seeds=options.seeds,
         splits=options.splits,
-        calibration=options.calibration,
         summary=rows,
+        comparisons=list(comparisons(rows)),
     )
-    results.write(options.out / "results.json", found)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    results.write(options.out, found)
 
 
 if __name__ == "__main__":

@@ -23,26 +23,21 @@ those predicted wrong against those predicted right. Deviations are over seeds.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from pydantic import JsonValue
-from torch import Tensor
 
 from bisnn import kernels
 from bisnn.checks import positive_int
 from bisnn.data import simulation
-from bisnn.data.archives import MNISTDVS, NMNIST, Recordings
-from bisnn.data.camera import MNIST_DVS, N_MNIST_MOTION
+from bisnn.data.archives import NMNIST, Recordings
 from bisnn.data.loading import Clips, Split
 from bisnn.display import bars
 from bisnn.runs import config, data_sections
@@ -50,24 +45,15 @@ from bisnn.runs import model as models
 from bisnn.runs.evaluation import predictors
 from bisnn.runs.inputs import load_dataset
 from bisnn.runs.model import Model
+from bisnn.runs.other_data import CONTROL, Filmed, Pictures, film, read_pictures
 from bisnn.runs.results import Finding
 from bisnn_experiments import results
 from bisnn_experiments.measurement import machine, note
 from bisnn_experiments.results import Machine
 from bisnn_experiments.scores import OWN, ScoreRow, ScoreSummary, auroc, score, tables
 
-Data = (
-    data_sections.NMNISTData | data_sections.MNISTDVSData | data_sections.SimulatedData
-)  # what a run may be on
 IDX, KMNIST = "-images-idx3-ubyte.gz", "kmnist-test-imgs.npz"
-# What reading a damaged npz file may raise
-BROKEN = (
-    *(ValueError, OSError, EOFError, KeyError, TypeError, RuntimeError, MemoryError),
-    *(zipfile.BadZipFile, zlib.error),
-)
-SIDE = 28  # pixels, of every picture
-SEED = 0  # of the camera's noise, as of `simulation.Digits`
-OTHER, KNOWN = "other digits", "own digits, simulated"
+OTHER, KNOWN = "other digits", CONTROL
 # Settings in which runs of one rule may differ
 FREE = ("seed", "data.root", "train.device", "train.checkpoint_seconds")
 
@@ -80,16 +66,9 @@ class Run:
     model: Model
 
     @property
-    def data(self) -> Data:
-        assert isinstance(self.model.config.data, Data)
+    def data(self) -> Filmed:
+        assert isinstance(self.model.config.data, Filmed)
         return self.model.config.data
-
-
-class Pictures(NamedTuple):
-    """Pictures for the camera."""
-
-    images: Tensor  # (N, 28, 28) float32 in [0, 1]
-    numbers: list[int]  # (N,) their places in their file, which key the camera's noise
 
 
 # The runs
@@ -100,7 +79,7 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
     runs: list[Run] = []
     for path in paths:
         model = models.load(path)
-        if not isinstance(model.config.data, Data):
+        if not isinstance(model.config.data, Filmed):
             raise ValueError(
                 "RUN: must be trained on nmnist, mnist_dvs or digits; "
                 f"got {model.config.data.name} of {path}; leave it out"
@@ -162,7 +141,7 @@ def own_recordings(runs: Sequence[Run], device: str) -> list[Split]:
 # The other recordings
 
 
-def other_digits(folder: Path, data: Data) -> list[Clips]:
+def other_digits(folder: Path, data: Filmed) -> list[Clips]:
     """N-MNIST recordings of the digits that the runs leave out."""
     digits = [digit for digit in range(10) if digit not in data.classes]
     if not digits:
@@ -187,7 +166,10 @@ def pictures(
     found = {}
     if images:
         for file in sorted([*images.glob(f"*{IDX}"), *images.glob(KMNIST)]):
-            some = read_pictures(file)[:most].astype(np.float32) / 255
+            try:
+                some = read_pictures(file)[:most].astype(np.float32) / 255
+            except ValueError as error:
+                raise ValueError(f"--images: {error}") from None
             name = _name(file) if _name(file) not in found else file.name
             found[name] = Pictures(torch.from_numpy(some), list(range(len(some))))
         if not found:
@@ -212,64 +194,6 @@ def pictures(
 
 def _name(file: Path) -> str:
     return "kmnist" if file.name == KMNIST else file.name.removesuffix(IDX).removesuffix("-t10k")
-
-
-def read_pictures(file: Path) -> np.ndarray:
-    """Bytes (N, 28, 28) of an idx or npz file."""
-    if file.name != KMNIST:
-        try:
-            images = simulation.read_idx(file, 3)
-        except ValueError as error:
-            raise ValueError(f"--images: {error}") from None
-    else:
-        try:
-            with np.load(file, allow_pickle=False) as arrays:
-                images = arrays["arr_0"]
-        except BROKEN as error:
-            raise ValueError(
-                f"--images: {file}: is damaged or has no array arr_0 ({error}); take the original"
-            ) from None
-    if (
-        images.dtype != np.uint8
-        or images.ndim != 3
-        or images.shape[1:] != (SIDE, SIDE)
-        or not len(images)
-    ):
-        rule = f"must hold bytes (N, {SIDE}, {SIDE}), N >= 1"
-        raise ValueError(
-            f"--images: {file}: {rule}; got {images.dtype} {images.shape}; take the original"
-        )
-    return images
-
-
-def scene_of(data: Data) -> simulation.Scene:
-    """A simulated camera like that of the runs' recordings, and the pixels that they keep."""
-    duration_us = data.steps * data.bin_us
-    if isinstance(data, data_sections.NMNISTData):
-        width, height = NMNIST.SIZE
-        camera = replace(MNIST_DVS, width=width, height=height, on=True)  # N-MNIST writes ON as 1
-        return simulation.Scene(
-            camera, replace(N_MNIST_MOTION, duration_us=duration_us), (0, 0, width, height)
-        )
-    low = MNISTDVS.corner(data.crop)
-    own = isinstance(data, data_sections.SimulatedData) and not data.root  # scikit-learn's digits
-    return simulation.Scene(
-        MNIST_DVS, simulation.motion_of(own, duration_us), (low, low, data.crop, data.crop)
-    )
-
-
-def simulate(name: str, what: Pictures, data: Data, device: str) -> list[Clips]:
-    """Recordings of pictures, binned as those of the runs; made once, then read from the cache."""
-    source = hashlib.blake2b(what.images.numpy().tobytes()).hexdigest()
-    how: dict[str, Any] = {
-        "bin_us": data.bin_us,
-        "seed": SEED,
-        "device": device,
-        "source": source,
-        "show": True,
-    }
-    bits = simulation.looked_at(name, lambda: what.images, what.numbers, scene_of(data), **how)
-    return [_all(Recordings(bits, [0] * len(bits), []))]
 
 
 def _all(recordings: Recordings) -> Clips:
@@ -351,7 +275,7 @@ def measure(args: argparse.Namespace) -> Uncertainty:
     seen = pictures(args.images, known, data.classes, args.most)
     others = {OTHER: other_digits(digits, data)} if digits else {}
     tests = own_recordings(runs, args.device)
-    others |= {name: simulate(name, what, data, args.device) for name, what in seen.items()}
+    others |= {name: [film(name, what, data, args.device)] for name, what in seen.items()}
     rows = _measure_runs(runs, tests, others, args.device)
     sizes = {OWN: len(tests[0].x)} | {name: sum(map(len, sets)) for name, sets in others.items()}
     return Uncertainty(

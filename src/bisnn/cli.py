@@ -73,10 +73,12 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
         "bisnn evaluate runs/two_moons_bayes_seed0 --energy",
         "bisnn evaluate runs/two_moons_bayes_seed0 --cost int_add=0.03 --cost sram_32k=15",
         "bisnn evaluate runs/nmnist_st_seed0 --corruptions",
+        "bisnn evaluate runs/nmnist_st_seed0 --ood N-MNIST/Test",
     ],
     prediction.predict: [
         "bisnn predict runs/two_moons_bayes_seed0 points.csv",
         "bisnn predict runs/mine points.npy --out predictions.csv",
+        "bisnn predict runs/mine points.csv --abstain 0.005",
         "bisnn predict runs/nmnist_st_seed0 N-MNIST/Test/7 recording.bin",
         "bisnn predict runs/mine --data moved/points.csv",
     ],
@@ -93,7 +95,7 @@ COMMANDS: dict[Callable[..., None], list[str]] = {
     shipping.export: [
         "bisnn export runs/two_moons_bayes_seed0 --to packed",
         "bisnn export runs/two_moons_bayes_seed0 --to packed --as posterior",
-        "bisnn export runs/two_moons_bayes_seed0 --to c --as map --out firmware/",
+        "bisnn export runs/two_moons_bayes_seed0 --to c --as map --out firmware/ --sizes",
         "bisnn export runs/two_moons_bayes_seed0 --to nir",
         "bisnn export runs/two_moons_bayes_seed0 --to web",
     ],

@@ -115,6 +115,11 @@ def p_values(calibration: np.ndarray, scores: np.ndarray) -> np.ndarray:
     >>> p_values(np.array([1, 2, 3]), np.array([0, 2, 4])).tolist()
     [1.0, 0.75, 0.25]
     """
+    for name, values in (("calibration", calibration), ("scores", scores)):
+        if not np.isfinite(values).all():
+            raise ValueError(
+                f"{name}: must be finite; got NaN or infinite values; check the model and its input"
+            )
     below = np.searchsorted(np.sort(calibration), scores, side="left")
     return (1 + len(calibration) - below) / (len(calibration) + 1)
 
@@ -141,6 +146,21 @@ def order(n: int, coverage: float, looks: int = 1) -> int:
             + (", the number of looks, or use the joint correction" if looks > 1 else "")
         )
     return found
+
+
+def check_enough(n: int, coverage: float, correction: str, looks: int) -> None:
+    """See that n calibration recordings allow this coverage, by either correction; the joint one
+    takes its bound from half of them, the larger one.
+    """
+    if correction == "bonferroni":
+        order(n, coverage, looks)
+        return
+    least = math.ceil(1 / (1 - Fraction(str(checked_coverage(coverage))))) - 1
+    if n - n // 2 < least:
+        raise ValueError(
+            f"coverage: {coverage:g} needs {2 * least - 1} calibration recordings or more, half of "
+            f"which give ranks; got {n}; give more of them, or lower the coverage"
+        )
 
 
 def bonferroni_thresholds(scores: np.ndarray, coverage: float) -> np.ndarray:

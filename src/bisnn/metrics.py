@@ -128,6 +128,18 @@ def adaptive_ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
     return float(gap.abs().sum() / len(top))
 
 
+def debiased_ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """Expected calibration error without what chance adds to it: the miscalibration at which `ece`
+    would on average be what it is, 0 where a calibrated model would show as much. `calibration`
+    gives its interval.
+
+    >>> sure, y = torch.tensor([[0.9, 0.1]]).expand(100, 2), torch.tensor([0] * 80 + [1] * 20)
+    >>> round(ece(sure, y), 3), round(debiased_ece(sure, y), 3)
+    (0.1, 0.1)
+    """
+    return intervals.debiased_ece(_bins(probs, labels, bins))
+
+
 def brier_decomposition(probs: Tensor, labels: Tensor, bins: int = BINS) -> BrierParts:
     """The Brier score's parts (Murphy, 1973), added over the classes.
 
@@ -239,6 +251,28 @@ def interval(
         high = _with_unseen_mistakes(name, predicted, truth, level)
         found = found._replace(high=max(found.high, high))
     return found._replace(low=max(0.0, found.low))
+
+
+def interval_of_steps(
+    name: str,
+    predicted: Tensor,
+    truth: Tensor,
+    recordings: Tensor,
+    *,
+    level: float = intervals.LEVEL,
+) -> Interval:
+    """As `interval`, of rows that are time steps: those of one recording depend on each other.
+
+    The interval is that of a mean over recordings, each with the influence of all of its rows.
+
+    Args:
+        recordings: the recording that each row is of, (N,) int64.
+    """
+    rows = _linear(name, predicted, truth)
+    which = torch.unique(recordings.cpu(), return_inverse=True)[1].numpy()
+    sums = np.bincount(which, rows - rows.mean())
+    low, high = intervals.of_mean(rows.mean() + sums * len(sums) / len(rows), level)
+    return Interval(float(rows.mean()), max(0.0, float(low)), float(high))
 
 
 def mean_interval(scores: np.ndarray, level: float = intervals.LEVEL) -> Interval:

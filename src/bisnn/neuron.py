@@ -389,17 +389,28 @@ class FixedSRM(SRM):
 
     c = CStep(
         helpers="""
-/* a x / 2^16, rounded towards zero, by products of 32 bits. */
+/* a x / 2^16, rounded down; a is below 2^16. */
+INLINE uint32_t scaled(uint32_t x, int32_t a)
+{
+#if defined(__ARM_ARCH_6M__) || defined(__ARM_ARCH_8M_BASE__) || defined(__AVR__)
+    /* These have no product of 64 bits. */
+    return (x >> 16) * (uint32_t)a + ((x & UINT32_C(0xffff)) * (uint32_t)a >> 16);
+#else
+    /* The upper word of a product: one instruction. */
+    return (uint32_t)((uint64_t)x * ((uint32_t)a << 16) >> 32);
+#endif
+}
+
+/* a x / 2^16, rounded towards zero. */
 INLINE int32_t decayed(int32_t x, int32_t a)
 {
-    const uint32_t size = x < 0 ? 0 - (uint32_t)x : (uint32_t)x, factor = (uint32_t)a;
-    const int32_t y = (int32_t)((size >> 16) * factor + ((size & UINT32_C(0xffff)) * factor >> 16));
-    return x < 0 ? -y : y;
+    return x < 0 ? -(int32_t)scaled(0 - (uint32_t)x, a) : (int32_t)scaled((uint32_t)x, a);
 }
 """,
         fire="""
             s = P[j] - Q[j] - R[j] > theta;
-            R[j] = decayed(R[j] + (s ? feedback : 0), a_r);""",
+            /* R is never negative. */
+            R[j] = (int32_t)scaled((uint32_t)(R[j] + (s ? feedback : 0)), a_r);""",
         integrate="""
             P[j] = decayed(P[j] + I * (INT32_C(1) << fraction), a_m);
             Q[j] = decayed(Q[j] + I * (INT32_C(1) << fraction), a_s);""",

@@ -125,12 +125,24 @@ def predict(
     >>> result.members.shape, result.mean.tolist()  # (K, B, C); no input, no spikes: no opinion
     (torch.Size([5, 3, 2]), [[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]])
     """
-    choice("task", task, ("classification", "regression"))
-    choice("over_time", over_time, ("mean", "running", "step"))
     if rule is None:
         y = logits(net, x, samples, seed=seed)  # type: ignore[arg-type]
     else:
         y = module_logits(net, x, rule.realisations(_count(samples), seed))
+    return of_logits(y, task=task, over_time=over_time, burn_in=burn_in, mask=mask)
+
+
+def of_logits(
+    y: Tensor,
+    *,
+    task: str = "classification",
+    over_time: str = "mean",
+    burn_in: int = 0,
+    mask: Tensor | None = None,
+) -> Classification | Regression:
+    """What members with the logits y (K, T, B, C) predict; the other arguments as in `predict`."""
+    choice("task", task, ("classification", "regression"))
+    choice("over_time", over_time, ("mean", "running", "step"))
     if task == "classification":
         # Several times faster so, for few classes
         y = y.movedim(-1, 0).contiguous().softmax(0).movedim(0, -1)

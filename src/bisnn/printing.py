@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from bisnn.intervals import Interval
     from bisnn.runs.exporting import Exported
     from bisnn.runs.guarantee import Guarantee
+    from bisnn.runs.microcontrollers import Microcontrollers
     from bisnn.runs.model import Model
-    from bisnn.runs.results import Evaluation, Kept, Verdict
+    from bisnn.runs.results import Evaluation, Kept, OtherData, Verdict
     from bisnn.runs.robustness import Robustness
     from bisnn.shipping.conversion import Changes
     from bisnn.shipping.energy import Ledger
@@ -64,6 +65,8 @@ def print_verdict(folder: Path, found: Verdict) -> None:
         out.print(f"{predictor}: {calibration.format(**ece.model_dump())}")
     if found.guarantee is not None:
         _print_kept(found.guarantee)
+    if found.ood is not None:
+        _print_told_apart(found.ood)
     out.print(
         "{weights:,} weights: {bytes:,} bytes at {bits} bit, {bytes_32_bit:,} at 32".format(
             **found.memory.model_dump()
@@ -105,6 +108,24 @@ def _print_kept(found: Kept) -> None:
         table.add_column(name.replace("_", " "))
     table.add_row(*map(_interval, found.metrics.values()))
     console().print(table)
+
+
+def _print_told_apart(found: OtherData) -> None:
+    """Print how well other data are told from the test recordings."""
+    table = Table(title=f"{found.folder}: told from the test recordings", box=box.SIMPLE)
+    for name in ("set", "predictor", "score", "AUROC", "AUPR", "FPR95"):
+        table.add_column(name, justify="right" if name[0].isupper() else "left")
+    for other in found.sets:
+        first = f"{other.name}, {other.recordings}" + ", control" * other.control
+        for predictor, scores in other.scores.items():
+            for score, row in scores.items():
+                numbers = (f"{value:.3f}" for value in (row.auroc, row.aupr, row.fpr95))
+                table.add_row(first, predictor, score, *numbers)
+                first = ""
+    out = console()
+    out.print(table)
+    if any(other.control for other in found.sets):
+        out.print("control: the run's own classes there; what tells these apart is the camera")
 
 
 def _interval(found: Interval) -> str:
@@ -193,15 +214,16 @@ def print_exported(to: str, done: Exported) -> None:
         out.print(f"{done.weights:,} weights, {bits} each: {done.bytes:,} bytes in {done.path}")
         out.print(f'run it without PyTorch: bisnn.packed.load("{done.path}").{done.call}')
         if done.sets_call:
-            out.print(f"its prediction sets, which stop early: .{done.sets_call}")
+            early = "" if "intervals" in done.sets_call else ", which stops early"
+            out.print(f"with the guarantee of its calibration{early}: .{done.sets_call}")
     elif to == "c":
         out.print(
             f"C99 in {done.path}: {done.flash:,} bytes of tables (flash), {done.ram:,} of state "
             "(RAM)"
         )
-        name = done.prefix
-        build = f"cc -O2 {name}.c {name}_test.c -o {name}_test && ./{name}_test"
-        out.print(f"check it: cd {shlex.quote(str(done.path))} && {build}")
+        out.print(f"check every bit: make -C {shlex.quote(str(done.path))} test")
+        if done.chips is not None:
+            _print_chips(done.chips)
     elif to == "web":
         out.print(f"a page that runs the network: {done.bytes:,} bytes in {done.path}")
         out.print("open it in a browser: it needs no server and loads nothing")
@@ -216,6 +238,26 @@ def print_exported(to: str, done: Exported) -> None:
                 f"not the network's own spikes: {done.disagreement.spikes:.1%} of them "
                 f"differ{of_classes}, on random points"
             )
+
+
+def _print_chips(chips: Microcontrollers) -> None:
+    """Print what the code takes on each microcontroller, and why that is not known of others."""
+    table, out = Table(box=box.SIMPLE), console()
+    table.add_column("")
+    for name in ("flash, bytes", "RAM, bytes", "instructions per step"):
+        table.add_column(name, justify="right")
+    for cost in chips.costs:
+        if cost.reason:
+            out.print(f"{cost.target}: {cost.reason}")
+        else:
+            numbers = (cost.flash, cost.ram, cost.instructions)
+            table.add_row(cost.target, *(f"{number:,}" for number in numbers))
+    if table.row_count:
+        out.print(table)
+    out.print(
+        "flash: code and tables. RAM: state and stack. Instructions, by QEMU's counter, are not "
+        "cycles: a chip takes one to several for each"
+    )
 
 
 def _changes_text(changes: Changes) -> str:

@@ -44,9 +44,11 @@ class Purpose(IntEnum):
     CALIBRATION_SPLIT = 16  # recordings that give ranks, and those that give the bound
     DROPOUT_MEMBERS = 17  # neurons that a member's readout does not see; stream: member
     TRAINED_MEMBERS = 18  # seeds of networks that are trained to predict as one; stream: member
+    DECISION_SPLIT = 19  # test points that give thresholds, and those judged; stream: split
     CAMERA_RECORDING = 100  # noise of the simulated camera; NumPy's generator
     CAMERA_SENSOR = 101  # thresholds of its pixels; NumPy's generator
     CORRUPTION = 102  # of recordings; stream and draw: by a digest of the events
+    TRAINING_CORRUPTION = 103  # stream and draw: by a digest of epoch and sample
 
 
 def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, Any, Any, Any]:

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bisnn.commands.shared import (
-    Moved,
-    Quiet,
-    Run,
-    Samples,
-    Tempered,
-    console,
-    note_if_unfinished,
-)
+from bisnn.commands.shared import Moved, Quiet, Run, Samples, Tempered, console, note_if_unfinished
 
 if TYPE_CHECKING:
     from bisnn.runs.model import Model
@@ -36,9 +28,8 @@ def predict(
         typer.Argument(
             metavar="[INPUT...]",
             help=(
-                "CSV, TSV, NPY or NPZ: one row per point; "
-                "columns by name. Or recordings, and folders of them. Default: the run's own test "
-                "points."
+                "CSV, TSV, NPY or NPZ: one row per point; columns by name. Or recordings or "
+                "series, and folders of them. Default: the run's own test points."
             ),
         ),
     ] = None,
@@ -47,9 +38,18 @@ def predict(
     samples: Samples = None,
     map_: MapAlone = False,
     tempered: Tempered = False,
+    abstain: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help='Of a calibrated run: "don\'t know" unless sure enough that at most this share '
+            "of the answers is wrong, with 90 % confidence. E.g. 0.005.",
+        ),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Predict from a file of points, or from recordings of an event camera, and say how sure."""
+    """Predict from a file of points, recordings of an event camera, or series; say how sure."""
+    from bisnn.data.windows import Loose
     from bisnn.display import bars, note
     from bisnn.runs import guarantee
     from bisnn.runs import model as models
@@ -72,17 +72,25 @@ def predict(
         points, files, labels = _test_points(run, moved, quiet)
     members = model.count(None if map_ else samples or "usual")
     calibrated = _calibrated(run, model, members)
+    if tempered and abstain is not None:
+        raise ValueError(
+            "abstain: is of probabilities as they are, not at a temperature; got --tempered too; "
+            "leave out one of the two"
+        )
+    least = None if abstain is None else _least_confidence(run, model, calibrated, abstain)
     with bars(show=not quiet and len(points) > model.batch) as progress:
         bar = progress.add_task("recordings" if files else "points", total=len(points))
-        result = model.predict_points(
-            points, members, advance=lambda some: progress.advance(bar, some)
+        advance = lambda some: progress.advance(bar, some)  # noqa: E731
+        result, sets = (
+            guarantee.predictions_and_answers(model, points, advance)
+            if calibrated
+            else (model.predict_labelled(points, members, advance), None)
         )
-        if files and inputs:
+        if files and inputs and isinstance(points.recordings, Loose):
             points.recordings.say()
-        sets = guarantee.answers(model, points) if calibrated else None
     if labels is not None:
         note(f"{inputs[0] if inputs else run}: {model.score(result, labels)}")
-    _write(model, result, sets, files, out)
+    _write(model, result, sets, least, files, out)
 
 
 def _inputs(
@@ -90,12 +98,31 @@ def _inputs(
 ) -> tuple[Any, list[Path], list[str] | None]:
     """Points or recordings of the user's: as a model takes them, their files, their labels."""
     from bisnn.data import table
+    from bisnn.runs.series_section import SeriesData
 
+    if isinstance(model.config.data, SeriesData):
+        return _series(model, inputs)
     files = _recordings(run, model, inputs)
     if files:
         return model.inputs(files), files, None
     x, labels = table.read_points(inputs[0], model.schema, model.features)
     return model.inputs(x), [], labels
+
+
+def _series(model: Model, inputs: list[Path]) -> tuple[Any, list[Path], None]:
+    """Series of NPZ and CSV files and of folders of these: as `_inputs`; time steps that are
+    predicted each by itself have their numbers behind the file."""
+    from bisnn.data.series_files import read_values
+    from bisnn.runs.labels import steps_that_count
+
+    section: Any = model.config.data
+    found = [read_values(str(path), section.target, section.drop) for path in inputs]
+    names = [name for some, _ in found for name in some]
+    points: Any = model.inputs([item for _, values in found for item in values])
+    if section.each_step():
+        rows = steps_that_count(model.config, points).nonzero().tolist()
+        names = [f"{names[i]}:{t + model.config.burn_in}" for i, t in rows]
+    return points, [Path(name) for name in names], None
 
 
 def _test_points(
@@ -104,9 +131,10 @@ def _test_points(
     """The run's own test points: as `_inputs`."""
     from bisnn.data.folders import FolderRecordings
     from bisnn.runs import evaluation
+    from bisnn.runs.labels import labels_that_count
 
-    _, loaded = evaluation.load_run(run, moved, show=not quiet)
-    x, y = loaded.test
+    model, loaded = evaluation.load_run(run, moved, show=not quiet)
+    x, y = loaded.test.x, labels_that_count(model.config, *loaded.test)
     recordings = getattr(x, "recordings", None)
     files = recordings.files if isinstance(recordings, FolderRecordings) else None
     names = loaded.classes
@@ -123,6 +151,25 @@ def _calibrated(run: Path, model: Model, members: int | None) -> bool:
     predictor = "the one set of weights" if members is None else f"{members} members"
     note(f"{run}: was not calibrated for {predictor}, so there are no sets")
     return False
+
+
+def _least_confidence(run: Path, model: Model, calibrated: bool, error: float) -> float:
+    """From which on at most a share `error` of the answers is wrong; a line says what that is."""
+    from bisnn.display import note
+
+    if not calibrated or model.guarantee is None:
+        raise ValueError(
+            f"abstain: needs a run that is calibrated, for this predictor; got {error}; "
+            f"do it with: bisnn calibrate {run}"
+        )
+    found = model.guarantee.abstention(error)
+    assert found.threshold is not None
+    note(
+        f"{run}: answers from a confidence of {found.threshold:.6g} on: "
+        f"{found.answered:,} of {len(model.guarantee.correct):,} calibration recordings, of which "
+        f"{found.errors} wrong; with 90 % confidence at most {found.bound:.2g} of all such answers"
+    )
+    return found.threshold
 
 
 class Correction(StrEnum):
@@ -202,12 +249,24 @@ def _recordings(run: Path, model: Model, data: list[Path]) -> list[Path]:
     return []
 
 
-def _write(model: Model, result: Any, sets: Any, files: list[Path], out: Path | None) -> None:
-    """The predictions as CSV to a file or a pipe, as a table to a terminal."""
+def _write(
+    model: Model,
+    result: Any,
+    sets: Any,
+    least: float | None,
+    files: list[Path],
+    out: Path | None,
+) -> None:
+    """The predictions as CSV to a file or a pipe, as a table to a terminal; with answers, where
+    they need a least confidence.
+    """
     from bisnn import printing
     from bisnn.files import write_atomic
 
     header, rows = printing.prediction_rows(model, result)
+    if least is not None:
+        header = ["answer", *header]
+        rows = [[row[0] if row[1] >= least else "don't know", *row] for row in rows]
     if sets is not None:
         more, cells = printing.set_columns(model, sets)
         header = [*header, *more]

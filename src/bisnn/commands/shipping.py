@@ -74,6 +74,13 @@ def export(
             help="fixed: the neurons in integers; says what that changes. Default: as trained."
         ),
     ] = None,
+    sizes: Annotated[
+        bool,
+        typer.Option(
+            "--sizes",
+            help="Of c: flash, RAM and instructions per step on microcontrollers, under QEMU.",
+        ),
+    ] = False,
 ) -> None:
     """Ship a run's model as bits, which run without PyTorch and give the same spikes."""
     from bisnn import printing
@@ -93,6 +100,7 @@ def export(
         profile=profile.value,
         prefix=prefix,
         neuron=neuron and neuron.value,
+        sizes=sizes,
     )
     note_if_unfinished(run, model)
     printing.print_exported(to, done)

@@ -15,7 +15,8 @@ def new(
         Path,
         typer.Argument(
             metavar="DATA",
-            help="A folder of recordings, or a CSV, TSV, NPY or NPZ file of points.",
+            help="A folder of recordings, or a CSV, TSV, NPY or NPZ file of points. Series: an NPZ "
+            "file with x (N, T, D), or a folder of CSV files.",
         ),
     ],
     out: Annotated[

@@ -107,9 +107,17 @@ def evaluate(
         bool,
         typer.Option(
             "--corruptions",
-            help="Also under a worse camera: test recordings corrupted in 10 kinds, 5 strengths.",
+            help="Also under a worse camera: corrupted in 10 kinds or more, 5 strengths each.",
         ),
     ] = False,
+    ood: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Also how well other data are told from the test recordings: recordings, or "
+            "pictures (idx, npz), which go in front of a simulated camera.",
+        ),
+    ] = None,
     data: Moved = None,
     quiet: Quiet = False,
 ) -> None:
@@ -124,7 +132,7 @@ def evaluate(
         model = model.tempered()
     if corruptions:
         robustness.source_of(run, loaded)  # an error before the work
-    verdict = evaluation.evaluate_model(run, model, loaded, show=not quiet, costs=costs)
+    verdict = evaluation.evaluate_model(run, model, loaded, show=not quiet, costs=costs, ood=ood)
     note_if_unfinished(run, model)
     printing.print_verdict(run, verdict)
     printing.print_classes(evaluation.load_evaluation(run))
@@ -152,4 +160,7 @@ def report(
 def _write_report(runs: list[Path], out: Path | None, quiet: bool) -> None:
     from bisnn.reporting import page as reporting
 
-    console().print(f"report: {reporting.report(runs, out, show=not quiet)}")
+    written = reporting.write_report(runs, out, show=not quiet)
+    console().print(f"report: {written.path}")
+    if written.decisions:
+        console().print(written.decisions, soft_wrap=True)

@@ -9,6 +9,7 @@ from bisnn import lazy
 _HOME = {
     "toy": ("Points", "f_1d", "one_d", "two_moons"),
     "dataset": ("Dataset",),
+    "series": ("Series",),
     "windows": ("Window",),
     "archives": ("MNISTDVS", "NMNIST"),
     "corruption": ("CORRUPTIONS", "corrupt"),
@@ -43,5 +44,6 @@ if TYPE_CHECKING:
         write_aedat,
         write_nmnist,
     )
+    from bisnn.data.series import Series
     from bisnn.data.toy import Points, f_1d, one_d, two_moons
     from bisnn.data.windows import Window

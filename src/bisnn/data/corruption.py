@@ -62,20 +62,29 @@ def corrupt(recording: Recording, kind: str, strength: int, *, seed: int = 0) ->
             f"strength: must be a whole number from 0 to {STRENGTHS}; got {strength!r}; "
             f"give e.g. {STRENGTHS}"
         )
+    return changed(recording, kind, strength, _draws(recording, kind, seed))
+
+
+def changed(recording: Recording, kind: str, strength: int, draws: Draws) -> Recording:
+    """As `corrupt`, by these draws."""
     if strength == 0 or not len(recording.events):
         return recording
     change, amounts, _ = CORRUPTIONS[kind]
-    draws = _draws(recording, kind, seed)
     return replace(recording, events=change(recording, amounts[strength - 1], draws))
 
 
 def _draws(recording: Recording, kind: str, seed: int) -> Draws:
     content = hashlib.blake2b(recording.events.tobytes(), digest_size=16).digest()
+    return keyed_draws(kind, content, seed, Purpose.CORRUPTION)
+
+
+def keyed_draws(kind: str, about: bytes, seed: int, purpose: Purpose) -> Draws:
+    """Draws for a kind of corruption of what these bytes stand for."""
 
     def uniform(name: str, n: int, columns: int = 1) -> np.ndarray:
-        key = hashlib.blake2b(f"{kind} {name} ".encode() + content, digest_size=8).digest()
+        key = hashlib.blake2b(f"{kind} {name} ".encode() + about, digest_size=8).digest()
         stream, draw = (int(word) for word in np.frombuffer(key, "<u4"))
-        words = philox.words(n * columns, seed, Purpose.CORRUPTION, stream, draw)
+        words = philox.words(n * columns, seed, purpose, stream, draw)
         return words.reshape(n, columns) * 2.0**-32
 
     return uniform

@@ -63,7 +63,7 @@ class Dataset:
                 "Window((34, 34), steps=60, bin_us=5000)"
             )
         (x, y), (test_x, test_y) = (
-            _pair(name, given) for name, given in (("train", train), ("test", test))
+            pair(name, given) for name, given in (("train", train), ("test", test))
         )
         self.x = _inputs("train", x, window), _inputs("test", test_x, window)
         y, test_y = _labels("train", y, len(self.x[0])), _labels("test", test_y, len(self.x[1]))
@@ -109,7 +109,7 @@ class Dataset:
         )
 
 
-def _pair(name: str, given: Any) -> tuple[Any, Any]:
+def pair(name: str, given: Any) -> tuple[Any, Any]:
     """Inputs and labels, of a pair of arrays or of a sequence of pairs."""
     if isinstance(given, (tuple, list)) and len(given) == 2:
         return given[0], given[1]
@@ -137,9 +137,8 @@ def _inputs(name: str, x: Any, window: Window | None) -> np.ndarray:
         array = np.stack([np.asarray(item) for item in x])
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"{name}: its inputs must be arrays of one shape; got others ({error}); "
-            "make recordings "
-            "equally long, or give events with a window"
+            f"{name}: its inputs must be arrays of one shape; got others ({error}); give "
+            "recordings (T, D) of different lengths as a bisnn.data.Series, or events with a window"
         ) from None
     if array.dtype.kind not in "biuf" or array.ndim < 2:
         events_given = array.dtype.kind == "V" or array.dtype.names
@@ -163,8 +162,8 @@ def _inputs(name: str, x: Any, window: Window | None) -> np.ndarray:
         return array
     if not np.isin(array, (0, 1)).all():
         raise ValueError(
-            f"{name}: spikes (N, T, ...) must be 0 or 1; got other values; encode them first, or "
-            "give features (N, d)"
+            f"{name}: spikes (N, T, ...) must be 0 or 1; got other values; series of values, "
+            '(N, T, D), are a bisnn.data.Series, for a config with data.name = "series"'
         )
     return array.astype(np.uint8)
 

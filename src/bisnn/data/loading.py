@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,6 +26,14 @@ class Batches(Protocol):
         """Spikes of several recordings, 0 and 1, (T, B, ...)."""
 
 
+@runtime_checkable
+class Ragged(Protocol):
+    """Recordings of which not every time step counts."""
+
+    def mask(self, index: Tensor, device: torch.device | str = "cpu") -> Tensor:
+        """True where a time step counts, (T, B)."""
+
+
 class Clips:
     """Some recordings of a dataset, or loose ones, in some order: a split of recordings."""
 
@@ -42,13 +50,20 @@ class Clips:
         """uint8 (T, B, C, H, W)."""
         return self.recordings.batch(self.index, device)
 
+    def mask(self, device: torch.device | str = "cpu") -> Tensor | None:
+        """True where a time step counts, (T, B); None where all do."""
+        if not isinstance(self.recordings, Ragged):
+            return None
+        return self.recordings.mask(self.index, device)
+
     def digest(self) -> bytes:
         """A fingerprint of these recordings; loose ones, which are in no dataset, have none."""
         return self.recordings.digest(self.index)  # type: ignore[attr-defined]
 
 
 class Split(NamedTuple):
-    """Points x (N, d) float32, or recordings, and y: labels (N,) int64 or targets (N, 1)."""
+    """Points x (N, d) float32, or recordings, and y: labels (N,) int64 or targets (N, 1); where
+    every time step has its own, (N, T) or (N, T, 1)."""
 
     x: Tensor | Clips
     y: Tensor
@@ -82,7 +97,7 @@ class LoadedData:
 
     @property
     def outputs(self) -> int:
-        return len(self.classes) or self.train.y.shape[1]
+        return len(self.classes) or self.train.y.shape[-1]
 
 
 def _bytes(x: Tensor) -> bytes:

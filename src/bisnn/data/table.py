@@ -49,7 +49,7 @@ class Rows:
         """A column of classes or targets, as text."""
         values = self.column(name)
         if isinstance(values, np.ndarray):
-            return [_text(value) for value in values.tolist()]
+            return [text_of(value) for value in values.tolist()]
         return values
 
     def at(self, chosen: np.ndarray) -> Rows:
@@ -205,7 +205,7 @@ def _labels_of(path: Path, y: np.ndarray, rows: int) -> list[str] | np.ndarray:
             f"{path}: row {int(np.argmin(np.isfinite(y))) + 1} of y is not finite; "
             "drop it or fill it in"
         )
-    return [_text(value) for value in y.tolist()]
+    return [text_of(value) for value in y.tolist()]
 
 
 def _names_of(path: Path, names: np.ndarray, count: int) -> list[str]:
@@ -350,9 +350,11 @@ def _floats(path: Path, x: np.ndarray) -> np.ndarray:
             f"{path}: must hold real numbers; got {x.dtype}; convert it with .astype(float)"
         )
     if x.ndim != 2 or x.size == 0:
+        series = x.ndim == 3 and x.size
+        way = 'for series, (N, T, D), set data.name = "series"' if series else "reshape it"
         raise ValueError(
             f"{path}: must have rows and columns, (N, features), and not be empty; "
-            f"got shape {x.shape}; reshape it"
+            f"got shape {x.shape}; {way}"
         )
     x = x.astype(np.float64)
     bad = np.argwhere(np.isinf(x))  # NaN is a blank
@@ -364,6 +366,6 @@ def _floats(path: Path, x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
     """A label as text; 1.0 and 1 are the same class."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

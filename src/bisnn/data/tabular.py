@@ -38,7 +38,7 @@ def load(
     if tested is None:
         known = classify and target in rows.names  # else `learned_schema` says what is wrong
         texts = rows.texts(target) if known else [""] * len(rows)
-        kept, held_out = _kept_and_tested(train, texts, test_share, seed)
+        kept, held_out = kept_and_tested(train, texts, test_share, seed)
         tested = rows.at(held_out)
     parts = [kept]
     if validation:
@@ -60,7 +60,7 @@ def load(
     return LoadedData(first, third[0] if third else None, second, classes, *bounds, schema, *scale)
 
 
-def _kept_and_tested(
+def kept_and_tested(
     path: str, classes: list[str], share: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the training file to train on, and to test on."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from bisnn.alphabet import Levels
 from bisnn.bits import counting, threads
+from bisnn.conformal import PredictionIntervals
 from bisnn.files import most_bytes
 from bisnn.neuron import Neuron
 from bisnn.packed import encoding, file, loops
@@ -206,6 +207,25 @@ class Engine:
         """As `predict_sets`, from raw features, as `predict_features` takes them."""
         coded = self._coded(x)
         return EarlySets.joined([self._sets_of(recordings) for recordings in coded])
+
+    def predict_intervals(self, x: np.ndarray) -> PredictionIntervals:
+        """Intervals that hold the target as often as the model was calibrated for, from recordings
+        x, (T, B, *input_shape).
+        """
+        return self._around(self.predict(x))
+
+    def predict_feature_intervals(self, x: Any) -> PredictionIntervals:
+        """As `predict_intervals`, from raw features, as `predict_features` takes them."""
+        return self._around(self.predict_features(x))
+
+    def _around(self, found: Prediction) -> PredictionIntervals:
+        rule = self.network.intervals
+        if rule is None:
+            raise ValueError(
+                "predict_intervals: needs a calibration of these members, and this network has "
+                "none; use `bisnn calibrate RUN`, and export the run again"
+            )
+        return rule.around(*(part[:, 0].astype(np.float64) for part in (found.mean, found.std)))
 
     def _sets_of(self, recordings: list[np.ndarray]) -> EarlySets:
         rule = self.network.sets

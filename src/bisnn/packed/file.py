@@ -81,6 +81,8 @@ def file_content(network: PackedNetwork) -> bytes:
     }
     if network.sets is not None:
         about["sets"] = network.sets.to_json()
+    if network.intervals is not None:
+        about["intervals"] = network.intervals.to_json()
     body = json.dumps(about, separators=(",", ":"))
     digest = _digest(body, tensors)
     entry = {"kind": "packed", "version": VERSION, "network": body, "digest": digest}
@@ -253,7 +255,9 @@ def _network(
     )
     header.require(isinstance(classes, list), "its classes are no list")
     header.require(not classes or outputs == len(classes), f"it names {len(classes)} classes")
-    calibrated = header.sets_of(about.get("sets"), outputs, asked.stored)
+    sets = header.sets_of(about.get("sets"), outputs, asked.stored)
+    intervals = header.intervals_of(about.get("intervals"), about["task"])
+    all_members = len(layers[0].weights) == asked.stored
     return PackedNetwork(
         layers,
         shape,
@@ -265,7 +269,9 @@ def _network(
         source=header.text(about.get("source"), "the source"),
         members=asked.suggested,
         seed=asked.seed,
-        sets=calibrated if len(layers[0].weights) == asked.stored else None,  # of all or none
+        # Of all members or none
+        sets=sets if all_members else None,
+        intervals=intervals if all_members else None,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from bisnn.alphabet import BINARY, Levels
 from bisnn.bits import philox
-from bisnn.conformal import ConformalSets
+from bisnn.conformal import ConformalIntervals, ConformalSets
 from bisnn.neuron import SRM, FixedSRM, Neuron
 from bisnn.packed.columns import Schema
 from bisnn.spec import INPUT, KINDS, LayerSpec, Shape
@@ -183,3 +183,11 @@ def sets_of(about: Any, outputs: int, members: int) -> ConformalSets | None:
         f"its prediction sets are of {asked!r:.50} members and {steps!r:.50} time steps",
     )
     return found
+
+
+def intervals_of(about: Any, task: str) -> ConformalIntervals | None:
+    """The width of prediction intervals, checked; None where there is none."""
+    if about is None:
+        return None
+    require(task == "regression", "it has intervals, and predicts classes")
+    return ConformalIntervals.from_json(about)

@@ -14,7 +14,7 @@ import numpy as np
 from bisnn.alphabet import BINARY, Levels
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
-from bisnn.conformal import ConformalSets
+from bisnn.conformal import ConformalIntervals, ConformalSets
 from bisnn.packed.columns import Schema
 from bisnn.spec import LayerSpec, Shape
 
@@ -71,6 +71,7 @@ class PackedNetwork:
     members: int = 0  # that the file suggests to draw from its posterior
     seed: int = 0  # for drawing them
     sets: ConformalSets | None = None  # of a calibrated model: thresholds of its prediction sets
+    intervals: ConformalIntervals | None = None  # of one that predicts targets
 
     @property
     def count(self) -> int:

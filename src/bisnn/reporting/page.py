@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import torch
@@ -24,10 +24,12 @@ from bisnn.files import write_atomic
 from bisnn.intervals import Interval
 from bisnn.reporting import charts
 from bisnn.reporting.charts import TITLES, Run
+from bisnn.runs import microcontrollers
 from bisnn.runs.config import Config, differences
 from bisnn.runs.evaluation import load_evaluation
 from bisnn.runs.folder import RunFolder
 from bisnn.runs.results import Metrics, Slices
+from bisnn.runs.robustness import load_robustness
 from bisnn.shipping.energy import ANN, HYPOTHETICAL, si
 
 FEWEST = 10  # test points from which on a row may be called best
@@ -58,6 +60,20 @@ def report(
             one.
         show: a progress bar while the charts are drawn.
     """
+    return write_report(folders, out, show=show).path
+
+
+class Written(NamedTuple):
+    """A report, and a line on the run that decides most."""
+
+    path: Path
+    decisions: str
+
+
+def write_report(
+    folders: Sequence[str | Path], out: str | Path | None = None, *, show: bool = True
+) -> Written:
+    """As `report`; returns also what there is to say of decisions."""
     if isinstance(folders, (str, Path)) or not folders:
         raise ValueError(
             f"folders: must be a list of one run folder or more; got {folders!r}; "
@@ -92,7 +108,18 @@ def report(
             f"{error.strerror}; the report was not written: give another file with out",
             str(path),
         ) from None
-    return path
+    return Written(path, _best_decisions(runs))
+
+
+def _best_decisions(runs: Sequence[Run]) -> str:
+    """One line on the run that decided most test points rightly: how many, how early, and what was
+    guaranteed; empty where no run decides.
+    """
+    found = [(run, run.judged.decisions) for run in runs if run.judged.decisions is not None]
+    if not found:
+        return ""
+    best, decisions = max(found, key=lambda pair: pair[1].right / pair[1].judged)
+    return f"{best.label}: {decisions.sentence(best.things)}"
 
 
 def _checked_path(folders: Sequence[str | Path], out: str | Path | None) -> Path:
@@ -125,7 +152,14 @@ def _read(folders: Sequence[str | Path]) -> list[Run]:
     ]
     files = [RunFolder(folder) for folder in folders]
     return [
-        Run(label, f.read_config(), f.read_metrics(), j)
+        Run(
+            label,
+            f.read_config(),
+            f.read_metrics(),
+            j,
+            microcontrollers.load(f.path),
+            load_robustness(f, j.model),
+        )
         for label, f, j in zip(labels, files, judged, strict=True)
     ]
 
@@ -147,7 +181,7 @@ def template(name: str) -> jinja2.Template:
         "size": _size,
         "si": si,
     }
-    environment.globals |= {"ANN": ANN, "HYPOTHETICAL": HYPOTHETICAL}
+    environment.globals |= {"ANN": ANN, "HYPOTHETICAL": HYPOTHETICAL, "chips": charts.chips}
     return environment.get_template(name)
 
 

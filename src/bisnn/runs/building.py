@@ -1,8 +1,11 @@
-"""From a config to its network."""
+"""From a config to its network, and what the state of its rule will be."""
 
 from __future__ import annotations
 
+import copy
 import math
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 
@@ -12,6 +15,7 @@ from bisnn.layer import Layer
 from bisnn.layers import Conv2d, Linear, Recurrent
 from bisnn.network import Network
 from bisnn.neuron import SRM, FixedSRM
+from bisnn.optimizer import Rule
 from bisnn.runs.config import Config, Convolution, Dense
 from bisnn.spec import LayerSpec, Shape, read_from, side_by_side
 
@@ -82,3 +86,13 @@ def build_network(config: Config, shape: tuple[int, ...], outputs: int) -> Netwo
         weights_seed=config.training_seed,
         dtype=getattr(torch, config.train.dtype),
     )
+
+
+def state_after_a_step(rule: Rule | torch.optim.Optimizer) -> dict[str, Any]:
+    """What a copy of the rule has in its state after a step: the structure of checkpoints."""
+    twin = copy.deepcopy(rule)
+    with twin.sampled() if isinstance(twin, Rule) else nullcontext():
+        for p in (p for group in twin.param_groups for p in group["params"]):
+            p.grad = torch.zeros_like(p)
+    twin.step()
+    return twin.state_dict()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from bisnn.data import table, windows
+from bisnn.data import series, series_files, table, windows
 from bisnn.data.dataset import Dataset
 from bisnn.data.loading import Clips, LoadedData
 from bisnn.display import bars, note
@@ -18,7 +18,9 @@ from bisnn.runs import guarantee
 from bisnn.runs.evaluation import load_run
 from bisnn.runs.folder import RunFolder
 from bisnn.runs.guarantee import Guarantee
+from bisnn.runs.inputs import series_of
 from bisnn.runs.model import Model
+from bisnn.runs.series_section import SeriesData
 
 SAME = 0.1  # of the points of a table may be training points by chance: few values, equal rows
 
@@ -29,7 +31,7 @@ def calibrate(
     coverage: float = 0.9,
     *,
     samples: int | Literal["usual"] | None = "usual",
-    data: Dataset | None = None,
+    data: Dataset | series.Series | None = None,
     show: bool = True,
     **options: Any,
 ) -> Guarantee:
@@ -85,7 +87,10 @@ def _validation(
 
 def _others(model: Model, data: LoadedData, on: Path) -> tuple[Tensor | Clips, np.ndarray]:
     """Points of a file or recordings of a folder, none of them trained on."""
-    x, y = _recordings(model, on) if model.config.recorded else _points(model, on)
+    if isinstance(model.config.data, SeriesData):
+        x, y = _series(model, on)
+    else:
+        x, y = _recordings(model, on) if model.config.recorded else _points(model, on)
     found = guarantee.fingerprints(model, x)
     trained, tested = (
         set(guarantee.fingerprints(model, part.x)) for part in (data.train, data.test)
@@ -103,6 +108,12 @@ def _others(model: Model, data: LoadedData, on: Path) -> tuple[Tensor | Clips, n
             "of sets or intervals is no test of them"
         )
     return x, y
+
+
+def _series(model: Model, on: Path) -> tuple[Tensor | Clips, np.ndarray]:
+    section: Any = model.config.data
+    given = series_files.read(str(on), section.each_step(), section.target, section.drop)
+    return series_of(model.config, given.values), series.labelled(given, model.classes)
 
 
 def _points(model: Model, on: Path) -> tuple[Tensor | Clips, np.ndarray]:

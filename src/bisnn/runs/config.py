@@ -23,6 +23,7 @@ from bisnn.bits.philox import Purpose, words
 from bisnn.display import note
 from bisnn.files import read_text
 from bisnn.runs import config_errors, defaults
+from bisnn.runs.augment_section import Augment
 from bisnn.runs.kinds import AnyData, AnyRule, tag_of
 from bisnn.runs.own import OwnData
 from bisnn.runs.section import Count, NotNegative, Positive, Section, Share
@@ -119,17 +120,6 @@ class NeuronSettings(Section):
                 "positive"
             )
         return self
-
-
-class Augment(Section):
-    """Changes of training recordings, drawn anew each epoch."""
-
-    rotate: Annotated[float, Field(ge=0, le=180)] = 0.0  # degrees, at most, either way
-    zoom: Share = 0.0  # larger or smaller by at most this share
-    shift: Annotated[int, Field(ge=0)] = 0  # pixels, at most, along each axis
-    drop: Share = 0.0  # of the spikes, left out
-    # Time steps, at most, that a recording begins earlier or later
-    jitter: Annotated[int, Field(ge=0)] = 0
 
 
 class Config(Section):

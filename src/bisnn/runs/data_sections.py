@@ -39,6 +39,10 @@ class DataSection(Section):
     def predicts(self) -> Task:
         return "classification"
 
+    def each_step(self) -> bool:
+        """Whether every time step has a label of its own, rather than the recording one."""
+        return False
+
     def steps_recorded(self) -> int | None:
         """T of a recording; None for points, which a code turns into spikes."""
         return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,27 +15,35 @@ from pydantic import ValidationError
 from rich.progress import Progress
 from torch import Tensor
 
-from bisnn import intervals, kernels, metrics, realisation, weights
+from bisnn import kernels, metrics, realisation, weights
 from bisnn.alphabet import BINARY
-from bisnn.conformal import ConformalSets, PredictionIntervals, PredictionSets
+from bisnn.conformal import PredictionSets
 from bisnn.data.dataset import Dataset
 from bisnn.data.loading import Clips, LoadedData, Split
+from bisnn.data.series import Series
 from bisnn.display import bars, note
 from bisnn.files import file_digest, write_atomic
-from bisnn.intervals import Interval
 from bisnn.prediction import Classification, Regression
+from bisnn.runs.decisions import Margins, kept
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
 from bisnn.runs.guarantee import answers
 from bisnn.runs.inputs import check_unchanged, load_dataset, located, spikes
+from bisnn.runs.labels import (
+    is_ragged,
+    labels_that_count,
+    recordings_of_labels,
+    steps_that_count,
+)
 from bisnn.runs.model import Model, load, weight_count
+from bisnn.runs.other_data import Others, others_of, told_apart
 from bisnn.runs.results import (
     Curves,
     Evaluation,
     FeatureMaps,
     Histogram,
-    Kept,
     Memory,
     Metrics,
+    OtherData,
     PlainCalibration,
     Plane,
     Predictions,
@@ -51,7 +61,7 @@ SLICES = 6  # of time, that the events of a recording are counted in
 MAPS = 8  # channels of a convolutional layer whose spikes are counted
 COUNTED = 16  # test points that the energy ledger counts
 BINS = 40  # of the histogram of p
-FORMAT = 4  # of what is stored: it grows with what a report shows
+FORMAT = 5  # of what is stored: it grows with what a report shows
 
 
 def predictors(model: Model) -> dict[str, int | None]:
@@ -76,9 +86,10 @@ def predictors(model: Model) -> dict[str, int | None]:
 def evaluate(
     folder: str | Path,
     *,
-    data: Dataset | str | Path | None = None,
+    data: Dataset | Series | str | Path | None = None,
     show: bool = True,
     costs: Costs | None = None,
+    ood: str | Path | None = None,
 ) -> Verdict:
     """Judge a run's model on its test points; writes `evaluation.safetensors` and `evaluation.json`
     into the run folder.
@@ -89,22 +100,24 @@ def evaluate(
             moved, the file or folder where it lies now.
         show: a progress bar.
         costs: prices of the energy ledger's operations; by default those of 45 nm.
+        ood: a folder of other recordings, or of pictures, to be told from the test recordings; see
+            `bisnn.runs.other_data`.
 
     Returns all of `evaluation.json`: for each predictor, each metric's value with its 95 %
     interval, the plain ECE beside that of a calibrated model, and the energy ledger.
     """
     model, loaded = load_run(folder, data, show)
-    return evaluate_model(folder, model, loaded, show=show, costs=costs)
+    return evaluate_model(folder, model, loaded, show=show, costs=costs, ood=ood)
 
 
 def load_run(
-    folder: str | Path, given: Dataset | str | Path | None = None, show: bool = True
+    folder: str | Path, given: Dataset | Series | str | Path | None = None, show: bool = True
 ) -> tuple[Model, LoadedData]:
     """A run's model, and the data that it was trained on; an error where these have changed."""
     RunFolder(folder).check()
     model = load(folder)
     config = located(model.config, given)
-    data = load_dataset(config, show, given if isinstance(given, Dataset) else None)
+    data = load_dataset(config, show, None if isinstance(given, (str, Path)) else given)
     check_unchanged(config, data, model.data, folder)
     return model, data
 
@@ -116,9 +129,11 @@ def evaluate_model(
     *,
     show: bool = True,
     costs: Costs | None = None,
+    ood: str | Path | None = None,
 ) -> Verdict:
     """As `evaluate`, with the run's model and data in memory."""
     run = RunFolder(folder)
+    others = [] if ood is None else others_of(Path(ood), model, show)
     if model.config.train.device == "cuda" and torch.cuda.is_available():
         model.net.to("cuda")
     with run.locked(), bars(show=show) as progress, kernels.precision("full"):
@@ -126,6 +141,10 @@ def evaluate_model(
         tree["energy"] = energy(model, data.test[0], costs)
         tree["recordings"] = data.test.x.digest().hex() if isinstance(data.test.x, Clips) else ""
         tree["guarantee"] = kept(model, data.test, progress)
+        if ood is not None:
+            tree["ood"], tree["other_entropy"] = _told_apart(
+                model, Path(ood), others, tree, progress
+            )
         tree |= {"seconds": _seconds(run), "epoch": model.epoch}
         tree["temperature"] = model.temperature
         tree |= {"model": file_digest(run.model_file), "format": FORMAT}
@@ -136,6 +155,15 @@ def evaluate_model(
         write_atomic(run.path / "evaluation.json", text.encode())
     _warn_of_guesses(folder, verdict)
     return verdict
+
+
+def _told_apart(
+    model: Model, folder: Path, others: list[Others], tree: dict[str, Any], progress: Progress
+) -> tuple[OtherData, dict[str, dict[str, Tensor]]]:
+    members = tree["members"]
+    total = sum(map(model.size, members.values())) * sum(len(some.x) for some in others)
+    advance = partial(progress.advance, progress.add_task("other recordings", total=total))
+    return told_apart(model, folder, others, tree["predictors"], members, advance)
 
 
 def _beaten_by(judged: dict[str, Metrics], baselines: dict[str, Metrics]) -> list[str]:
@@ -192,7 +220,8 @@ def load_evaluation(folder: str | Path) -> Evaluation:
 
 
 def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any]:
-    x, y = data.test
+    x, of = data.test[0], recordings_of_labels(model.config, data.test.x)
+    y = labels_that_count(model.config, *data.test)
     some = _evenly(len(x), SHOWN)
     names = predictors(model)
     plane = unit_grid(PLANE) if model.classes and model.features == 2 else torch.zeros(0, 2)
@@ -200,36 +229,41 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
     bar = progress.add_task("test points", total=sum(map(model.size, names.values())) * work)
     results, judged, over_time, planes = {}, {}, {}, {}
     calibration: dict[str, PlainCalibration] = {}
+    margins = Margins(model)
     for name, members in names.items():
         each = model.size(members)
         advance = lambda points, each=each: progress.advance(bar, points * each)  # noqa: E731
-        result = model.predict_points(x, members, advance=advance)
+        usual = members == model.members and bool(model.classes) and of is None
+        look: Any = {"look": margins.look} if usual and not is_ragged(x) else {}
+        result = model.predict_labelled(x, members, advance, **look)
         results[name] = _parts(result)
-        judged[name] = judge(result, y, model.config.seed)
+        judged[name] = judge(result, y, model.config.seed, of)
         if isinstance(result, Classification):
             calibration[name] = _ece(result, y, model.config.seed)
-        running = model.predict_points(x[some], members, "running", advance)
-        over_time[name] = _over_time(running, y[some])
+        over_time[name] = _curves(model, x[some], data.test.y[some], members, advance)
         if len(plane):
             probs = model.predict_points(plane, members, advance=advance).mean.cpu()
             planes[name] = probs.reshape(PLANE, PLANE, -1)
+    few = _examples(result, y) if of is None else _evenly(len(x), EXAMPLES)
+    decided = margins.decisions(y.numpy(), few.numpy()) if margins.parts else None
     count = (1 + len(model.others)) * weight_count(model.net)
     bits = 1 if model.net.alphabet is None else model.net.alphabet.planes
     return {
         "task": model.config.task,
         "rule": model.config.rule.name,
         "classes": list(model.classes),
-        "points": len(x),
-        "x": torch.zeros(len(x), 0) if isinstance(x, Clips) else x,
+        "points": len(y),
+        "x": torch.zeros(len(y), 0) if isinstance(x, Clips) else x,
         "y": y,
         "predictors": results,
         "members": names,
         "metrics": judged,
-        "baseline": _baseline(data.train.y, y, len(model.classes), model.config.seed),
+        "baseline": _baseline(labels_that_count(model.config, *data.train), y, model, of),
         "calibration": calibration,
         "over_time": over_time,  # of `SHOWN` test points, from the end of the burn-in
         "plane": _plane(planes, model, data.train),
-        **_activity(model, x, some, _examples(result, y)),
+        **_activity(model, x, some, few),
+        **(dict(zip(("decisions", "looked"), decided, strict=True)) if decided else {}),
         "posterior": _posterior(model),
         "memory": Memory(
             weights=count, bits=bits, bytes=-(-bits * count // 8), bytes_32_bit=4 * count
@@ -237,51 +271,26 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
     }
 
 
-def judge(result: Classification | Regression, y: Tensor, seed: int) -> Metrics:
-    """Every metric of the task with its 95 % interval; for regression also the mean deviation."""
+def judge(
+    result: Classification | Regression, y: Tensor, seed: int, recordings: Tensor | None = None
+) -> Metrics:
+    """Every metric of the task with its 95 % interval; for regression also the mean deviation.
+
+    `recordings` says which recording each row is of, where rows are time steps.
+    """
     mean = result.mean.cpu()
     names = (
         metrics.JUDGED if isinstance(result, Classification) else tuple(metrics.REGRESSION_METRICS)
     )
-    judged = {name: metrics.interval(name, mean, y, seed=seed) for name in names}
+    judged = {
+        name: metrics.interval(name, mean, y, seed=seed)
+        if recordings is None
+        else metrics.interval_of_steps(name, mean, y, recordings)
+        for name in names
+    }
     if isinstance(result, Regression):
         judged["deviation"] = metrics.mean_interval(result.std.cpu().double().mean(-1).numpy())
     return judged
-
-
-def kept(model: Model, test: Split, progress: Progress) -> Kept | None:
-    """How the guarantee of a calibrated model holds on the test points."""
-    if model.guarantee is None:
-        return None
-    bar = progress.add_task("sets", total=len(test.x))
-    found = answers(model, test.x, lambda points: progress.advance(bar, points))
-    rule, y = model.guarantee.rule, test.y.numpy()
-    if isinstance(found, PredictionIntervals):
-        inside = (found.low <= y[:, 0]) & (y[:, 0] <= found.high)
-        widths = metrics.mean_interval(found.high - found.low)
-        judged = {"coverage": _share(inside), "width": widths}
-    else:
-        inside = found.sets[np.arange(len(y)), y]
-        judged = {
-            "coverage": _share(inside),
-            "set_size": metrics.mean_interval(found.sizes),
-            "time_steps": metrics.mean_interval(found.steps),
-            "decided": _share(found.decided),
-        }
-        if found.decided.any():
-            judged["accuracy_of_decided"] = _share(inside[found.decided])
-    return Kept(
-        coverage=rule.coverage,
-        correction=rule.correction if isinstance(rule, ConformalSets) else "",
-        recordings=rule.recordings,
-        steps=model.config.steps,
-        samples=model.guarantee.samples,
-        metrics=judged,
-    )
-
-
-def _share(hits: np.ndarray) -> Interval:
-    return Interval(float(hits.mean()), *intervals.of_share(int(hits.sum()), len(hits)))
 
 
 def _ece(result: Classification, y: Tensor, seed: int) -> PlainCalibration:
@@ -292,17 +301,18 @@ def _ece(result: Classification, y: Tensor, seed: int) -> PlainCalibration:
     )
 
 
-def _baseline(train: Tensor, y: Tensor, classes: int, seed: int) -> dict[str, Metrics]:
+def _baseline(train: Tensor, y: Tensor, model: Model, of: Tensor | None) -> dict[str, Metrics]:
     """The metrics on y of a guess blind to x: the training points' class shares or mean target."""
+    classes, seed = len(model.classes), model.config.seed
     if classes:
         mean = (torch.bincount(train, minlength=classes) / len(train)).expand(len(y), -1)
         return {
             "majority class": judge(
-                Classification(mean, mean[None], *torch.zeros(3, len(y))), y, seed
+                Classification(mean, mean[None], *torch.zeros(3, len(y))), y, seed, of
             )
         }
     mean = train.double().mean(0).to(y.dtype).expand(len(y), -1)
-    judged = judge(Regression(mean, mean[None], torch.zeros_like(mean)), y, seed)
+    judged = judge(Regression(mean, mean[None], torch.zeros_like(mean)), y, seed, of)
     return {"training mean": {name: value for name, value in judged.items() if name != "deviation"}}
 
 
@@ -347,6 +357,29 @@ def _parts(result: Classification | Regression) -> Predictions:
         else ("mean", "std")
     )
     return Predictions(**{name: getattr(result, name).float().cpu() for name in names})
+
+
+def _curves(
+    model: Model,
+    x: Tensor | Clips,
+    y: Tensor,
+    members: int | None,
+    advance: Callable[[int], Any],
+) -> Curves:
+    """Means over the points, (T',) each, of the prediction up to each time step, or of that for
+    each time step over the recordings that have a label there."""
+    if not model.config.data.each_step():
+        return _over_time(model.predict_points(x, members, "running", advance), y)
+    assert isinstance(x, Clips)
+    result = model.predict_points(x, members, "step", advance)
+    counts = steps_that_count(model.config, x).T  # (T', B)
+    columns = [
+        _over_time(type(result).of(result.members[:, t, row][:, None]), y[row, t - len(counts)])
+        for t, row in enumerate(counts)
+        if row.any()
+    ]
+    stacked = {name: torch.cat([getattr(c, name) for c in columns]) for name in Curves.model_fields}
+    return Curves(**stacked)
 
 
 def _over_time(result: Classification | Regression, y: Tensor) -> Curves:

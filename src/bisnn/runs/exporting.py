@@ -18,8 +18,9 @@ import torch
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.checks import choice, positive_int
-from bisnn.conformal import ConformalSets
+from bisnn.conformal import ConformalIntervals, ConformalSets
 from bisnn.data.dataset import Dataset
+from bisnn.data.series import Series
 from bisnn.display import note
 from bisnn.files import file_digest
 from bisnn.neuron import FixedSRM
@@ -27,7 +28,7 @@ from bisnn.packed import file
 from bisnn.packed.network import PackedNetwork
 from bisnn.packing import describe
 from bisnn.prediction import Dropout
-from bisnn.runs import model, web
+from bisnn.runs import microcontrollers, model, web
 from bisnn.runs.inputs import load_dataset, spikes
 from bisnn.runs.own import imported
 from bisnn.runs.recommendation import recommended, warn_of_map
@@ -54,7 +55,7 @@ class Exported:
     weights: int = 0  # of "packed"
     members: int = 0  # of "packed", "c" and "web"; 0: the posterior itself
     call: str = ""  # of "packed": the engine's method that predicts
-    sets_call: str = ""  # of "packed", calibrated: the one that predicts sets
+    sets_call: str = ""  # of "packed", calibrated: the one that predicts sets, or intervals
     flash: int = 0  # bytes of tables, of "c"
     ram: int = 0  # bytes of state, of "c"
     prefix: str = ""  # of "c"
@@ -62,6 +63,7 @@ class Exported:
     neuron: str = ""  # that was asked for
     changes: conversion.Changes | None = None  # by another neuron than the trained one
     disagreement: Disagreement | None = None  # of a profile of "nir" that is not exact
+    chips: microcontrollers.Microcontrollers | None = None  # of "c", if its sizes were asked for
 
 
 def export(
@@ -74,7 +76,8 @@ def export(
     profile: str = "exact",
     prefix: str | None = None,
     neuron: str | None = None,
-    data: Dataset | None = None,
+    sizes: bool = False,
+    data: Dataset | Series | None = None,
 ) -> Exported:
     """Ship a run's model.
 
@@ -98,6 +101,8 @@ def export(
             networks run over the test points.
         data: for that, and for the test inputs of "web", of a run whose data were given from
             Python, the same again.
+        sizes: of "c": build it for microcontrollers and run it under QEMU, and keep flash, RAM and
+            instructions per time step in the run's folder, for its report.
     """
     if not isinstance(run, (str, Path)):
         way = "for a network that is no run use bisnn.packing.describe and bisnn.packed.write"
@@ -108,6 +113,7 @@ def export(
     source = model.file_of(run)
     options: dict[str, Any] = {"predictor": predictor, "members": members}
     options |= {"profile": profile, "prefix": prefix, "neuron": neuron, "data": data}
+    options["sizes"] = sizes
     return export_model(model.load(source), source, run, to, out, **options)
 
 
@@ -123,10 +129,13 @@ def export_model(
     profile: str = "exact",
     prefix: str | None = None,
     neuron: str | None = None,
-    data: Dataset | None = None,
+    sizes: bool = False,
+    data: Dataset | Series | None = None,
 ) -> Exported:
     """As `export`, with the model in memory; `source` is its file."""
     _check(to, profile, prefix, neuron)
+    if sizes and to != "c":
+        raise ValueError(f"sizes: are of --to c; got them with {to!r}; leave it out")
     if to == "nir" and trained.others:
         raise ValueError(
             f"to: a NIR graph is of one network; got a model of {1 + len(trained.others)}; use "
@@ -137,6 +146,8 @@ def export_model(
     folder = source.parent
     if to == "packed":
         _check_target(Path(out or folder / "packed.safetensors"))
+    if to == "c":
+        c.check_folder(Path(out or folder / "c"))
     if to == "web":
         check_target(Path(out or folder / "try.html"))
     chosen = predictor or _recommended(run, source, trained, to, members)
@@ -151,7 +162,7 @@ def export_model(
     changes = None
     converted = neuron is not None and neuron != trained.config.neuron.kind
     if trained.guarantee is not None:
-        packed = replace(packed, sets=_sets(trained, packed, chosen, converted))
+        packed = _calibrated(trained, packed, chosen, converted)
     if neuron is not None and converted:
         packed, changes = _with_neuron(packed, neuron, trained, data)
     if to == "web":
@@ -161,27 +172,33 @@ def export_model(
         written = Exported(path, size, members=packed.count)
     else:
         written = _written(packed, trained, to, out, folder, profile, prefix)
+    if sizes:
+        written = replace(written, chips=_measured(packed, trained, written, folder))
     return replace(written, neuron=neuron or "", changes=changes)
 
 
-def _sets(
+def _calibrated(
     trained: model.Model, packed: PackedNetwork, predictor: str, converted: bool
-) -> ConformalSets | None:
-    """The thresholds that go along: those of the very weights and neurons that are shipped."""
+) -> PackedNetwork:
+    """With the thresholds or the width that go along: those of the very weights and neurons that
+    are shipped.
+    """
     found = trained.guarantee
     assert found is not None
-    each = packed.count // (1 + len(trained.others))
-    samples = {"map": None, "members": each, "posterior": 0}[predictor]
-    if not isinstance(found.rule, ConformalSets):
-        return None  # intervals are no part of a packed file
-    if found.samples == samples and found.rule.score == "margin" and not converted:
-        return found.rule
+    each, rule = packed.count // (1 + len(trained.others)), found.rule
+    same = found.samples == {"map": None, "members": each, "posterior": 0}[predictor]
+    if same and not converted and isinstance(rule, ConformalIntervals):
+        return replace(packed, intervals=rule)
+    if same and not converted and isinstance(rule, ConformalSets) and rule.score == "margin":
+        return replace(packed, sets=rule)
     by = "the one set of weights" if found.samples is None else f"{found.samples} members"
+    sets = isinstance(rule, ConformalSets)
+    score = f" and the score {rule.score}" if isinstance(rule, ConformalSets) else ""
     note(
-        f"the run's calibration is by {by} as trained and the score {found.rule.score}, and what "
-        "is shipped differs: its prediction sets stay behind"
+        f"the run's calibration is by {by} as trained{score}, and what is shipped differs: its "
+        f"prediction {'sets' if sets else 'intervals'} stay behind"
     )
-    return None
+    return packed
 
 
 def _check(to: str, profile: str, prefix: str | None, neuron: str | None) -> None:
@@ -200,7 +217,7 @@ def _check(to: str, profile: str, prefix: str | None, neuron: str | None) -> Non
 
 
 def _with_neuron(
-    packed: PackedNetwork, neuron: str, trained: model.Model, data: Dataset | None
+    packed: PackedNetwork, neuron: str, trained: model.Model, data: Dataset | Series | None
 ) -> tuple[PackedNetwork, conversion.Changes]:
     """The network with another neuron, and what that changes on the test points."""
     config = trained.config
@@ -234,10 +251,9 @@ def _written(
             'predictor: "posterior" is for --to packed, which draws members when it loads; '
             f'got it with {to!r}; use "members"'
         )
-    recordings = _recordings(trained)
     if to == "c":
         path, prefix = Path(out or folder / "c"), prefix or "model"
-        made = c.write(packed, path, recordings[:, 0], prefix=prefix)
+        made = c.write(packed, path, golden_recording(trained), prefix=prefix)
         return Exported(
             path, members=packed.count, flash=made["flash"], ram=made["ram"], prefix=prefix
         )
@@ -245,17 +261,31 @@ def _written(
 
     path = Path(out or folder / "model.nir")
     size = nir.write(packed, path, profile=profile)
-    lossy = None if profile == "exact" else nir_simulation.disagreement(packed, recordings)
+    lossy = None
+    if profile != "exact":
+        lossy = nir_simulation.disagreement(packed, _recordings(trained))
     return Exported(path, size, profile=profile, disagreement=lossy)
+
+
+def _measured(
+    packed: PackedNetwork, trained: model.Model, written: Exported, folder: Path
+) -> microcontrollers.Microcontrollers:
+    """What the C code takes on microcontrollers; kept in the run's folder."""
+    sizes = {"flash": written.flash, "ram": written.ram}
+    steps = trained.config.steps
+    found = microcontrollers.measure(packed, written.path, written.prefix, steps, sizes)
+    microcontrollers.save(found, folder)
+    return found
 
 
 def _write_packed(packed: PackedNetwork, path: Path) -> Exported:
     synapses = sum(layer.synapses for layer in packed.layers)
     members = packed.count if packed.layers[0].posterior is None else 0
     call = "predict_features(x)" if packed.encoding else "predict(spikes)"
-    sets_call = "predict_feature_sets(x)" if packed.encoding else "predict_sets(spikes)"
+    answers = "sets" if packed.sets else "intervals" if packed.intervals else ""
+    more = f"predict_feature_{answers}(x)" if packed.encoding else f"predict_{answers}(spikes)"
     size = file.write(packed, path)
-    return Exported(path, size, synapses, members, call, sets_call if packed.sets else "")
+    return Exported(path, size, synapses, members, call, more if answers else "")
 
 
 def _check_target(path: Path) -> None:
@@ -272,6 +302,11 @@ def _check_target(path: Path) -> None:
                 f"out: {path} is there and is no packed network, and would be lost; "
                 "give another name"
             ) from None
+
+
+def golden_recording(trained: model.Model) -> np.ndarray:
+    """What exported C code is tried and measured on, uint8 (T, ...)."""
+    return _recordings(trained)[:, 0]
 
 
 def _recordings(trained: model.Model) -> np.ndarray:

@@ -134,7 +134,7 @@ def _unpacked(node: Any, tensors: dict[str, Tensor]) -> Any:
 
 _LEFT_OVER = re.compile(  # of a killed writer
     r"\.(config\.toml|metrics\.jsonl|[\w.]+\.safetensors|evaluation\.json|calibration\.json|"
-    r"corruptions\.json|"
+    r"corruptions\.json|microcontrollers\.json|"
     r"\.torchrun)\.\d+\.tmp"
 )
 

@@ -31,15 +31,15 @@ from bisnn.data.loading import Clips
 from bisnn.display import note
 from bisnn.files import file_digest, read_text, write_atomic
 from bisnn.network import Readout
-from bisnn.prediction import Regression, fit_temperature, logits
+from bisnn.prediction import Classification, Regression, fit_temperature
 from bisnn.runs.folder import Damaged
-from bisnn.runs.inputs import spikes
+from bisnn.selection import Abstention, abstention_threshold
 
 if TYPE_CHECKING:
     from bisnn.runs.model import Model
 
 FILE = "calibration.json"
-VERSION = 2  # of the file
+VERSION = 3  # of the file
 
 
 class OtherModel(ValueError):
@@ -56,6 +56,34 @@ class Guarantee:
     # Of classes, that scales the probabilities best on the recordings that give no bound; None
     # where all of them give one
     temperature: float | None = None
+    # Of classes: how sure the predictor was of each calibration recording, and whether rightly
+    confidence: tuple[float, ...] = ()
+    correct: tuple[bool, ...] = ()
+
+    def abstention(self, error: float, confidence_level: float = 0.9) -> Abstention:
+        """From which confidence on at most a share `error` of all answers is wrong; an error where
+        the calibration recordings cannot show it.
+        """
+        if not self.confidence:
+            raise ValueError(
+                f"abstain: is for classes, and this model predicts targets; got {error}; "
+                "leave it out"
+            )
+        sure, right = torch.tensor(self.confidence), torch.tensor(self.correct)
+        found = abstention_threshold(sure, right, error, confidence_level)
+        if found.threshold is None:
+            more = (
+                f"about {found.needed:,} would show it: calibrate on more"
+                if found.needed
+                else "no number of them would show it: allow more"
+            )
+            raise ValueError(
+                f"abstain: {len(right):,} calibration recordings do not show, with "
+                f"{100 * confidence_level:g} % confidence, that at most {error:g} of the answers "
+                f"are wrong, however sure they are; got {found.errors} wrong of the "
+                f"{found.answered:,} surest; {more}"
+            )
+        return found
 
 
 def calibrated(
@@ -87,9 +115,12 @@ def calibrated(
         scaled: for intervals: in proportion to the ensemble's deviation.
         advance: called with the number of recordings done, now and then.
     """
+    if model.config.data.each_step():
+        raise ValueError(
+            "calibrate: the guarantee is of whole recordings, whose time steps are no independent "
+            'examples; got a model with data.labels = "step"; train one with "recording"'
+        )
     y = np.asarray(y)
-    rule: ConformalSets | ConformalIntervals
-    temperature = None
     if model.classes:
         if scaled:
             raise ValueError(
@@ -97,24 +128,18 @@ def calibrated(
             )
         conformal.check_labels(y, len(x), len(model.classes))
         options = {"correction": correction, "most": most, "by_class": by_class, "score": score}
-        first = _first_half(model, len(y))
-        rule = _sets(model, x, y, coverage, samples, looks, {**options, "first": first}, advance)
-        if correction == "joint":
-            fitted = np.flatnonzero(first)
-            result = model.tempered(1.0).predict_points(x[torch.from_numpy(fitted)], samples)
-            temperature = fit_temperature(result.members, torch.from_numpy(y[fitted]))
-    else:
-        given = (correction, looks, most, by_class, score)
-        if given != (CORRECTIONS[0], LOOKS, 1, False, SCORES[0]):
-            raise ValueError(
-                "correction, looks, most, by_class, score: are of sets of classes, and this model "
-                f"predicts targets; got {given}; leave them out"
-            )
-        conformal.order(len(x), coverage)
-        y = y.reshape(-1)
-        mean, std = _outputs(model, x, samples, advance)
-        rule = conformal.calibrate_intervals(mean, std, y, coverage, scaled=scaled)
-    return Guarantee(rule, samples, digest_of(fingerprints(model, x), y), temperature)
+        return _sets(model, x, y, coverage, samples, looks, options, advance)
+    given = (correction, looks, most, by_class, score)
+    if given != (CORRECTIONS[0], LOOKS, 1, False, SCORES[0]):
+        raise ValueError(
+            "correction, looks, most, by_class, score: are of sets of classes, and this model "
+            f"predicts targets; got {given}; leave them out"
+        )
+    conformal.order(len(x), coverage)
+    y = y.reshape(-1)
+    mean, std = _outputs(model.predict_points(x, samples, advance=advance))
+    rule = conformal.calibrate_intervals(mean, std, y, coverage, scaled=scaled)
+    return Guarantee(rule, samples, digest_of(fingerprints(model, x), y))
 
 
 def _first_half(model: Model, recordings: int) -> np.ndarray:
@@ -134,7 +159,7 @@ def _sets(
     looks: int | Sequence[tuple[int, int]],
     options: dict[str, Any],
     advance: Callable[[int], Any],
-) -> ConformalSets:
+) -> Guarantee:
     members = model.size(samples)
     path = (
         conformal.even_path(model.config.steps, members, looks)
@@ -142,22 +167,40 @@ def _sets(
         else conformal.checked_path(looks, model.config.steps, members)
     )
     # Too few recordings are refused before the network runs
+    conformal.check_enough(len(y), coverage, options["correction"], len(path))
+    first, score = _first_half(model, len(y)), options["score"]
+    result, scores = _scored(model.tempered(1.0), x, samples, path, score, advance)
+    rule = conformal.calibrate_sets(scores, y, path, coverage, first=first, **options)
+    truth, some = torch.from_numpy(y), torch.from_numpy(first)
+    temperature = None
     if options["correction"] == "joint":
-        conformal.order(int((~options["first"]).sum()), coverage)
-    else:
-        conformal.order(len(y), coverage, len(path))
-    scores = scores_of(model, x, samples, path, options["score"], advance)
-    return conformal.calibrate_sets(scores, y, path, coverage, **options)
+        temperature = fit_temperature(result.members.cpu()[:, some], truth[some])
+    confidence, best = (part.cpu() for part in result.mean.max(-1))
+    data, correct = digest_of(fingerprints(model, x), y), tuple((best == truth).tolist())
+    return Guarantee(rule, samples, data, temperature, tuple(confidence.tolist()), correct)
 
 
-def _outputs(
-    model: Model, x: Tensor | Clips, samples: int | None, advance: Callable[[int], Any]
-) -> tuple[np.ndarray, np.ndarray]:
+def _outputs(result: Any) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation of a regression, (N,) each."""
-    result = model.predict_points(x, samples, advance=advance)
     assert isinstance(result, Regression)
     mean, std = (part[:, 0].double().cpu().numpy() for part in (result.mean, result.std))
     return mean, std
+
+
+def _scored(
+    model: Model,
+    x: Tensor | Clips,
+    samples: int | None,
+    path: Looks,
+    score: str,
+    advance: Callable[[int], Any],
+) -> tuple[Classification, np.ndarray]:
+    """The prediction, and the scores of every class at every look, (P, N, C), by one pass."""
+    found: list[np.ndarray] = []
+    look = lambda readouts: found.append(score_readouts(model, readouts, path, score))  # noqa: E731
+    result = model.predict_points(x, samples, advance=advance, look=look)
+    assert isinstance(result, Classification)
+    return result, np.concatenate(found, 1)
 
 
 def scores_of(
@@ -169,30 +212,37 @@ def scores_of(
     advance: Callable[[int], Any] = lambda points: None,
 ) -> np.ndarray:
     """Scores of every class at every look, (P, N, C)."""
-    device, members = next(model.net.parameters()).device, model.draw(samples)
-    encodings = model.config.predict.encodings
+    readouts = model.readouts(x, samples, advance)
+    return np.concatenate([score_readouts(model, some, path, score) for _, some in readouts], 1)
+
+
+def score_readouts(
+    model: Model, readouts: list[Tensor], path: Looks, score: str = SCORES[0]
+) -> np.ndarray:
+    """Scores of some points, (P, B, C), from what `Model.readouts` gives of them."""
     # Other spikes of a point are as other members
-    path = tuple((t, k * encodings) for t, k in path)
+    path = tuple((t, k * len(readouts)) for t, k in path)
+    y = torch.stack(readouts, 1).flatten(0, 1)
+    if score == "surprisal":
+        return conformal.surprisals(y.cpu().numpy(), path)
     readout = model.net.readouts[-1]
     assert isinstance(readout, Readout)
-    found = []
-    for index in torch.arange(len(x)).split(model.batch):
-        coded = (spikes(model.config, x[index], device, e) for e in range(encodings))
-        seed = model.config.seed
-        y = torch.stack([logits(model.net, s, members, seed=seed) for s in coded], 1).flatten(0, 1)
-        if score == "margin":
-            counts = (y / readout.scale).round().long()
-            found.append(conformal.margins(counts.cpu().numpy(), path))
-        else:
-            found.append(conformal.surprisals(y.cpu().numpy(), path))
-        advance(len(index))
-    return np.concatenate(found, 1)
+    return conformal.margins((y / readout.scale).round().long().cpu().numpy(), path)
 
 
 def answers(
     model: Model, x: Tensor | Clips, advance: Callable[[int], Any] = lambda points: None
 ) -> PredictionSets | PredictionIntervals:
     """The sets or intervals of a calibrated model for points, encoded alike, or recordings."""
+    return predictions_and_answers(model, x, advance)[1]
+
+
+def predictions_and_answers(
+    model: Model, x: Tensor | Clips, advance: Callable[[int], Any] = lambda points: None
+) -> tuple[Classification | Regression, PredictionSets | PredictionIntervals]:
+    """What the calibrated predictor says of points, encoded alike, or recordings, and the sets or
+    intervals, by one pass through the network.
+    """
     if model.guarantee is None:
         raise ValueError(
             "predict_set: this model is not calibrated; use model.calibrate(x, y), or "
@@ -200,8 +250,10 @@ def answers(
         )
     rule, samples = model.guarantee.rule, model.guarantee.samples
     if isinstance(rule, ConformalSets):
-        return rule.stop(scores_of(model, x, samples, rule.path, rule.score, advance))
-    return rule.around(*_outputs(model, x, samples, advance))
+        result, scores = _scored(model, x, samples, rule.path, rule.score, advance)
+        return result, rule.stop(scores)
+    found = model.predict_points(x, samples, advance=advance)
+    return found, rule.around(*_outputs(found))
 
 
 def fingerprints(model: Model, x: Tensor | Clips) -> list[bytes]:
@@ -239,6 +291,7 @@ def write(found: Guarantee, model_file: Path) -> Path:
         "samples": found.samples,
         "temperature": found.temperature,
         kind: found.rule.to_json(),
+        "answers": {"confidence": found.confidence, "correct": found.correct},
     }
     path = model_file.with_name(FILE)
     text = json.dumps({**body, "digest": _digest(body)}, indent=1)
@@ -271,6 +324,8 @@ def read(model_file: Path, classes: int) -> Guarantee | None:
         temperature = body["temperature"]
         if temperature is not None:
             number("temperature", temperature, above=0)
+        confidence, correct = body["answers"]["confidence"], body["answers"]["correct"]
+        _check_given(confidence, correct, rule.recordings if classes else 0)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"{path}: is damaged or no calibration ({error}); {again}") from None
     if model != file_digest(model_file):
@@ -278,7 +333,15 @@ def read(model_file: Path, classes: int) -> Guarantee | None:
             f"{path}: is of another model than {model_file.name}: its guarantee does not hold for "
             f"this one; {again}, or remove the file"
         )
-    return Guarantee(rule, samples, data, temperature)
+    return Guarantee(rule, samples, data, temperature, tuple(confidence), tuple(correct))
+
+
+def _check_given(confidence: Any, correct: Any, count: int) -> None:
+    """See that there are so many confidences, and that many answers, right or wrong."""
+    shares = all(type(one) is float and 0 <= one <= 1 for one in confidence)
+    known = all(type(one) is bool for one in correct)
+    if not shares or not known or not len(confidence) == len(correct) == count:
+        raise ValueError("its answers are not those of its recordings")
 
 
 def usable(model_file: Path, classes: int) -> Guarantee | None:

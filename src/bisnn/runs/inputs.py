@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,33 +11,68 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.data.augmentation import Augmentation, augmented
+from bisnn.data.corrupted import corrupted_anew
 from bisnn.data.dataset import Dataset, SpikeTrains
 from bisnn.data.events import Recording
 from bisnn.data.loading import Clips, LoadedData, encoded, rescaled
+from bisnn.data.series import Series, check_burn_in, loose
+from bisnn.data.series_files import values_of
 from bisnn.data.windows import Loose
 from bisnn.display import note
+from bisnn.kernels.graphs import to_device
 from bisnn.packed.columns import Schema
 from bisnn.runs.config import Config
+from bisnn.runs.own import PYTHON
+from bisnn.runs.series_section import SeriesData
 
 
-def located(config: Config, given: Dataset | str | Path | None) -> Config:
+def located(config: Config, given: Dataset | Series | str | Path | None) -> Config:
     """The config with its data where they lie now, if a path says so."""
     if not isinstance(given, (str, Path)):
         return config
     return config.model_copy(update={"data": config.data.moved(Path(given))})
 
 
-def load_dataset(config: Config, show: bool = True, given: Dataset | None = None) -> LoadedData:
+def load_dataset(
+    config: Config, show: bool = True, given: Dataset | Series | None = None
+) -> LoadedData:
     """The points of a config, the same for the same seed, or those given from Python.
 
     With `show`, a progress bar runs while a cache of recordings is built.
     """
     if given is not None:
+        given_section(config, given)  # refuses what does not fit the config
+    if isinstance(given, Dataset):
         return given.load(config.data.validation, config.seed)
-    device = config.train.device if torch.cuda.is_available() else "cpu"
-    return config.data.load(config.seed, device, show)
+    if given is not None and isinstance(config.data, SeriesData):
+        data = config.data.load_given(given, config.seed)
+    else:
+        device = config.train.device if torch.cuda.is_available() else "cpu"
+        data = config.data.load(config.seed, device, show)
+    if isinstance(config.data, SeriesData):
+        check_burn_in(data, max(config.train.burn_in, config.burn_in))
+    return data
+
+
+def given_section(config: Config, data: Dataset | Series) -> dict[str, Any]:
+    """The section of a config for data given from Python."""
+    if isinstance(data, Dataset):
+        return {"name": PYTHON, "validation": config.data.validation}
+    if not isinstance(data, Series):
+        raise ValueError(
+            "data: must be a bisnn.data.Dataset, or a bisnn.data.Series of recordings over time; "
+            f"got a {type(data).__name__}; give Dataset(train, test), where each of the two may be "
+            "a dataset of torch's"
+        )
+    if not isinstance(config.data, SeriesData):
+        raise ValueError(
+            'data: series need a config with data.name = "series", which says how they become '
+            f'spikes; got "{config.data.name}"; change it, or let `bisnn new` write one'
+        )
+    return config.data.without_files().model_dump(exclude_none=True)
 
 
 def described(config: Config, data: LoadedData) -> Config:
@@ -87,8 +123,16 @@ def training_spikes(
 ) -> Tensor:
     """As `spikes`, anew each epoch, recordings augmented by draws of (seed, epoch, sample)."""
     if isinstance(x, Clips):
-        how = Augmentation(**config.augment.model_dump())
-        return augmented(x.spikes(device), how, config.training_seed, epoch, samples).bool()
+        how = config.augment.model_dump()
+        kinds, strengths = how.pop("corruptions"), how.pop("strengths")
+        seen = (
+            to_device(
+                corrupted_anew(x, kinds, strengths, config.training_seed, epoch, samples), device
+            )
+            if kinds
+            else x.spikes(device)
+        )
+        return augmented(seen, Augmentation(**how), config.training_seed, epoch, samples).bool()
     code = config.encode.model_dump()
     return encoded(x, code, config.training_seed, Purpose.TRAINING_ENCODING, epoch, device)
 
@@ -105,6 +149,11 @@ def points_of(config: Config, x: Any, schema: Schema | None, low: Tensor, high: 
         for text in notes:
             note(text)
     x = np.asarray(x, dtype=np.float64)
+    if x.ndim == 3:
+        raise ValueError(
+            f"x: must be points, (N, {len(low)}); got series {x.shape}, (N, T, D), which take a "
+            'model trained with data.name = "series"'
+        )
     if x.ndim != 2 or x.shape[1] != len(low) or len(x) == 0 or not np.isfinite(x).all():
         raise ValueError(
             f"x: must be finite, (N, {len(low)}) with N >= 1; got shape {x.shape}; "
@@ -132,6 +181,16 @@ def recordings_of(
     return Clips(loose, torch.arange(len(recordings))), loose
 
 
+def series_of(config: Config, x: Any) -> Clips:
+    """Series from a user, (N, T, D) or a list of (T, D), as a model of series takes them."""
+    if not isinstance(config.data, SeriesData):
+        raise ValueError(
+            f"x: this model was trained on {config.data.name} and takes no series; use predict or "
+            "predict_recordings"
+        )
+    return loose(values_of("x", x), config.data.series_code(), config.data.steps, config.seed)
+
+
 def spike_trains_of(config: Config, x: Any, shape: tuple[int, ...]) -> Clips:
     """Spikes (N, T, *shape) from a user, as a model of recordings takes them."""
     if not config.recorded:
@@ -147,3 +206,9 @@ def spike_trains_of(config: Config, x: Any, shape: tuple[int, ...]) -> Clips:
             "recordings come first, then time"
         )
     return Clips(SpikeTrains(torch.from_numpy(trains.astype(np.uint8))), torch.arange(len(trains)))
+
+
+@functools.lru_cache(maxsize=1)
+def shuffled(points: int, seed: int, epoch: int) -> Tensor:
+    """The order in which an epoch takes its points; made once for all of its steps."""
+    return torch.from_numpy(philox.permutation(points, seed, Purpose.SHUFFLING, epoch))

@@ -13,6 +13,7 @@ from bisnn.runs import data_sections, rule_sections
 from bisnn.runs.folder_data import FolderData
 from bisnn.runs.own import PYTHON, OwnData, OwnRule
 from bisnn.runs.section import Section
+from bisnn.runs.series_section import SeriesData
 
 
 def tag_of(section: Any) -> str | None:
@@ -33,5 +34,5 @@ if TYPE_CHECKING:
     from bisnn.runs.data_sections import DataSection as AnyData
     from bisnn.runs.rule_sections import RuleSection as AnyRule
 else:
-    AnyData = _one_of((*data_sections.SECTIONS, FolderData), OwnData)
+    AnyData = _one_of((*data_sections.SECTIONS, FolderData, SeriesData), OwnData)
     AnyRule = _one_of(rule_sections.SECTIONS, OwnRule)

@@ -7,8 +7,6 @@ number of threads and processes.
 
 from __future__ import annotations
 
-import copy
-import functools
 import math
 import signal
 import time
@@ -17,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,9 +23,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bisnn import metrics
-from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.data.dataset import Dataset
+from bisnn.data.series import Series
 from bisnn.display import RunDisplay
 from bisnn.errors import Interrupted, Stopped
 from bisnn.kernels import draws
@@ -36,7 +35,7 @@ from bisnn.network import Output
 from bisnn.realisation import map_weight
 from bisnn.rules import Rule
 from bisnn.runs import defaults
-from bisnn.runs.building import build_network
+from bisnn.runs.building import build_network, state_after_a_step
 from bisnn.runs.config import CHANGEABLE, Config, differences, parse
 from bisnn.runs.folder import RunFolder, alike
 from bisnn.runs.inputs import (
@@ -44,8 +43,10 @@ from bisnn.runs.inputs import (
     described,
     input_shape,
     load_dataset,
+    shuffled,
     training_spikes,
 )
+from bisnn.runs.labels import by_time, is_ragged, labels_that_count, mask_of, score
 from bisnn.runs.model import Model
 from bisnn.runs.monitoring import (
     NOT_FINITE,
@@ -58,22 +59,6 @@ from bisnn.runs.monitoring import (
 from bisnn.runs.processes import Processes, Total
 
 AHEAD = {"cpu": 0, "cuda": 1}  # steps that are handed out before a step's sums are read
-
-
-def _state_after_a_step(rule: Rule | torch.optim.Optimizer) -> dict[str, Any]:
-    """What a copy of the rule has in its state after a step: the structure of checkpoints."""
-    twin = copy.deepcopy(rule)
-    with twin.sampled() if isinstance(twin, Rule) else nullcontext():
-        for p in (p for group in twin.param_groups for p in group["params"]):
-            p.grad = torch.zeros_like(p)
-    twin.step()
-    return twin.state_dict()
-
-
-@functools.lru_cache(maxsize=1)
-def _shuffled(points: int, seed: int, epoch: int) -> Tensor:
-    """The order in which an epoch takes its points; made once for all of its steps."""
-    return torch.from_numpy(philox.permutation(points, seed, Purpose.SHUFFLING, epoch))
 
 
 # Attributes of a Training
@@ -98,7 +83,7 @@ class Training:
         config: Config,
         processes: Processes,
         show: bool = True,
-        given: Dataset | None = None,
+        given: Dataset | Series | None = None,
     ):
         self.processes = processes
         self.data = load_dataset(config, show, given)
@@ -179,7 +164,7 @@ class Training:
 
     def fits(self, state: Any) -> bool:
         """Whether this is a checkpoint as `state()` makes them, in all of its structure."""
-        mine = {**self.state(), "rule": _state_after_a_step(self.rule)}
+        mine = {**self.state(), "rule": state_after_a_step(self.rule)}
         best = state.get("best") if isinstance(state, dict) else None
         if best is not None:
             mine["best"] = {"loss": 0.0, "epoch": 0, "weights": mine["latents"]}
@@ -235,7 +220,7 @@ class Training:
         """Update the weights once; return what this process adds to the epoch's sums."""
         config, data = self.config, self.data.train
         epoch, position = divmod(self.step, self.steps_per_epoch)
-        order = _shuffled(len(data.x), config.training_seed, epoch)
+        order = shuffled(len(data.x), config.training_seed, epoch)
         batch = order[position * config.train.batch_size : (position + 1) * config.train.batch_size]
         mine = batch[self.processes.rank :: self.processes.count]
         share = len(mine) / len(batch)  # of the mean over points; processes add theirs up
@@ -243,13 +228,13 @@ class Training:
             # a last batch smaller than the number of processes: take part with weight 0
             mine = batch[:1]
         x = training_spikes(config, data.x[mine], epoch, mine, self.processes.device)
-        y = to_device(self.targets[mine], self.processes.device)
-        seen = self._seen(epoch, mine)
+        y = to_device(by_time(config, self.targets[mine]), self.processes.device)
+        seen = [*mask_of(data.x[mine], self.processes.device), *self._seen(epoch, mine)]
         for group in self.rule.param_groups:
             group["lr"] = config.rule.lr * self._share_of_lr()
         # Mini-batches of all sizes have passed: none will need memory beside that of the graphs
         record = epoch > self._began
-        step = functools.partial(self._realise_and_update, share, len(mine), record)
+        step = partial(self._realise_and_update, share, len(mine), record)
         if self._graphs and self._whole:
             sums = self._graphs.run(step, x, y, *seen, record=record)
         else:
@@ -272,7 +257,7 @@ class Training:
         """Update the weights from the gradients of some realisations; return what this process adds
         to the epoch's sums.
         """
-        backward = functools.partial(self._backward, share)
+        backward = partial(self._backward, share)
         sums = torch.zeros_like(self.sums, device=self.processes.device)
         for _ in range(self.config.train.samples):
             realisation: AbstractContextManager = (
@@ -305,9 +290,11 @@ class Training:
         )
         return ((drawn >= p).to(self.net.dtype) / (1 - p)).split(sizes, 1)
 
-    def _backward(self, share: float, x: Tensor, y: Tensor, *seen: Tensor) -> Tensor:
-        """Add `share` times one realisation's gradients; return 1, its loss, score and rates."""
+    def _backward(self, share: float, x: Tensor, y: Tensor, *more: Tensor) -> Tensor:
+        """Add `share` times one realisation's gradients; return 1, its loss, score and rates;
+        `more` are the mask of ragged recordings and the factors of dropout, if any."""
         train, spikes, readouts = self.config.train, [], []
+        mask, seen = (more[0], more[1:]) if is_ragged(self.data.train.x) else (None, more)
 
         def note(output: Output) -> None:
             spikes.append([s.detach().mean() * len(s) for s in output.spikes])
@@ -317,6 +304,7 @@ class Training:
             "loss": self.config.loss,
             "over_time": train.over_time,
             "burn_in": train.burn_in,
+            "mask": mask,
         }
         if train.chunk:
             loss = chunked_backward(
@@ -333,21 +321,13 @@ class Training:
             output = self.net(x, seen=seen or None)
             loss = local_loss(output, y, **settings)
             if train.activity:
-                loss = loss + train.activity * activity_loss(self.net, output)
+                loss = loss + train.activity * activity_loss(self.net, output, mask=mask)
             note(output)
             del output  # spikes, as they are not needed any more
             (loss * share).backward()
+        reached = score(self.config, torch.cat(readouts), y, mask)
         rates = [torch.stack(layer).sum() / len(x) for layer in zip(*spikes, strict=True)]
-        return torch.stack(
-            [torch.ones_like(loss), loss.detach(), self._score(torch.cat(readouts), y), *rates]
-        ).double()
-
-    def _score(self, y: Tensor, target: Tensor) -> Tensor:
-        """Share of right classes, or squared error, of this realisation of the weights."""
-        y = y[self.config.train.burn_in :]
-        if self.config.task == "classification":
-            return (y.softmax(-1).mean(0).argmax(-1) == target).to(y.dtype).mean()
-        return (y.mean(0) - target.to(y.dtype)).square().mean()
+        return torch.stack([torch.ones_like(loss), loss.detach(), reached, *rates]).double()
 
     # The loop
 
@@ -401,7 +381,7 @@ class Training:
                     display.step(self.step / self.steps_per_epoch, self._running())
                 if epoch_ends:
                     row = self._end_epoch()
-                    first(functools.partial(folder.append_metrics, row))
+                    first(partial(folder.append_metrics, row))
                     self.rows += 1
                     display.epoch(row)
                     if tensorboard:
@@ -418,7 +398,8 @@ class Training:
             tensorboard.close()
         model = self.trained_model()
         first(lambda: model.save(folder.model_file))
-        if self.finished and row and (guess := near_chance(row, self.data.train.y)):
+        known = labels_that_count(self.config, *self.data.train)
+        if self.finished and row and (guess := near_chance(row, known)):
             display.say(f"{folder}: {guess}")
         if stop:
             raise self._interrupted(folder, caught[0] or signal.SIGTERM)
@@ -476,9 +457,10 @@ class Training:
         x, y = self.data.validation
         mine = torch.arange(len(x)).tensor_split(self.processes.count)[self.processes.rank]
         means = self.processes.gather(
-            [model.predict_points(x[mine], model.members).mean.cpu()] if len(mine) else []
+            [model.predict_labelled(x[mine], model.members).mean.cpu()] if len(mine) else []
         )
-        return self.processes.first(lambda: self.quality(torch.cat(means), y))
+        truth = labels_that_count(self.config, x, y)
+        return self.processes.first(lambda: self.quality(torch.cat(means), truth))
 
     def quality(self, mean: Tensor, y: Tensor) -> dict[str, float]:
         """Loss and score of predictions for held-out points."""

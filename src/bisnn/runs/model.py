@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,15 @@ from bisnn.data.loading import Clips, LoadedData
 from bisnn.files import afford
 from bisnn.network import Network
 from bisnn.packed.columns import BadSchema, Schema, category, is_blank
-from bisnn.prediction import Classification, Dropout, Members, Regression, predict, tempered
+from bisnn.prediction import (
+    Classification,
+    Dropout,
+    Members,
+    Regression,
+    logits,
+    of_logits,
+    tempered,
+)
 from bisnn.runs import config as config_module
 from bisnn.runs.building import build_network, planned_layers
 from bisnn.runs.config import Config
@@ -32,9 +40,12 @@ from bisnn.runs.inputs import (
     input_shape,
     points_of,
     recordings_of,
+    series_of,
     spike_trains_of,
     spikes,
 )
+from bisnn.runs.labels import steps_that_count
+from bisnn.runs.series_section import SeriesData
 from bisnn.weights import draw_members, latents_for, latents_of
 
 BATCH = 250  # points predicted at a time, at most
@@ -163,10 +174,32 @@ class Model:
         clips = spike_trains_of(self.config, x, self.net.input_shape)
         return self.predict_points(clips, self.count(samples), over_time, advance)
 
+    def predict_series(
+        self,
+        x: Any,
+        samples: int | Literal["usual"] | None = "usual",
+        over_time: str | None = None,
+        advance: Callable[[int], Any] = lambda recordings: None,
+    ) -> Classification | Regression:
+        """Predict series of values, or of spikes, in the units of the training recordings.
+
+        Args:
+            x: an array (N, T, D), or a list of recordings (T, D) of any lengths.
+            samples, advance: as in `predict`.
+            over_time: as in `bisnn.predict`; by default "mean", and "step" for a model that was
+                trained on labels of time steps: its predictions, (T - burn_in, N, C), mean nothing
+                beyond a recording's end.
+        """
+        usual = "step" if self.config.data.each_step() else "mean"
+        clips = series_of(self.config, x)
+        return self.predict_points(clips, self.count(samples), over_time or usual, advance)
+
     def inputs(self, x: Any) -> Tensor | Clips:
         """What a user has, as `predict_points` takes it: features for a model of points; for one of
-        recordings a list of them, or spikes (N, T, ...).
+        recordings a list of them, or spikes (N, T, ...); series for one of series.
         """
+        if isinstance(self.config.data, SeriesData):
+            return series_of(self.config, x)
         if not self.config.recorded:
             return points_of(self.config, x, self.schema, self.low, self.high)
         if isinstance(x, (list, tuple)):
@@ -258,24 +291,59 @@ class Model:
         samples: int | None,
         over_time: str = "mean",
         advance: Callable[[int], Any] = lambda points: None,
+        look: Callable[[list[Tensor]], Any] = lambda readouts: None,
     ) -> Classification | Regression:
-        """Predict points x (N, d), encoded alike, or recordings: all by the same members."""
+        """Predict points x (N, d), encoded alike, or recordings: all by the same members.
+
+        `look` is called with the readouts of some points after others: for what else is made of
+        them.
+        """
         members_of: list[Tensor] = []  # each (K, ..., C), of some of the points
-        device, drawn = next(self.net.parameters()).device, self.draw(samples)
         options: dict[str, Any] = {"task": self.config.task, "over_time": over_time}
-        options |= {"burn_in": self.config.burn_in, "seed": self.config.seed}
+        options |= {"burn_in": self.config.burn_in}
+        for index, readouts in self.readouts(x, samples, advance):
+            mask = x[index].mask(readouts[0].device) if isinstance(x, Clips) else None
+            results = [of_logits(y, **options, mask=mask) for y in readouts]
+            members_of.append(torch.stack([result.members for result in results]).mean(0))
+            look(readouts)
+        members = torch.cat(members_of, 1 if over_time == "mean" else 2)
+        if isinstance(results[0], Regression):
+            return self._in_units(Regression.of(members))
+        return Classification.of(tempered(members, self.temperature))
+
+    def readouts(
+        self,
+        x: Tensor | Clips,
+        samples: int | None,
+        advance: Callable[[int], Any] = lambda points: None,
+    ) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """Some points after others: their places (B,), and for each encoding of them the last
+        readout of every member at every time step, (K, T, B, C).
+        """
+        device, drawn = next(self.net.parameters()).device, self.draw(samples)
         for index in torch.arange(len(x)).split(self.batch):
             coded = (
                 spikes(self.config, x[index], device, e)
                 for e in range(self.config.predict.encodings)
             )
-            results = [predict(self.net, s, drawn, **options) for s in coded]
-            members_of.append(torch.stack([result.members for result in results]).mean(0))
+            readouts = [logits(self.net, s, drawn, seed=self.config.seed) for s in coded]
+            yield index, readouts
             advance(len(index))
-        members = torch.cat(members_of, 1 if over_time == "mean" else 2)
-        if isinstance(results[0], Regression):
-            return self._in_units(Regression.of(members))
-        return Classification.of(tempered(members, self.temperature))
+
+    def predict_labelled(
+        self,
+        x: Tensor | Clips,
+        samples: int | None,
+        advance: Callable[[int], Any] = lambda points: None,
+        look: Callable[[list[Tensor]], Any] = lambda readouts: None,
+    ) -> Classification | Regression:
+        """Predictions as they are judged, a row for each of `labels_that_count`."""
+        if not self.config.data.each_step():
+            return self.predict_points(x, samples, advance=advance, look=look)
+        assert isinstance(x, Clips)
+        result = self.predict_points(x, samples, "step", advance)
+        counts = steps_that_count(self.config, x).to(result.members.device)
+        return type(result).of(result.members.transpose(1, 2)[:, counts])  # (K, rows, C)
 
     def _in_units(self, result: Regression) -> Regression:
         """Of the targets; in float64, as an offset may be large beside the deviations."""

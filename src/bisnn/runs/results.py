@@ -50,6 +50,60 @@ class Kept(Finding):
     metrics: Metrics
 
 
+class Decisions(Finding):
+    """How many test points were decided, one class being left, and how early; by the run's own
+    calibration, or by one on half of the test points.
+    """
+
+    coverage: float  # asked for
+    calibrated_on: int  # points
+    own: bool  # by the run's calibration
+    judged: int  # test points
+    steps: int  # of a whole recording
+    covered: int  # whose class was in the set that was answered
+    decided: int
+    right: int  # of the decided
+    mean_steps: float | None  # until the answer, of the decided; None where none is
+
+    def sentence(self, things: str = "points") -> str:
+        """One line that a person understands; `things` are what was judged."""
+        if self.mean_steps is None:
+            return f"of {self.judged:,} test {things} none could be decided"
+        return (
+            f"of {self.judged:,} test {things} {self.decided:,} were decided, after "
+            f"{self.mean_steps:.1f} of {self.steps} time steps on average, and {self.right:,} of "
+            f"these rightly; guaranteed, by calibrations on {self.calibrated_on:,} others: on "
+            f"average the answer has the right class in {100 * self.coverage:.10g} % of all cases "
+            "or more"
+        )
+
+
+class Separation(Finding):
+    """How well a score of uncertainty tells other recordings from the test recordings."""
+
+    auroc: float
+    aupr: float
+    fpr95: float
+
+
+class OtherSet(Finding):
+    """Recordings of something else; or, as a control, of the run's own classes, which only the
+    camera tells apart.
+    """
+
+    name: str
+    control: bool
+    recordings: int
+    scores: dict[str, dict[str, Separation]]  # by predictor and score
+
+
+class OtherData(Finding):
+    """What was set beside the test recordings."""
+
+    folder: str
+    sets: list[OtherSet]
+
+
 class Verdict(Finding):
     """A run's model judged on its test points: what `evaluate` returns and writes."""
 
@@ -67,6 +121,8 @@ class Verdict(Finding):
     energy: Ledger
     guarantee: Kept | None = None  # of a calibrated run
     temperature: float = 1.0  # of the probabilities
+    decisions: Decisions | None = None  # of classes, where there are points enough
+    ood: OtherData | None = None  # where other data were given
 
     def numbers(self, predictor: str) -> dict[str, float]:
         """A predictor's metrics as plain numbers, the ECE among them as it is usually computed."""
@@ -134,6 +190,17 @@ class Raster(Finding):
     layers: list[Tensor | FeatureMaps]
 
 
+class Looked(Finding):
+    """What a classifier would answer at each look, while a recording goes on."""
+
+    times: Tensor  # (P,) time steps of the looks
+    sets: Tensor  # bool (P, n, C): of the points of the raster
+    stops: Tensor  # (M,) time steps after which each point that was judged was answered
+    decided: Tensor  # bool (M,)
+    targets: Tensor  # (L,) coverages asked for
+    coverage: Tensor  # (L,) found, on test points that calibrated nothing
+
+
 class Histogram(Finding):
     """Of the probability of the highest level, by layer; of binary weights p = sigma(2 w^r)."""
 
@@ -156,3 +223,5 @@ class Evaluation(Verdict):
     raster: Raster
     rates: list[Tensor]  # of each layer's neurons, (N,)
     posterior: Histogram | None
+    looked: Looked | None = None
+    other_entropy: dict[str, dict[str, Tensor]] = {}  # (N,), by set of other data and predictor

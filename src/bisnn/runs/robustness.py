@@ -9,16 +9,18 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from bisnn import kernels, metrics
-from bisnn.data.archives import ChangedRecordings, Recordings, Source
-from bisnn.data.corruption import CORRUPTIONS, STRENGTHS, corrupt
+from bisnn.data.archives import Recordings, Source
+from bisnn.data.corrupted import amounts_of, corrupted
+from bisnn.data.corruption import STRENGTHS
 from bisnn.data.loading import Clips, LoadedData, Split
 from bisnn.display import bars
-from bisnn.files import file_digest, write_atomic
+from bisnn.files import file_digest, read_bytes, write_atomic
 from bisnn.prediction import Classification
 from bisnn.runs.evaluation import predictors
-from bisnn.runs.folder import RunFolder
+from bisnn.runs.folder import Damaged, RunFolder
 from bisnn.runs.model import Model
 from bisnn.runs.results import Finding
 
@@ -80,16 +82,16 @@ def evaluate_corruptions(
     if model.config.train.device == "cuda" and torch.cuda.is_available():
         model.net.to("cuda")
     work = sum(map(model.size, predictors(model).values()))
-    total = (1 + STRENGTHS * len(CORRUPTIONS)) * len(y) * work
+    kinds = amounts_of(source)
+    total = (1 + STRENGTHS * len(kinds)) * len(y) * work
     with run.locked(), bars(show=show) as progress, kernels.precision("full"):
         bar = progress.add_task("corrupted recordings", total=total)
         judge = partial(_judged, model, advance=partial(progress.advance, bar))
         clean = judge(data.test)
         rows = []
-        for kind, (_, amounts, unit) in CORRUPTIONS.items():
+        for kind, (amounts, unit) in kinds.items():
             for strength, amount in enumerate(amounts, 1):
-                change = partial(corrupt, kind=kind, strength=strength, seed=SEED)
-                worse = Split(Clips(ChangedRecordings(source, change), clips.index), y)
+                worse = Split(Clips(corrupted(source, kind, strength, SEED), clips.index), y)
                 rows.append(
                     CorruptedTest(
                         kind=kind,
@@ -110,6 +112,22 @@ def evaluate_corruptions(
         )
         write_atomic(run.corruptions_file, (found.model_dump_json(indent=1) + "\n").encode())
     return found
+
+
+def load_robustness(run: RunFolder, model: str) -> Robustness | None:
+    """What `evaluate_corruptions` wrote of the model of this digest; None where there is none, or
+    of another model."""
+    if not run.corruptions_file.exists():
+        return None
+    try:
+        found = Robustness.model_validate_json(read_bytes(run.corruptions_file))
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise Damaged(
+            f"{run.corruptions_file}: is damaged (see {where}); do it again with: "
+            f"bisnn evaluate {run.path} --corruptions"
+        ) from None
+    return found if found.model == model else None
 
 
 def mean_quality(some: list[Quality]) -> Quality:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bisnn.display import visible
 from bisnn.files import write_atomic
+from bisnn.runs import starting_series
 
 if TYPE_CHECKING:
     from bisnn.data.survey import Suggestion, Survey
@@ -33,6 +34,8 @@ class Draft:
 
 def first_config(data: Path, folder: Path) -> Draft:
     """A config, to lie in `folder`, that trains on a file or folder of one's own."""
+    if starting_series.is_series(data):
+        return Draft(*starting_series.for_series(data, relative(data, folder)))
     if data.is_dir():
         return for_recordings(data, folder)
     return for_table(data, folder)

@@ -15,17 +15,17 @@ import torch
 from bisnn import kernels
 from bisnn.data.dataset import Dataset
 from bisnn.data.loading import LoadedData
+from bisnn.data.series import Series
 from bisnn.display import RunDisplay
 from bisnn.runs.config import Config
 from bisnn.runs.folder import RunFolder
-from bisnn.runs.inputs import located
+from bisnn.runs.inputs import given_section, located
 from bisnn.runs.loop import Training
 from bisnn.runs.memory import keep_freed
 from bisnn.runs.model import Model, load
 from bisnn.runs.monitoring import (
     advice_on_a_full_disk,
 )
-from bisnn.runs.own import PYTHON
 from bisnn.runs.processes import Processes
 
 MEMBERS = "members"  # folder, in that of a run, of the runs of its networks
@@ -44,7 +44,7 @@ def train(
     config: Config,
     out: str | Path | None = None,
     *,
-    data: Dataset | None = None,
+    data: Dataset | Series | None = None,
     show: bool = True,
 ) -> Path:
     """Train a config into a new run folder and return it.
@@ -54,8 +54,8 @@ def train(
         out: the folder; by default `runs/` and the names of data, rule and seed. With
             `train.members` above 1 its folder `members` has a run for each network, and its model
             is all of them.
-        data: arrays, tensors or datasets in place of the config's data; the share held out for
-            validation stays the config's.
+        data: arrays, tensors or datasets in place of the config's data, or series in place of
+            those of a config of series; the share held out for validation stays the config's.
         show: a progress bar with loss, accuracy, firing rates, flip rate and time left.
     """
     return train_run(config, out, data=data, show=show).folder
@@ -65,14 +65,13 @@ def train_run(
     config: Config,
     out: str | Path | None = None,
     *,
-    data: Dataset | None = None,
+    data: Dataset | Series | None = None,
     show: bool = True,
 ) -> TrainedRun:
     """As `train`; returns also the model and the data."""
     _check_arguments(config, data)
     if data is not None:
-        section = {"name": PYTHON, "validation": config.data.validation}
-        config = config.updated(data=section)
+        config = config.updated(data=given_section(config, data))
     kinds = (name.replace(":", "_") for name in (config.data.name, config.rule.name))
     folder = RunFolder(out or Path("runs") / f"{'_'.join(kinds)}_seed{config.seed}")
     if config.train.members > 1:
@@ -100,7 +99,7 @@ def resume(
     folder: str | Path,
     overrides: Sequence[str] = (),
     *,
-    data: Dataset | str | Path | None = None,
+    data: Dataset | Series | str | Path | None = None,
     show: bool = True,
 ) -> Path:
     """Go on with a run that was interrupted or killed; a finished one stays as it is, unless it
@@ -121,7 +120,7 @@ def resume_run(
     folder: str | Path,
     overrides: Sequence[str] = (),
     *,
-    data: Dataset | str | Path | None = None,
+    data: Dataset | Series | str | Path | None = None,
     show: bool = True,
 ) -> TrainedRun:
     """As `resume`; returns also the model and the data."""
@@ -138,7 +137,7 @@ def _run_members(
     fresh: bool,
     show: bool,
     overrides: Sequence[str] = (),
-    data: Dataset | str | Path | None = None,
+    data: Dataset | Series | str | Path | None = None,
 ) -> TrainedRun:
     """Train several networks one after the other, each a run of its own in the folder `members`, or
     go on with them; and put them together.
@@ -188,13 +187,13 @@ def _run(
     fresh: bool,
     show: bool,
     overrides: Sequence[str] = (),
-    data: Dataset | str | Path | None = None,
+    data: Dataset | Series | str | Path | None = None,
 ) -> TrainedRun:
     """Train from the start, or what lies in the folder from its last checkpoint; its config is then
     read from there.
     """
     asked = located(_with_threads(config), data)
-    given = data if isinstance(data, Dataset) else None
+    given = None if isinstance(data, (str, Path)) else data
     keep_freed()
     with Processes.joined(asked.train.device) as processes, contextlib.ExitStack() as stack:
         config = processes.first(lambda: asked)

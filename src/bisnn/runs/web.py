@@ -17,6 +17,7 @@ from bisnn.data.camera import MNIST_DVS
 from bisnn.data.dataset import Dataset
 from bisnn.data.loading import Clips, LoadedData
 from bisnn.data.motion import Motion
+from bisnn.data.series import Series
 from bisnn.data.simulation import motion_of
 from bisnn.display import note
 from bisnn.packed.engine import Engine
@@ -41,7 +42,7 @@ def write(
     alone: PackedNetwork | None,
     trained: Model,
     path: Path,
-    data: Dataset | None = None,
+    data: Dataset | Series | None = None,
 ) -> int:
     """Write the page of a run, whole or not at all; its size in bytes.
 

@@ -1,80 +1,117 @@
-"""A packed network as C99: one header, one source, no library, no allocation; the spikes and logits
-are those of the engine.
-
-All bits lie in one order, whatever the layer: bit n of a vector is bit n % 32 of word n / 32, and
-an image has its channels last, n = (y W + x) C + c. What a kernel sees of a row is then one run of
-bits. Tables of weights are [member][block of 32 neurons][word][neuron], so that compilers vectorise
-over the neurons of a block and read it from front to back.
-
-What is the same in every network is in the templates `*.in`; a neuron brings its own step,
-`Neuron.c`.
+"""A packed network as a folder of C99 that builds: the network, its golden vectors, an example, and
+what builds them. The spikes and logits are those of the engine.
 """
 
 from __future__ import annotations
 
-import math
+import errno
+import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from bisnn.bits.philox import Purpose
 from bisnn.files import write_atomic
-from bisnn.neuron import FLUSH
-from bisnn.packed import encoding
-from bisnn.packed.network import PackedLayer, PackedNetwork
-from bisnn.shipping.c_golden import golden_header, test_program
-from bisnn.shipping.c_text import (
-    TYPES,
-    bit_order,
-    double_literal,
-    feature_order,
-    filled,
-    float_literal,
-    function_prefix,
-    function_text,
-    indented,
-    is_whole,
-    layer_text,
-    name_width,
-    neuron_text,
-    output_type,
-    result_name,
-    string_literal,
-    table_text,
-    weight_blocks,
-    word_count,
-)
-from bisnn.spec import INPUT
+from bisnn.packed.network import PackedNetwork
+from bisnn.shipping import c_sets
+from bisnn.shipping.c_encoder import encoder_source
+from bisnn.shipping.c_folder import cmake_lists, makefile, readme, stream_program
+from bisnn.shipping.c_golden import check_header, check_program, golden_header
+from bisnn.shipping.c_source import CSource, state_bytes
+from bisnn.shipping.c_text import filled
 
-# Names of the standard's headers: another of that name would hide the compiler's.
+# Names of the standard's headers: another of that name would hide the compiler's. And those of the
+# folder's other files and targets.
 TAKEN = (
     r"assert|complex|ctype|errno|fenv|float|inttypes|iso646|limits|locale|math|setjmp|signal|stdarg|"
-    r"stdbool|stddef|stdint|stdio|stdlib|string|tgmath|time|wchar|wctype"
+    r"stdbool|stddef|stdint|stdio|stdlib|string|tgmath|time|wchar|wctype|"
+    r"all|check|clean|help|install|main|stream|test"
 )
+MARK = b"ade by bisnn"  # near the start of every file of an export
+BUILT = ("*.o", "check", "stream")  # by its Makefile
+MOST_BYTES = 2**31 - 1  # of tables or state: what 32-bit addresses and their differences reach
 
 
 def write(
     network: PackedNetwork, folder: str | Path, x: np.ndarray, *, prefix: str = "model"
 ) -> dict[str, int]:
-    """Write PREFIX.h and PREFIX.c, and PREFIX_golden.h and PREFIX_test.c: a program that compares
-    every bit with the engine's.
+    """Write a folder that builds: PREFIX.h and PREFIX.c; PREFIX_check.h, PREFIX_check.c and
+    PREFIX_golden.h, which compare every bit with the engine's; PREFIX_encode.c, where points come
+    in; main.c, stream.c, a Makefile, a CMakeLists.txt and a README.md.
 
     Args:
         network: the readout of its last layer gives the logits.
-        folder: made if it is not there.
+        folder: made whole or not at all; one that is there must be an export, which is replaced.
         x: a recording for the test, 0 and 1, (T, *input_shape).
         prefix: of the files' names and of all that the header declares, so that one program can
             hold several networks.
 
     Returns:
-        "flash", bytes of constant tables, and "ram", bytes of the state; code and stack, which the
-        compiler decides, come on top.
+        "flash", bytes of the network's constant tables, and "ram", bytes of the state; code and
+        stack, which the compiler decides, come on top.
     """
     check_prefix(prefix)
+    folder = Path(folder)
+    check_folder(folder)
     x = np.asarray(x)
+    _check(network, x)
+    x = x.astype(np.uint8)
+    source = CSource(network, prefix)
+    _check_size("flash", source.sizes["flash"])
+    _write_folder(
+        folder,
+        {
+            f"{prefix}.c": source.code(),
+            f"{prefix}.h": source.header(),
+            **({f"{prefix}_encode.c": encoder_source(network, prefix)} if network.encoding else {}),
+            f"{prefix}_check.h": check_header(prefix, len(x)),
+            f"{prefix}_check.c": check_program(network, prefix),
+            f"{prefix}_golden.h": golden_header(network, prefix, x),
+            "main.c": filled("main.c.in", name=prefix, NAME=prefix.upper()),
+            "stream.c": stream_program(network, prefix, len(x)),
+            "Makefile": makefile(network, prefix),
+            "CMakeLists.txt": cmake_lists(network, prefix),
+            "README.md": readme(network, prefix, source.sizes),
+        },
+    )
+    return source.sizes
+
+
+def check_prefix(prefix: str) -> None:
+    """See that all names made of it are C identifiers, and no file hides another."""
+    if not re.fullmatch(r"[A-Za-z]\w*", prefix, re.ASCII) or re.fullmatch(TAKEN, prefix.lower()):
+        raise ValueError(
+            "prefix: must be a C identifier that starts with a letter and names no header of C and "
+            f"no other file of the folder; got {prefix!r}; use e.g. 'model'"
+        )
+
+
+def check_folder(folder: Path) -> None:
+    """See that the folder is not there, or is an export of ours, in which nothing can be lost."""
+    if folder.is_dir():
+        others = [path.name for path in sorted(folder.iterdir()) if not _is_ours(path)]
+        if others:
+            raise ValueError(
+                f"out: {folder} is there and holds what is no export, such as {others[0]!r}, which "
+                "would be lost; give another folder"
+            )
+    elif folder.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+
+
+def _is_ours(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    if any(path.match(pattern) for pattern in BUILT):
+        return True
+    with path.open("rb") as file:
+        return MARK in file.read(300)
+
+
+def _check(network: PackedNetwork, x: np.ndarray) -> None:
+    """See that the network can be written in C, and the recording tries it."""
+    _check_size("ram", state_bytes(network))
     if x.shape[1:] != network.input_shape or len(x) == 0 or not np.isin(x, (0, 1)).all():
         raise ValueError(
             f"x: must be a recording of 0 and 1, (T, {', '.join(map(str, network.input_shape))}); "
@@ -87,388 +124,46 @@ def write(
                 f"{type(layer.neuron).__name__} in layer {i}, which has none; add it as "
                 "bisnn.neuron.CStep says, or ship it packed"
             )
-    x = x.astype(np.uint8)
-    source = _Source(network, prefix)
-    texts = {
-        f"{prefix}.c": source.code(),
-        f"{prefix}.h": source.header(),
-        f"{prefix}_golden.h": golden_header(network, prefix, x),
-        f"{prefix}_test.c": test_program(network, prefix, len(x)),
-    }
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for file_name, text in texts.items():
-        write_atomic(folder / file_name, text.encode("ascii"))
-    return source.sizes
-
-
-def check_prefix(prefix: str) -> None:
-    """See that all names made of it are C identifiers, and no file hides a header of C."""
-    if not re.fullmatch(r"[A-Za-z]\w*", prefix, re.ASCII) or re.fullmatch(TAKEN, prefix.lower()):
+    c_sets.check(network)
+    if network.sets is not None and len(x) < network.sets.path[-1][0]:
         raise ValueError(
-            "prefix: must be a C identifier that starts with a letter and names no header of C; "
-            f"got {prefix!r}; use e.g. 'model'"
+            f"x: must have {network.sets.path[-1][0]} time steps or more, as the calibration has; "
+            f"got {len(x)}; record longer"
         )
 
 
-def _state_shape(layer: PackedLayer) -> tuple[int, ...]:
-    """Of the neurons that there are: those that no window of the pooling sees are left out."""
-    if layer.kind != "conv":
-        return layer.current_shape
-    channels, height, width = layer.output_shape
-    return (channels, height * layer.pool, width * layer.pool)
-
-
-@dataclass
-class _Source:
-    """The text of the source: tables and functions, layer by layer."""
-
-    network: PackedNetwork
-    name: str
-    tables: list[str] = field(default_factory=list)
-    functions: list[str] = field(default_factory=list)
-    sizes: dict[str, int] = field(default_factory=lambda: {"flash": 0, "ram": 0})
-
-    def __post_init__(self) -> None:
-        emitters = {"dense": self._dense, "conv": self._conv, "recurrent": self._recurrent}
-        for i, layer in enumerate(self.network.layers):
-            x = ", const uint32_t *x" if INPUT in layer.inputs else ""
-            head = f"static void layer_{i}({self.name}_state *state{x})"
-            own = _own_constants(i, layer)
-            self.functions.append(function_text(head, [*own, *emitters[layer.kind](i, layer)]))
-            traces = len(layer.neuron.traces) * math.prod(_state_shape(layer))
-            self.sizes["ram"] += 4 * self.network.count * (traces + word_count(layer.output_shape))
-        self.functions += [*self._interface(), *self._encoder()]
-        self.tables += self._classes()
-
-    def code(self) -> str:
-        neurons = {layer.neuron.kind: layer.neuron for layer in self.network.layers}
-        texts = [neuron_text(neurons[kind]) for kind in sorted(neurons)]
-        if any(neuron.dtype == np.float32 for neuron in neurons.values()):
-            texts.insert(0, filled("float.c.in", flush=float_literal(FLUSH)))
-        whole = is_whole(self.network)
-        floats = not whole or self.network.encoding
-        scale = float_literal(self.network.readout.scale) if self.network.readout else "0.0f"
-        return filled(
-            "model.c.in",
-            name=self.name,
-            float="#include <float.h>\n" if floats else "",
-            neurons="".join(texts),
-            tables="\n".join(self.tables),
-            functions="\n".join(self.functions),
-            factor="" if whole else f"{scale} * (float)",
-            outputs="y = V s." if whole else "y = scale V s.",
-            output=output_type(self.network),
+def _check_size(kind: str, size: int) -> None:
+    if size > MOST_BYTES:
+        what = {"ram": "state", "flash": "tables"}[kind]
+        raise ValueError(
+            f"network: {what} must stay below 2^31 bytes, what 32-bit addresses reach; got "
+            f"{size:,}; ship fewer members, or a smaller network"
         )
 
-    def header(self) -> str:
-        name, network = self.name.upper(), self.network
-        constants = self._constants()
-        state = []
-        for i, layer in enumerate(network.layers):
-            constants |= {
-                f"SPIKES_{i}": math.prod(layer.output_shape),
-                f"WORDS_{i}": word_count(layer.output_shape),
-            }
-            size = f"[{name}_MEMBERS][{math.prod(_state_shape(layer))}]"
-            traces = ", ".join(f"{trace}{i}{size}" for trace in layer.neuron.traces)
-            state.append(
-                f"    {_type_of(layer)[0]} {traces};\n"
-                f"    uint32_t s{i}[{name}_MEMBERS][{name}_WORDS_{i}];"
-            )
-        names = ""
-        if network.classes:
-            width = name_width(network.classes)
-            names = f"\nextern const char {self.name}_classes[{name}_CLASSES][{width}];\n"
-        order = {"order": feature_order(network)}
-        whole = is_whole(network)
-        exact = "No operation from x to the counts is one on floating-point numbers."
-        if not whole:
-            exact = (
-                "The spikes are exact under all options but those that change float arithmetic, "
-                "such as -ffast-math, which are refused."
-            )
-        return filled(
-            "model.h.in",
-            name=self.name,
-            NAME=name,
-            about="\n".join(
-                f" *   layer {i}: {layer_text(layer)}" for i, layer in enumerate(network.layers)
-            ),
-            constants="\n".join(
-                f"#define {name}_{key} {value}" for key, value in constants.items()
-            ),
-            classes=names,
-            state="\n".join(state),
-            exact=exact,
-            output=output_type(network),
-            result=result_name(network),
-            outputs=f"{name}_LOGIT_SCALE times which are the logits;"
-            if whole
-            else "of the readout;",
-            encoder=filled("encoder.h.in", name=self.name, NAME=name, **order)
-            if network.encoding
-            else "",
-            **self.sizes,
-        )
 
-    def _constants(self) -> dict[str, int | str]:
-        network, code = self.network, self.network.encoding
-        constants: dict[str, int | str] = {
-            "MEMBERS": network.count,
-            "LAYERS": len(network.layers),
-            "INPUTS": math.prod(network.input_shape),
-            "INPUT_WORDS": word_count(network.input_shape),
-            "OUTPUTS": network.outputs,
-            "BURN_IN": f"{network.burn_in} /* first time steps that a prediction leaves out */",
-        }
-        if code:
-            means = "of a point, over which a prediction is the mean"
-            constants |= {
-                "STEPS": f"{code['steps']} /* time steps of a point */",
-                "FEATURES": len(code["low"]),
-                "ENCODINGS": f"{code.get('encodings', 1)} /* {means} */",
-            }
-        if network.classes:
-            constants["CLASSES"] = len(network.classes)
-        if is_whole(network) and network.readout is not None:
-            constants["LOGIT_SCALE"] = (
-                f"{float_literal(network.readout.scale)} /* logits per count */"
-            )
-        if network.task == "regression":
-            constants["TARGET_MEAN"] = (
-                f"({float(network.target_mean)!r}) /* a prediction is the mean logit ... */"
-            )
-            constants["TARGET_SCALE"] = (
-                f"{float(network.target_scale)!r} /* ... times the scale, plus the mean */"
-            )
-        return constants | {"FLASH_BYTES": self.sizes["flash"], "RAM_BYTES": self.sizes["ram"]}
-
-    def _classes(self) -> list[str]:
-        """The classes' names, as one array: pointers would be more, and data to be relocated."""
-        names = self.network.classes
-        if not names:
-            return []
-        self.sizes["flash"] += len(names) * name_width(names)
-        lines = ",\n".join(map(string_literal, names))
-        return [
-            f"const char {self.name}_classes[{self.name.upper()}_CLASSES][{name_width(names)}] = "
-            f"{{\n{lines}}};\n"
-        ]
-
-    def _encoder(self) -> list[str]:
-        """From features to the spikes of `packed.encoding.spikes`."""
-        code = self.network.encoding
-        if not code:
-            return []
-        low, high = np.array(code["low"]), np.array(code["high"])
-        self._add("low", low.astype(np.float64))
-        self._add("span", (high - low).astype(np.float64))
-        parts: dict[str, str | int] = {
-            "seed": f"UINT32_C({code['seed']})",
-            "points": int(Purpose.POINTS),
-            "encoding": int(Purpose.ENCODING),
-        }
-        parts |= {
-            "curve": "",
-            "rate": "between(0, x, 1)",
-            "farthest": double_literal(encoding.FARTHEST),
-        }
-        if code["code"] == "population":
-            self._add("cosine", np.array(encoding.COSINE))
-            parts["curve"] = filled("tuning.c.in", terms=len(encoding.COSINE))
-            gaps = code["neurons"] - 1
-            distance = f"((double)x - (double)j / {gaps}) / {double_literal(code['width'] / gaps)}"
-            parts["rate"] = f"raised_cosine(between(-1, {distance}, 1))"
-        return [filled("encoder.c.in", name=self.name, NAME=self.name.upper(), **parts)]
-
-    def _add(self, name: str, values: np.ndarray) -> str:
-        """A table of the source; its name."""
-        self.tables.append(table_text(name, values))
-        self.sizes["flash"] += values.nbytes
-        return name
-
-    def _members(self, lines: list[str]) -> list[str]:
-        return [f"for (k = 0; k < {self.name.upper()}_MEMBERS; k++) {{", *indented(lines), "}"]
-
-    def _neurons(
-        self,
-        i: int,
-        layer: PackedLayer,
-        w: np.ndarray,
-        x: str,
-        spikes: str,
-        at: str = "",
-        mask: str = "NULL",
-    ) -> tuple[str, str]:
-        """Calls of fire and integrate for the neurons of a pixel; the bit planes w (K, planes, n,
-        inputs) have their inputs in the order of the bits of x.
-        """
-        planes, n, inputs = w.shape[1:]
-        table = self._add(f"weights_{i}", weight_blocks(w))
-        name, (shared, each) = function_prefix(layer.neuron), layer.step_constants()
-        traces = ", ".join(f"state->{trace}{i}[k]{at}" for trace in layer.neuron.traces)
-        own = [f"{constant}_{i}" for constant in layer.neuron.each]
-        if each.shape[1] > 1:
-            own = [*map(self._add, own, each), "1"]
-        else:
-            own = [*(f"&{constant}" for constant in own), "0"]
-        zero = ["zero"] if layer.neuron.dtype == np.float32 else []
-        constants = ", ".join([*own, *map(_type_of(layer)[1], shared), *zero])
-        levels = f"{planes}, {layer.alphabet.low}, {layer.alphabet.gap}"
-        inward = f"{x}, {inputs}, {table} + k * {planes * n * -(-inputs // 32)}, {levels}, {mask}"
-        return (
-            f"{name}_fire({traces}, {n}, {constants}, {spikes});",
-            f"{name}_integrate({traces}, {n}, {constants}, {spikes}, {inward});",
-        )
-
-    def _dense(self, i: int, layer: PackedLayer) -> list[str]:
-        if len(layer.inputs) == 1:
-            w = layer.bits()[..., bit_order(layer.input_shape)]
-            calls = self._neurons(i, layer, w, _source(layer.inputs[0]), f"state->s{i}[k]")
-            return ["size_t k;", *self._members([*calls])]
-        words, fill = _side_by_side(layer)
-        w = np.concatenate(_columns(layer, layer.bits()), -1)
-        calls = self._neurons(i, layer, w, "window", f"state->s{i}[k]")
-        return [f"uint32_t window[{words}];", "size_t k;", *self._members([*fill, *calls])]
-
-    def _recurrent(self, i: int, layer: PackedLayer) -> list[str]:
-        own = -(-layer.neurons // 32)
-        words, fill = _side_by_side(layer)
-
-        def columns(w: np.ndarray) -> np.ndarray:  # the layer's own spikes start with a word
-            return np.concatenate([*_columns(layer, w), w[..., layer.fan_in - layer.neurons :]], -1)
-
-        mask = "NULL"
-        if layer.mask is not None:
-            mask = self._add(f"mask_{i}", weight_blocks(columns(layer.mask)))
-        w = columns(layer.bits())
-        fire, integrate = self._neurons(i, layer, w, "window", "fired", mask=mask)
-        lines = [fire, *fill, f"memcpy(window + {words}, fired, {4 * own});", integrate]
-        start = [f"uint32_t fired[{own}], window[{words + own}];"]
-        if layer.outputs is None:
-            lines.append(f"memcpy(state->s{i}[k], fired, {4 * own});")
-            return [*start, "size_t k;", *self._members(lines)]
-        chosen = self._add(f"outputs_{i}", np.array(layer.outputs, np.uint32))
-        lines += [
-            f"memset(state->s{i}[k], 0, sizeof state->s{i}[k]);",
-            f"for (i = 0; i < {len(layer.outputs)}; i++)",
-            f"    state->s{i}[k][i / 32] |= "
-            f"(fired[{chosen}[i] / 32] >> {chosen}[i] % 32 & 1) << i % 32;",
-        ]
-        return [*start, "size_t k, i;", *self._members(lines)]
-
-    def _conv(self, i: int, layer: PackedLayer) -> list[str]:
-        n, rows, columns = _state_shape(layer)
-        w, gathers, words = _kernels(layer)
-        lines = [
-            *self._neurons(i, layer, w, "window", "fired", " + at"),
-            f"add_bits(state->s{i}[k], to, fired, 0, {n});",
-        ]
-        shared = layer.inputs == (INPUT,)  # by all members
-        members = [*gathers, *self._members(lines)] if shared else self._members([*gathers, *lines])
-        pixel = [
-            f"const size_t at = (y * {columns} + z) * {n};",
-            "const size_t to = "
-            f"(y / {layer.pool} * {layer.output_shape[2]} + z / {layer.pool}) * {n};",
-            *members,
-        ]
-        return [
-            f"uint32_t window[{words}], fired[{-(-n // 32)}];",
-            "size_t y, z, k;",
-            f"memset(state->s{i}, 0, sizeof state->s{i});",
-            f"for (y = 0; y < {rows}; y++)",
-            f"    for (z = 0; z < {columns}; z++) {{",
-            *indented(indented(pixel)),
-            "    }",
-        ]
-
-    def _interface(self) -> list[str]:
-        name, network, outputs = self.name, self.network, self.network.outputs
-        result = result_name(network)
-        output = f"{output_type(network)} *{result}"
-        head = f"void {name}_step({name}_state *state, const uint32_t *x, {output})"
-        steps = [
-            f"layer_{i}(state{', x' if INPUT in layer.inputs else ''});"
-            for i, layer in enumerate(network.layers)
-        ]
-        if network.readout is None:
-            steps.append(f"(void){result};")
-        else:
-            shape, last = network.layers[-1].output_shape, len(network.layers) - 1
-            V = self._add("V", weight_blocks(network.readout.V[:, bit_order(shape)]))
-            of = f"state->s{last}[k], {math.prod(shape)}, {V}"
-            call = f"readout({result} + k * {outputs}, {outputs}, {of});"
-            unless = [f"if ({result} == NULL)", "    return;"]
-            steps = ["size_t k;", *steps, *unless, *self._members([call])]
-        reset = f"void {name}_reset({name}_state *state)"
-        cleared = function_text(reset, ["memset(state, 0, sizeof *state);"])
-        return [cleared, function_text(head, steps)]
+def _write_folder(folder: Path, texts: dict[str, str]) -> None:
+    """As `_put_in_place`; an error names the folder, and not what is written aside."""
+    try:
+        _put_in_place(folder, texts)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from None
 
 
-def _type_of(layer: PackedLayer) -> tuple[str, Callable[..., str]]:
-    """The C type of a layer's traces and constants, and how one is written."""
-    return TYPES[np.dtype(layer.neuron.dtype).name]
-
-
-def _own_constants(i: int, layer: PackedLayer) -> list[str]:
-    """The variables that stand for constants that all neurons of a layer share, though they might
-    differ, and for the zero of `rounded`.
-    """
-    (kind, text), (_, each) = _type_of(layer), layer.step_constants()
-    lines = ["const uint32_t zero = hidden_zero();"] if layer.neuron.dtype == np.float32 else []
-    if each.shape[1] > 1:
-        return lines
-    names = zip(layer.neuron.each, each[:, 0], strict=True)
-    return lines + [f"const {kind} {name}_{i} = {text(value)};" for name, value in names]
-
-
-def _source(number: int) -> str:
-    """Where the bits lie that a layer reads: the caller's, or those that left an earlier layer."""
-    return "x" if number == INPUT else f"state->s{number}[k]"
-
-
-def _columns(layer: PackedLayer, w: np.ndarray) -> list[np.ndarray]:
-    """The columns (..., inputs) of each input in the order of the bits, filled to whole words."""
-    found = []
-    for part, shape in zip(layer.columns(), layer.parts, strict=True):
-        gap = np.zeros((*w.shape[:-1], -math.prod(shape) % 32), bool)
-        found.append(np.concatenate([w[..., part][..., bit_order(shape)], gap], -1))
-    return found
-
-
-def _side_by_side(layer: PackedLayer) -> tuple[int, list[str]]:
-    """Words of a window that holds a layer's inputs, each from a word on, and what copies them."""
-    at, lines = 0, []
-    for number, shape in zip(layer.inputs, layer.parts, strict=True):
-        n, words = math.prod(shape), word_count(shape)
-        lines.append(f"memcpy(window{f' + {at}' if at else ''}, {_source(number)}, {4 * words});")
-        at += words
-        if number == INPUT and n % 32:
-            lines.append(
-                f"window[{at - 1}] &= 0x{(1 << n % 32) - 1:x}; /* the others of the caller's bits "
-                "are no inputs */"
-            )
-    return at, lines
-
-
-def _kernels(layer: PackedLayer) -> tuple[np.ndarray, list[str], int]:
-    """The bit planes (K, planes, n, bits) of a convolution, input after input, each from a word on;
-    what gathers the bits under the kernel, and their words.
-    """
-    bits = layer.bits()
-    w = bits.reshape(-1, layer.neurons, layer.input_shape[0], *layer.kernel)
-    at, rows, lines = 0, [], []
-    for number, part, (channels, height, width) in zip(
-        layer.inputs, layer.columns(), layer.parts, strict=True
-    ):
-        taps = channels * math.prod(layer.kernel)
-        some = w[:, :, part].transpose(0, 1, 3, 4, 2).reshape(*w.shape[:2], taps)
-        gap = -taps % 32 if len(layer.inputs) > 1 else 0
-        rows.append(np.pad(some, ((0, 0), (0, 0), (0, gap))))
-        sizes = ", ".join(map(str, (height, width, channels, *layer.kernel, *layer.padding)))
-        corner = f"y * {layer.stride[0]}, z * {layer.stride[1]}"
-        to = f"window + {at}" if at else "window"
-        lines.append(f"gather({to}, {_source(number)}, {sizes}, {corner});")
-        at += -(-taps // 32)
-    return np.concatenate(rows, -1).reshape(*bits.shape[:3], -1), lines, at
+def _put_in_place(folder: Path, texts: dict[str, str]) -> None:
+    """Write all files aside, and only then put them in their place, and an old export's away."""
+    there = folder.is_dir()
+    beside = folder if there else folder.parent
+    beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=beside) as name:
+        made = Path(name) / "new"
+        made.mkdir()
+        for file_name, text in texts.items():
+            write_atomic(made / file_name, text.encode("ascii"))
+        if not there:
+            os.rename(made, folder)
+            return
+        for path in folder.iterdir():
+            if path.is_file() and path.name not in texts:
+                path.unlink()
+        for file_name in texts:
+            os.replace(made / file_name, folder / file_name)

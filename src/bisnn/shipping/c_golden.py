@@ -12,6 +12,7 @@ from bisnn.bits.philox import Purpose
 from bisnn.packed import encoding
 from bisnn.packed.network import PackedLayer, PackedNetwork
 from bisnn.packed.network import words as words_of
+from bisnn.shipping import c_sets
 from bisnn.shipping.c_text import (
     bit_order,
     filled,
@@ -69,7 +70,25 @@ def golden_header(network: PackedNetwork, name: str, x: np.ndarray) -> str:
             table_text("golden_steps", steps),
             table_text("golden_encoded", words_of(bits)),
         ]
-    return f"/* What {name} is to give. */\n#include <stdint.h>\n" + "\n".join(tables)
+    if network.sets is not None:
+        tables.append(table_text("golden_set", _golden_set(network, x)))
+    about = f"/* What {name} is to give. Made by bisnn; do not edit. */\n#include <stdint.h>\n"
+    return about + "\n".join(tables)
+
+
+def _golden_set(network: PackedNetwork, x: np.ndarray) -> np.ndarray:
+    """The engine's prediction set of the recording, as each encoding of a point, as words; then the
+    time steps and the members that it took.
+    """
+    from bisnn.packed.engine import Engine
+    from bisnn.packed.sets import member_blocks, predict_sets
+
+    assert network.sets is not None
+    blocks = [Engine(block) for block in member_blocks(network, network.sets)]
+    recordings = [x[:, None].astype(np.uint8)] * c_sets.encodings(network)
+    found = predict_sets(blocks, network.sets, recordings)
+    took = np.array([found.steps[0], found.members[0]], np.uint32)
+    return np.concatenate([words_of(found.sets[0]), took])
 
 
 def _encoded(code: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -92,7 +111,8 @@ def _encoded(code: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return points, steps, bits[:, steps]
 
 
-def test_program(network: PackedNetwork, name: str, steps: int) -> str:
+def check_program(network: PackedNetwork, name: str) -> str:
+    """The function that runs the golden vectors."""
     upper = name.upper()
     compared = [
         (f"state.s{i}", f"golden_s{i}", f"WORDS_{i}", f"spikes of layer {i}")
@@ -105,41 +125,49 @@ def test_program(network: PackedNetwork, name: str, steps: int) -> str:
     for got, wanted, per_member, what in compared:
         size = f"{upper}_MEMBERS * {upper}_{per_member}"
         checks.append(
-            f"            bad = bad || differ({got}, {wanted} + t * {size}, {size}, t, run, "
+            f"            bad = bad || differ(first, {got}, {wanted} + t * {size}, {size}, t, run, "
             f'"{what}");'
         )
     unused = f"~UINT32_C(0) << {upper}_INPUTS % 32" if math.prod(network.input_shape) % 32 else "0"
     edges = [
-        _edge_test(i, layer, name) for i, layer in enumerate(network.layers) if len(_edges(layer))
+        _edge_check(i, layer, name) for i, layer in enumerate(network.layers) if len(_edges(layer))
     ]
     parts = {
         "checks": "\n".join(checks),
         "edges": "\n".join(edges),
         "unused": unused,
         "encoder": "",
+        "sets": "",
     }
     if network.encoding:
         points, times, _ = _encoded(network.encoding)
         parts["encoder"] = filled(
-            "encoder_test.c.in", name=name, NAME=upper, points=len(points), times=len(times)
+            "encoder_check.c.in", name=name, NAME=upper, points=len(points), times=len(times)
         )
-    output = output_type(network)
-    return filled("model_test.c.in", name=name, NAME=upper, steps=steps, output=output, **parts)
+    if network.sets is not None:
+        encodings = c_sets.encodings(network)
+        parts["sets"] = filled("sets_check.c.in", name=name, NAME=upper, encodings=encodings)
+    types = {"output": output_type(network), "result": result_name(network)}
+    return filled("check.c.in", name=name, NAME=upper, **types, **parts)
 
 
-def _edge_test(i: int, layer: PackedLayer, name: str) -> str:
+def check_header(name: str, steps: int) -> str:
+    return filled("check.h.in", name=name, NAME=name.upper(), steps=steps)
+
+
+def _edge_check(i: int, layer: PackedLayer, name: str) -> str:
     traces, at = layer.neuron.traces, f"{i}[0][{_first(layer)}]"
+    what = f"layer {i} at its threshold, where a product was not rounded"
     lines = [
         f"for (t = 0; t < {len(_edges(layer))} && !bad; t++) {{",
         f"    const float *edge = golden_edges{i} + {len(traces) + 1} * t;",
+        f"    const uint32_t fires = (uint32_t)edge[{len(traces)}];",
+        "    uint32_t fired;",
         f"    {name}_reset(&state);",
         *(f"    state.{trace}{at} = edge[{n}];" for n, trace in enumerate(traces)),
         f"    {name}_step(&state, golden_x, NULL);",
-        f"    if ((state.s{i}[0][0] & 1) != (uint32_t)edge[{len(traces)}]) {{",
-        f'        printf("different: layer {i} at its threshold, state %lu: a product was not '
-        'rounded\\n", (unsigned long)t);',
-        "        bad = 1;",
-        "    }",
+        f"    fired = state.s{i}[0][0] & 1;",
+        f'    bad = differ(first, &fired, &fires, 1, t, 0, "{what}");',
         "}",
     ]
     return "\n".join(indented(lines))

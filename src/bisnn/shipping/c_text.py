@@ -42,6 +42,17 @@ def weight_blocks(w: np.ndarray) -> np.ndarray:
     return np.concatenate([block.swapaxes(-1, -2).ravel() for block in blocks])
 
 
+MOST_LANES = 8  # words of a row that the code takes at once
+
+
+def weight_rows(w: np.ndarray) -> np.ndarray:
+    """Words of bits w (..., n, inputs) in the order [...][input][block of 32 neurons]; and as many
+    more as compilers read at once beyond the last row.
+    """
+    rows = words_of(w.swapaxes(-1, -2))
+    return np.concatenate([rows.ravel(), np.zeros(-rows.shape[-1] % MOST_LANES, np.uint32)])
+
+
 def double_literal(value: float | np.floating) -> str:
     """A float64 as an exact literal."""
     return re.sub(r"\.?0*p", "p", float(value).hex())
@@ -100,13 +111,13 @@ def neuron_text(neuron: Neuron) -> str:
     assert neuron.c is not None
     kind, _ = TYPES[np.dtype(neuron.dtype).name]
     zero = ["uint32_t zero"] if neuron.dtype == np.float32 else []
-    each = [f"const {kind} *restrict each_{name}" for name in neuron.each]
+    each = [f"const {kind} *RESTRICT each_{name}" for name in neuron.each]
     shared = [f"{kind} {name}" for name in neuron.shared]
     unused = (*neuron.traces, *neuron.each, *neuron.shared, *(["zero"] if zero else []))
     return neuron.c.helpers + filled(
         "neuron.c.in",
         name=function_prefix(neuron),
-        traces=", ".join(f"{kind} *restrict {trace}" for trace in neuron.traces),
+        traces=", ".join(f"{kind} *RESTRICT {trace}" for trace in neuron.traces),
         constants=", ".join([*each, "size_t per_neuron", *shared, *zero]),
         each=" ".join(f"const {kind} {n} = each_{n}[per_neuron * j];" for n in neuron.each),
         fire=neuron.c.fire,

@@ -5,7 +5,8 @@ two profiles.
 
 **exact**, `graph`. A layer is  weights -> CubaLI -> Threshold(theta), with the refractory feedback
 Threshold -> LI -> Scale(-1) -> Threshold  and, in a recurrent layer, weights from the Threshold
-back to the CubaLI; NIR adds up what several edges bring to a node.
+back to the CubaLI; NIR adds up what several edges bring to a node. Pooling is the OR of the spikes
+under a window, which SumPool2d -> Threshold(1/2) says exactly: more than half a spike is one.
 
     CubaLI  tau_syn dI/dt = -I + w_in S,  tau_mem dv/dt = -v + r I
 
@@ -63,7 +64,7 @@ def graph(network: PackedNetwork, member: int | None = None, dt: float = DT) -> 
     """The network as a `nir.NIRGraph` that means the same: the exact profile, see above.
 
     Args:
-        network: without pooling. Without a readout the last spikes are the output.
+        network: without a readout the last spikes are the output.
         member: which one, from 0; may be left out where there is only one.
         dt: seconds of a time step.
     """
@@ -71,7 +72,8 @@ def graph(network: PackedNetwork, member: int | None = None, dt: float = DT) -> 
 
 
 def cuba_lif(network: PackedNetwork, member: int | None = None, dt: float = DT) -> Any:
-    """The network on `nir.CubaLIF` neurons, the lossy profile; arguments as for `graph`."""
+    """The network on `nir.CubaLIF` neurons, the lossy profile; arguments as for `graph`, and no
+    pooling."""
     return _assemble(network, member, dt, "cubalif")
 
 
@@ -123,7 +125,7 @@ class _Graph:
 
 
 def _assemble(network: PackedNetwork, member: int | None, dt: float, profile: str) -> Any:
-    k = _checked(network, member, dt)
+    k = _checked(network, member, dt, profile)
     graph, last = _Graph({"input": nir.Input(np.array(network.input_shape))}), ["input"]
     for i, layer in enumerate(network.layers):
         W = layer.weights[k].astype(np.float32)  # (neurons, inputs)
@@ -176,13 +178,26 @@ def _add_layer(
     if layer.kind == "recurrent":
         own = W[:, layer.fan_in - layer.neurons :]
         graph.edges.append((graph.add(f"recurrent_{i}", nir.Linear(own), out), inlet))
+    if layer.pool > 1:
+        return _add_pooling(graph, i, layer, out)
     if layer.outputs is None:
         return out
     chosen = np.eye(layer.neurons, dtype=np.float32)[list(layer.outputs)]
     return graph.add(f"outputs_{i}", nir.Linear(chosen), out)
 
 
-def _checked(network: PackedNetwork, member: int | None, dt: float) -> int:
+def _add_pooling(graph: _Graph, i: int, layer: PackedLayer, spikes: str) -> str:
+    """The OR of the spikes under each window: their sum, above a half."""
+    size, none = np.array([layer.pool, layer.pool]), np.array([0, 0])
+    node = nir.SumPool2d(size, size, none)
+    node.input_type = {"input": np.array(layer.current_shape)}
+    node.output_type = {"output": np.array(layer.output_shape)}
+    total = graph.add(f"pool_{i}", node, spikes)
+    half = nir.Threshold(np.full(layer.output_shape, np.float32(0.5)))
+    return graph.add(f"pooled_{i}", half, total)
+
+
+def _checked(network: PackedNetwork, member: int | None, dt: float, profile: str) -> int:
     """The member, or a ValueError that says what stands in the way of a graph."""
     require_nir()
     if not (isinstance(dt, (int, float)) and math.isfinite(dt) and dt > 0):
@@ -196,11 +211,12 @@ def _checked(network: PackedNetwork, member: int | None, dt: float) -> int:
                 f"{type(layer.neuron).__name__} in layer {i}; export it with --neuron srm, or "
                 "packed or as C"
             )
-        if layer.pool > 1:
+        if layer.pool > 1 and profile == "cubalif":
             raise ValueError(
-                "network: must have no pooling, because NIR has no max-pooling; got "
-                f"pool={layer.pool} in layer {i}; train with pool=1 and a stride in its place, or "
-                "export it packed or as C"
+                "network: must have no pooling for the profile cubalif, because importers that "
+                "know no other neuron have no OR of spikes; got "
+                f'pool={layer.pool} in layer {i}; use the profile "exact", or train with pool=1 '
+                "and a stride in its place"
             )
         if layer.constants[0] <= layer.constants[1]:
             raise ValueError(

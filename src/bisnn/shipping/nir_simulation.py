@@ -29,8 +29,8 @@ def simulate(
     recurrent weights, in the next.
 
     Args:
-        graph: of Input, Linear, Conv2d, Flatten, Scale, CubaLI, LI, Threshold, CubaLIF and Output
-            nodes.
+        graph: of Input, Linear, Conv2d, SumPool2d, Flatten, Scale, CubaLI, LI, Threshold, CubaLIF
+            and Output nodes.
         x: spikes, (T, B, *input_shape).
         dt: seconds of a time step; by default what the graph's metadata say.
 
@@ -127,6 +127,8 @@ def _running(node: Any, B: int, dt: float) -> Any:
         return lambda x: x @ node.weight.T.astype(np.float32)
     if isinstance(node, nir.Conv2d):
         return lambda x: _convolved(x, node)
+    if isinstance(node, nir.SumPool2d):
+        return lambda x: _summed(x, node)
     if isinstance(node, nir.Flatten):
         return lambda x: x.reshape(len(x), *node.output_type["output"])
     if isinstance(node, nir.Scale):
@@ -149,6 +151,16 @@ def _convolved(x: np.ndarray, node: Any) -> np.ndarray:
     return np.moveaxis(
         np.tensordot(views, node.weight.astype(np.float32), ((1, 4, 5), (1, 2, 3))), -1, 1
     )
+
+
+def _summed(x: np.ndarray, node: Any) -> np.ndarray:
+    """(B, C, H, W) -> (B, C, H', W'): sums over windows that lie within the padded image."""
+    (k0, k1), (d0, d1), (p0, p1) = (
+        np.broadcast_to(size, 2) for size in (node.kernel_size, node.stride, node.padding)
+    )
+    framed = np.pad(x, ((0, 0), (0, 0), (p0, p0), (p1, p1)))
+    views = np.lib.stride_tricks.sliding_window_view(framed, (k0, k1), (2, 3))[:, :, ::d0, ::d1]
+    return views.sum((-2, -1), dtype=np.float32)
 
 
 def decay(tau: np.ndarray, dt: float) -> np.ndarray:

@@ -13,6 +13,7 @@ from bisnn.errors import Stopped
 from bisnn.runs import defaults
 from bisnn.runs.config import Config
 from bisnn.runs.evaluation import energy, predictors
+from bisnn.runs.labels import labels_that_count
 from bisnn.runs.loop import Training
 from bisnn.runs.processes import Processes
 from bisnn.runs.tune_section import Tune
@@ -101,7 +102,8 @@ class Objective:
             raise CutShort(trial.number)
         model = run.trained_model()
         x, y = run.data.validation
-        found = run.quality(model.predict_points(x, model.members).mean.cpu(), y)
+        mean = model.predict_labelled(x, model.members).mean.cpu()
+        found = run.quality(mean, labels_that_count(run.config, x, y))
         if not math.isfinite(found["loss"]):
             _prune(trial, f"the validation loss is {found['loss']}")
         usual = list(predictors(model))[-1]

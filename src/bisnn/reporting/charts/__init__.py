@@ -10,8 +10,10 @@ from bisnn.reporting.charts import (
     neurons,
     regression,
     spikes,
+    trust,
     uncertainty,
 )
+from bisnn.reporting.charts.board import chips
 from bisnn.reporting.charts.canvas import TITLES, Chart, Part, Run, Table, styled
 from bisnn.reporting.charts.learning import overlay
 from bisnn.reporting.charts.spikes import events
@@ -23,6 +25,7 @@ __all__ = [
     "Part",
     "Run",
     "Table",
+    "chips",
     "events",
     "overlay",
     "styled",
@@ -37,6 +40,7 @@ PARTS: dict[str, Callable[[Run], list[Part]]] = {  # of a run's section, by head
     "Learning": learning.parts_of,
     "Predictions": _predictions,
     "Uncertainty over time": uncertainty.parts_of,
+    "Trust": trust.parts_of,
     "Spikes": spikes.parts_of,
     "Firing rates and weights": neurons.parts_of,
 }

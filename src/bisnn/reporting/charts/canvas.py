@@ -27,7 +27,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import Formatter, FuncFormatter, NullLocator, ScalarFormatter
 
 from bisnn.runs.config import Config
+from bisnn.runs.microcontrollers import Microcontrollers
 from bisnn.runs.results import Evaluation
+from bisnn.runs.robustness import Robustness
 
 WIDTH = 340  # of a chart, in points
 # Margins around the axes, and between those above each other
@@ -108,6 +110,13 @@ class Run:
     config: Config
     rows: list[dict[str, Any]]  # of metrics.jsonl
     judged: Evaluation  # as `load_evaluation` gives it
+    chips: Microcontrollers | None = None  # what its C code takes on them, if that was measured
+    corruptions: Robustness | None = None  # of this model, where it was judged under them
+
+    @property
+    def things(self) -> str:
+        """What was judged."""
+        return "recordings" if self.config.recorded else "points"
 
 
 @dataclass(frozen=True)
