@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "paper": {"bits", "kernels", "packed"},
     "shipping": {"bits", "packed", "paper"},
     "data": {"bits", "kernels", "packed", "paper"},
+    "sklearn": {"bits", "packed", "paper"},
     "runs": {"bits", "kernels", "packed", "paper", "shipping", "data"},
     "reporting": {"packed", "paper", "shipping", "data", "runs"},
     "tuning": {"bits", "kernels", "runs", "reporting"},

@@ -44,13 +44,25 @@ _PARTS = (
     "packed",
     "packing",
     "shipping",
+    "sklearn",
     "weights",
 )
 _MODULES = {name: name for name in _PARTS} | {"config": "runs.config"}
 __all__, __getattr__, __dir__ = lazy.names(__name__, _HOME, _MODULES, own=["__version__"])
 
 if TYPE_CHECKING:
-    from bisnn import conformal, data, encode, kernels, metrics, packed, packing, shipping, weights
+    from bisnn import (
+        conformal,
+        data,
+        encode,
+        kernels,
+        metrics,
+        packed,
+        packing,
+        shipping,
+        sklearn,
+        weights,
+    )
     from bisnn.alphabet import Binary, Levels, Ternary
     from bisnn.layers import Conv2d, Linear, Recurrent
     from bisnn.losses import activity_loss, chunked_backward, global_loss, local_loss, spike_loss
