@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bisnn_experiments import results
+from bisnn_experiments import results, series
 from bisnn_experiments.alphabets import Alphabets
 from bisnn_experiments.camera import CameraResults
 from bisnn_experiments.fixed_point import FixedPoint
@@ -81,7 +81,7 @@ def studies(found: Any) -> list[Any]:
 
 WITHOUT_SUMMARY = (
     *(CameraResults, ChipStudy, Exploration, FixedPoint),
-    *(Robust, Sets, TuningStudy),
+    *(Robust, Sets, SeriesStudy, TuningStudy),
 )
 
 
@@ -101,6 +101,11 @@ def test_published_summaries_follow_from_their_rows(file):
         )
         assert len(found) >= 3 * len(again)
         assert found == pytest.approx(wanted, rel=1e-12)
+
+
+def test_the_published_summary_of_series_follows_from_its_rows():
+    study = results.read(PUBLISHED / "series.json", SeriesStudy)
+    assert series.summarised(study.rows) == study.summary
 
 
 def test_summary_is_mean_and_deviation():
