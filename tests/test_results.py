@@ -12,6 +12,7 @@ import pytest
 from bisnn_experiments import results, series
 from bisnn_experiments.alphabets import Alphabets
 from bisnn_experiments.camera import CameraResults
+from bisnn_experiments.estimators import Choice, Judgement
 from bisnn_experiments.fixed_point import FixedPoint
 from bisnn_experiments.microcontrollers import ChipStudy
 from bisnn_experiments.posterior_explored import Exploration
@@ -26,6 +27,8 @@ PUBLISHED = Path(__file__).parents[1] / "docs" / "results"
 KINDS = {
     "alphabets": Alphabets,
     "camera": CameraResults,
+    "estimators": Judgement,
+    "estimators_choice": Choice,
     "figures_*": Figures,
     "fixed_point": FixedPoint,
     "microcontrollers": ChipStudy,
@@ -80,7 +83,7 @@ def studies(found: Any) -> list[Any]:
 
 
 WITHOUT_SUMMARY = (
-    *(CameraResults, ChipStudy, Exploration, FixedPoint),
+    *(CameraResults, ChipStudy, Choice, Exploration, FixedPoint, Judgement),
     *(Robust, Sets, SeriesStudy, TuningStudy),
 )
 
