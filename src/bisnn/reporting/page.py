@@ -112,13 +112,16 @@ def write_report(
 
 
 def _best_decisions(runs: Sequence[Run]) -> str:
-    """One line on the run that decided most test points rightly: how many, how early, and what was
-    guaranteed; empty where no run decides.
+    """One line on the run that decided most test points rightly, of those with few bits per weight
+    if there are any: how many, how early, and what was guaranteed; empty where no run decides.
     """
     found = [(run, run.judged.decisions) for run in runs if run.judged.decisions is not None]
     if not found:
         return ""
-    best, decisions = max(found, key=lambda pair: pair[1].right / pair[1].judged)
+    best, decisions = max(
+        found,
+        key=lambda pair: (pair[0].config.rule.name != "full", pair[1].right / pair[1].judged),
+    )
     return f"{best.label}: {decisions.sentence(best.things)}"
 
 
