@@ -120,7 +120,7 @@ def _best_decisions(runs: Sequence[Run]) -> str:
         return ""
     best, decisions = max(
         found,
-        key=lambda pair: (pair[0].config.rule.name != "full", pair[1].right / pair[1].judged),
+        key=lambda pair: (not pair[0].config.rule.real_weights(), pair[1].right / pair[1].judged),
     )
     return f"{best.label}: {decisions.sentence(best.things)}"
 
