@@ -54,6 +54,26 @@ def _many_rows() -> Table:
     return Table(x, y)
 
 
+def _classes(rows: int, informative: int, classes: int, seed: int) -> Callable[[], Table]:
+    def table() -> Table:
+        x, y = datasets.make_classification(
+            rows,
+            18,
+            n_informative=informative,
+            n_redundant=3,
+            n_classes=classes,
+            flip_y=0.02,
+            random_state=seed,
+        )
+        return Table(x, y)
+
+    return table
+
+
+def _noisy() -> Table:
+    return Table(*datasets.make_friedman1(1900, 12, noise=2.0, random_state=9))
+
+
 def _linear() -> Table:
     x, y = datasets.make_regression(400, 10, n_informative=6, noise=100.0, random_state=21)
     return Table(x, y)
@@ -71,9 +91,13 @@ CHOSEN_ON: dict[str, Callable[[], Table]] = {
     "moons": _moons,
     "blobs": _blobs,
     "small": _small,
+    "750 rows": _classes(750, 6, 2, 11),
+    "1,900 rows": _classes(1900, 6, 3, 12),
+    "3,100 rows": _classes(3100, 8, 2, 13),
     "many rows": _many_rows,
     "linear": _linear,
     "friedman 2": _friedman2,
+    "noisy": _noisy,
     "sparse": _sparse,
 }
 

@@ -17,7 +17,6 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -48,18 +47,17 @@ SECONDS = 120  # at most, for a fold on one core
 WORST = 3.0  # tolerances that a table counts at most, when settings are compared
 
 # Settings unlike the defaults; names in capitals are constants of `bisnn.sklearn.networks`
+BAYES: dict[str, Any] = {"rule": "bayes"}
 LONGER: dict[str, Any] = {"UPDATES": 3000, "EPOCHS": (30, 300)}
 VARIANTS: dict[str, dict[str, Any]] = {
     "as judged": {},
+    "rate 0.03": {"learning_rate": 0.03},
+    "no dropout": {"dropout": 0.0},
     "alpha 1": {"alpha": 1.0},
-    "alpha 20": {"alpha": 20.0},
-    "rate 0.1": {"learning_rate": 0.1},
-    "init 0.5": {"INIT": 0.5},
-    "slope 8": {"NEURON": replace(networks.NEURON, slope=8.0)},
-    "relaxed samples": {"HARD": False},
-    "3,000 updates, 30 epochs or more": LONGER,
-    "the same, rate 0.1": LONGER | {"learning_rate": 0.1},
-    "ST, rate 0.01, dropout 0.3": {"rule": "st", "learning_rate": 0.01, "dropout": 0.3},
+    "Bayes": BAYES,
+    "Bayes, rate 0.05": BAYES | {"learning_rate": 0.05},
+    "Bayes, relaxed samples": BAYES | {"HARD": False},
+    "Bayes, 3,000 updates, 30 epochs or more": BAYES | LONGER,
 }
 COMPARED = {"n_networks": 2}  # in all of them, for speed
 

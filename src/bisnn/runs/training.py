@@ -69,7 +69,7 @@ def train_run(
     show: bool = True,
 ) -> TrainedRun:
     """As `train`; returns also the model and the data."""
-    _check_arguments(config, data)
+    _check_config(config)
     if data is not None:
         config = config.updated(data=given_section(config, data))
     kinds = (name.replace(":", "_") for name in (config.data.name, config.rule.name))
@@ -79,19 +79,14 @@ def train_run(
     return _run(folder, config, True, show, data=data)
 
 
-def _check_arguments(config: object, data: object) -> None:
-    """A ValueError that names what to call where arrays or datasets are given as they are."""
+def _check_config(config: object) -> None:
+    """A ValueError that names what to call where arrays are given as they are."""
     if not isinstance(config, Config):
         raise ValueError(
             "config: must be a Config, as bisnn.config.load gives it; got a "
             f"{type(config).__name__}; for a table X and y call "
             "bisnn.sklearn.BiSNNClassifier().fit(X, y) or BiSNNRegressor().fit(X, y), and with "
             "other settings bisnn.train(config, data=bisnn.data.Dataset((X, y), (test_X, test_y)))"
-        )
-    if data is not None and not isinstance(data, Dataset):
-        raise ValueError(
-            f"data: must be a bisnn.data.Dataset; got a {type(data).__name__}; give "
-            "bisnn.data.Dataset(train, test), each a pair (x, y) or a torch dataset"
         )
 
 

@@ -33,7 +33,7 @@ from bisnn.sklearn.frames import categorical_columns, checked_cells, learned_sch
 from bisnn.sklearn.networks import EncodedRows, TableNetwork, TrainingPlan, trained
 from bisnn.sklearn.population import PopulationCode
 
-RULES = ("bayes", "st")
+RULES = {"st": (0.01, 0.3), "bayes": (0.1, 0.0)}  # their usual rate and dropout
 ROWS = 8192  # predicted at a time
 LOOK = ((1, 1),)  # prediction sets are formed once, at the end
 NOT_CALIBRATED = (
@@ -48,16 +48,16 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self,
         hidden_layer_sizes: int | Sequence[int] = (256,),
         *,
-        rule: str = "bayes",
+        rule: str = "st",
         n_networks: int = 3,
         n_samples: int = 4,
         time_steps: int = 8,
         units: int = 8,
         max_iter: int | str = "auto",
         batch_size: int | str = "auto",
-        learning_rate: float = 0.05,
+        learning_rate: float | str = "auto",
         alpha: float = 5.0,
-        dropout: float = 0.0,
+        dropout: float | str = "auto",
         early_stopping: bool = True,
         validation_fraction: float = 0.15,
         n_iter_no_change: int = 25,
@@ -137,21 +137,23 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                 f"{self.time_steps} for {len(widths)} layers; give e.g. {2 * len(widths) + 6}"
             )
         positive_int("units", self.units)
-        choice("rule", self.rule, RULES)
+        choice("rule", self.rule, tuple(RULES))
+        usual_rate, usual_dropout = RULES[self.rule]
+        rate = usual_rate if self.learning_rate == "auto" else self.learning_rate
+        dropout = usual_dropout if self.dropout == "auto" else self.dropout
         flag("early_stopping", self.early_stopping)
-        for name in ("dropout", "validation_fraction"):
-            if number(name, getattr(self, name), least=0) >= 1:
-                raise ValueError(
-                    f"{name}: must lie below 1; got {getattr(self, name)!r}; give e.g. 0.1"
-                )
+        shares = {"dropout": dropout, "validation_fraction": self.validation_fraction}
+        for name, share in shares.items():
+            if number(name, share, least=0) >= 1:
+                raise ValueError(f"{name}: must lie below 1; got {share!r}; give e.g. 0.1")
         return TrainingPlan(
             widths=tuple(positive_int("hidden_layer_sizes", width) for width in widths),
             rule=self.rule,
             samples=positive_int("n_samples", self.n_samples),
             epochs=positive_int("max_iter", epochs),
             batch=batch,
-            lr=number("learning_rate", self.learning_rate, above=0),
-            dropout=self.dropout,
+            lr=number("learning_rate", rate, above=0),
+            dropout=float(dropout),
             alpha=number("alpha", self.alpha, least=0),
             patience=positive_int("n_iter_no_change", self.n_iter_no_change),
         )
@@ -235,17 +237,19 @@ class BiSNNClassifier(ClassifierMixin, _Estimator):
 
     Args:
         hidden_layer_sizes: neurons of each layer.
-        rule: "bayes", networks from a posterior over the weights, or "st", straight-through.
+        rule: "st", straight-through, or "bayes", networks from a posterior over the weights.
         n_networks: that are trained, each with rows of its own held out.
-        n_samples: of each network's posterior in a prediction.
+        n_samples: of each network's posterior in a prediction, by the rule "bayes".
         time_steps: for which the networks run.
         units: for each column of numbers; fewer where there are very many columns.
         max_iter: epochs; "auto" for about 1,000 updates of the weights, in 10 to 300 epochs.
         batch_size: rows of an update; "auto" for a twentieth of them, 16 to 128.
-        learning_rate: of the latents of the weights.
+        learning_rate: of the latents of the weights; "auto" for 0.01 by the rule "st" and 0.1 by
+            "bayes".
         alpha: penalty on the squares of the readout's weights, beside the sum of the losses of all
             rows.
-        dropout: share of the neurons that the readout does not see in training.
+        dropout: share of the neurons that the readout does not see in training; "auto" for 0.3 by
+            the rule "st" and none by "bayes".
         early_stopping: hold out rows, and keep each network as it was best on them. They also set
             the temperature of the probabilities.
         validation_fraction: the share that is held out, of each class where there are enough rows.
@@ -272,16 +276,16 @@ class BiSNNClassifier(ClassifierMixin, _Estimator):
         self,
         hidden_layer_sizes: int | Sequence[int] = (256,),
         *,
-        rule: str = "bayes",
+        rule: str = "st",
         n_networks: int = 3,
         n_samples: int = 4,
         time_steps: int = 8,
         units: int = 8,
         max_iter: int | str = "auto",
         batch_size: int | str = "auto",
-        learning_rate: float = 0.05,
+        learning_rate: float | str = "auto",
         alpha: float = 5.0,
-        dropout: float = 0.0,
+        dropout: float | str = "auto",
         early_stopping: bool = True,
         validation_fraction: float = 0.15,
         n_iter_no_change: int = 25,
