@@ -55,7 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no dropout": {"dropout": 0.0},
     "alpha 1": {"alpha": 1.0},
     "Bayes": BAYES,
-    "Bayes, rate 0.05": BAYES | {"learning_rate": 0.05},
+    "Bayes, rate 0.1": BAYES | {"learning_rate": 0.1},
     "Bayes, relaxed samples": BAYES | {"HARD": False},
     "Bayes, 3,000 updates, 30 epochs or more": BAYES | LONGER,
 }

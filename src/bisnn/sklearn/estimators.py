@@ -33,7 +33,7 @@ from bisnn.sklearn.frames import categorical_columns, checked_cells, learned_sch
 from bisnn.sklearn.networks import EncodedRows, TableNetwork, TrainingPlan, trained
 from bisnn.sklearn.population import PopulationCode
 
-RULES = {"st": (0.01, 0.3), "bayes": (0.1, 0.0)}  # their usual rate and dropout
+RULES = {"st": (0.01, 0.3), "bayes": (0.05, 0.0)}  # their usual rate and dropout
 ROWS = 8192  # predicted at a time
 LOOK = ((1, 1),)  # prediction sets are formed once, at the end
 NOT_CALIBRATED = (
@@ -244,7 +244,7 @@ class BiSNNClassifier(ClassifierMixin, _Estimator):
         units: for each column of numbers; fewer where there are very many columns.
         max_iter: epochs; "auto" for about 1,000 updates of the weights, in 10 to 300 epochs.
         batch_size: rows of an update; "auto" for a twentieth of them, 16 to 128.
-        learning_rate: of the latents of the weights; "auto" for 0.01 by the rule "st" and 0.1 by
+        learning_rate: of the latents of the weights; "auto" for 0.01 by the rule "st" and 0.05 by
             "bayes".
         alpha: penalty on the squares of the readout's weights, beside the sum of the losses of all
             rows.
