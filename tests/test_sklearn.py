@@ -278,11 +278,11 @@ def test_early_stopping_keeps_the_best_epoch_on_rows_it_held_out(capsys):
     model = classifier(**settings).fit(x, y)
     shown = capsys.readouterr().out
     losses = [float(loss) for loss in re.findall(r"epoch \d+: held-out loss ([\d.]+)", shown)]
-    assert len(losses) == model.n_iter_[0] < 80
+    assert len(losses) == model.n_iter_ < 80
     assert losses.index(min(losses)) == len(losses) - 6
     assert f"{len(losses)} epochs, best held-out loss {min(losses):.4f}" in shown
     whole = classifier(**settings, early_stopping=False).fit(x, y)
-    assert whole.n_iter_[0] == 80
+    assert whole.n_iter_ == 80
     assert whole.temperature_ == 1
     assert whole.score(x, y) > model.score(x, y)  # learned by heart
 

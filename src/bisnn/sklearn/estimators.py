@@ -180,7 +180,7 @@ class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             for held_out, seed in zip(splits, seeds, strict=True)
         )
         self.networks_ = [network for network, _ in found]
-        self.n_iter_ = np.array([network.epochs for network in self.networks_])
+        self.n_iter_ = max(network.epochs for network in self.networks_)
         self._n_features_out = sum(network.weight.shape[1] for network in self.networks_)
         return [(said, held_out) for (_, said), held_out in zip(found, splits, strict=True)]
 
@@ -263,7 +263,8 @@ class BiSNNClassifier(ClassifierMixin, _Estimator):
         verbose: 1 for a line per network, 2 for one per epoch.
 
     Fitted attributes: `classes_`, `n_features_in_`, `feature_names_in_` of a frame, `n_iter_`
-    (epochs of each network), `networks_` (each has a `bisnn.Network` as `net`), `temperature_`.
+    (epochs, of the network that took most), `networks_` (each has a `bisnn.Network` as `net`),
+    `temperature_`.
 
     >>> from sklearn.datasets import load_wine
     >>> X, y = load_wine(return_X_y=True, as_frame=True)
@@ -384,8 +385,9 @@ class BiSNNRegressor(RegressorMixin, _Estimator):
     Args:
         as in `BiSNNClassifier`, without `class_weight`.
 
-    Fitted attributes: `n_features_in_`, `feature_names_in_` of a frame, `n_iter_` (epochs of each
-    network), `networks_` (each has a `bisnn.Network` as `net`), `target_mean_`, `target_scale_`.
+    Fitted attributes: `n_features_in_`, `feature_names_in_` of a frame, `n_iter_` (epochs, of the
+    network that took most), `networks_` (each has a `bisnn.Network` as `net`),
+    `target_mean_`, `target_scale_`.
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BiSNNRegressor:
