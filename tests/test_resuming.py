@@ -104,7 +104,7 @@ def test_kill_9_at_random_moments_changes_nothing(tmp_path, seconds):
     kills = 0
     while kills < 8:
         process = run_in_a_child(go_on, folder, config)
-        time.sleep(draw.uniform(0.05, 0.4))
+        time.sleep(draw.uniform(0.05, 0.4 if kills else 0.1))  # the first one before the run's end
         process.kill()
         process.join()
         kills += process.exitcode == -signal.SIGKILL
