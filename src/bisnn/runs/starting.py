@@ -10,6 +10,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bisnn.display import visible
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 FEW = 20  # different whole numbers up to which they are classes, and not a quantity
 SPARE = 10  # recordings of each class from which on some are held out to validate
 UPDATES = 1500  # of the weights, about, by recordings
+QUIET = 0.04  # share of active inputs below which neurons need a lower threshold
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,8 @@ def _recordings_learned(found: Survey, way: Suggestion) -> str:
     training = round(0.8 * len(found.looks))
     batch = max(4, min(40, training // 10))
     epochs = min(100, max(20, round(UPDATES * batch / training)))
+    usual = median(look.events for look in found.looks)
+    active = usual / (way.steps * 2 * sides[0] * sides[1])  # share of the inputs, at most
     return f"""\
 [network]
 {_convolution(min(sides))}
@@ -193,7 +197,7 @@ init = 0.1  # so small, a weight is almost as likely the one as the other at fir
 tau_mem = 4.0
 tau_syn = 2.0
 tau_ref = 1.0
-threshold = 0.25
+threshold = {0.1 if active < QUIET else 0.25}  # lower for few events, or neurons stay silent
 slope = 4.0
 
 [augment]  # of training recordings, anew each epoch; also rotate (degrees), zoom and drop (shares)
