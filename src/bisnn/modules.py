@@ -120,9 +120,7 @@ def binarise(
 
 def _plain(name: str) -> str:
     """A parameter's name before `binarise`."""
-    return name.replace(".parametrizations.weight.original", ".weight").replace(
-        "parametrizations.weight.original", "weight"
-    )
+    return name.replace("parametrizations.weight.original", "weight")
 
 
 @torch.no_grad()
