@@ -309,9 +309,9 @@ _alphabet = functools.cache(Levels)  # checked once
 
 
 def _planes(w: Tensor, alphabet: Levels) -> list[Tensor]:
-    """The bit planes of weights as 0 and 1, in their dtype."""
+    """The bit planes of weights in their dtype: 0, and for a one whatever is not 0."""
     if alphabet.planes == 1:
-        return [(w > alphabet.low).to(w.dtype)]
+        return [w - alphabet.low]
     codes = ((w - alphabet.low) / alphabet.gap).to(torch.uint8)
     return [(codes >> k & 1).to(w.dtype) for k in range(alphabet.planes)]
 
