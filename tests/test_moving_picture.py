@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from bisnn.packed import Engine
+from bisnn.shipping import web
 from bisnn_experiments import moving_picture
 from bisnn_experiments.moving_picture import moments, recording, shipped
 
@@ -53,6 +54,19 @@ def test_a_recording_that_is_never_decided_is_shown_to_its_end():
     assert not story[-1].decided
     assert story[-1].inside.all()
     assert np.allclose(story[-1].probabilities, 0.1)
+
+
+def test_pixels_that_get_brighter_are_blue(shown):
+    story = list(moments(shipped(), shown))
+    drawn = np.asarray(moving_picture.draw(story, story[-1].probabilities, len(shown), 1.0))
+    on = web.digits().about["sketchpad"]["on"]
+    edge, scale = 196 / 26, moving_picture.SCALE
+    for channel, colour in ((on, moving_picture.BLUE), (1 - on, moving_picture.ORANGE)):
+        places = np.argwhere(story[-1].events[channel] > story[-1].events[1 - channel])
+        assert len(places) > 10
+        for y, x in places:
+            row, column = scale * (34 + edge * (y + 0.5)), scale * (16 + edge * (x + 0.5))
+            assert tuple(drawn[int(row), int(column)]) == colour
 
 
 def test_the_picture_in_the_docs_ends_as_the_recording_does(shown):

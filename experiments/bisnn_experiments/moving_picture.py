@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from bisnn.conformal import margins_of
+from bisnn.data.camera import MNIST_DVS
 from bisnn.data.loading import Clips
 from bisnn.files import write_atomic
 from bisnn.packed import Engine, PackedNetwork, file
@@ -54,7 +55,7 @@ class Moment:
     """What there is to see of one time step."""
 
     step: int  # from 1 on
-    events: np.ndarray  # uint8 (2, H, W)
+    events: np.ndarray  # uint8 (2, H, W): of polarity p = 0, and of p = 1
     spikes: tuple[np.ndarray, ...]  # of each layer's neurons, the share of the members that fire
     probabilities: np.ndarray  # (C,) over the steps after the burn-in; until then, of this one
     inside: np.ndarray  # bool (C,): the set; every class before the first look
@@ -165,8 +166,8 @@ def _draw_events(figure: Figure, page: Axes, seen: list[Moment], share: float) -
     image = _ground(BACK, *shape)
     for age, moment in reversed(list(enumerate(reversed(seen[-4:])))):
         light = 0.45 ** (age + (share if age else 0))
-        for channel, colour in ((0, ORANGE), (1, BLUE)):
-            image = _mixed(image, colour, light * moment.events[channel])
+        for on, colour in ((False, ORANGE), (True, BLUE)):
+            image = _mixed(image, colour, light * moment.events[int(on == MNIST_DVS.on)])
     _picture(figure, (16, 34, 196, 196), image)
     for left, colour, text in ((16, BLUE, "brighter"), (92, ORANGE, "darker")):
         _box(page, left, 240, 8, 8, _hex(colour))

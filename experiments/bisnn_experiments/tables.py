@@ -53,6 +53,11 @@ DOCUMENTS = (
             "SHIPPING",
             "TUNING",
             "SKLEARN",
+            "explanations/bits",
+            "explanations/guarantee",
+            "explanations/paper",
+            "explanations/report",
+            "explanations/time",
         )
     ),
 )
