@@ -43,7 +43,7 @@ def run_all(
     # numba's and torch's threads do not survive a fork.
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
     longest_first = sorted(range(len(tasks)), key=lambda i: -length(tasks[i]))
-    waiting: set[Future] = set()
+    waiting: set[Future[Any]] = set()
     with pool, bars(show=show, transient=False) as shown, signals() as caught:
         bar = shown.add_task("", total=len(tasks))
         try:
@@ -78,7 +78,9 @@ def run_all(
     return [future.result() for future in futures]
 
 
-def _submit(pool: ProcessPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Future:
+def _submit(
+    pool: ProcessPoolExecutor, function: Callable[..., Any], *arguments: Any
+) -> Future[Any]:
     with _workers_ignore_ctrl_c():  # it may start one
         return pool.submit(function, *arguments)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from bisnn import intervals
 from bisnn.checks import choice, number, positive_int, tensor
 from bisnn.intervals import Interval
-from bisnn.selection import (  # noqa: F401
+from bisnn.selection import (
     Abstention,
     RiskCoverage,
     abstention_threshold,
@@ -30,6 +30,38 @@ from bisnn.selection import (  # noqa: F401
     fpr95,
     risk_coverage,
 )
+
+__all__ = [
+    "Abstention",
+    "BrierParts",
+    "Interval",
+    "Reliability",
+    "RiskCoverage",
+    "abstention_threshold",
+    "accuracy",
+    "adaptive_ece",
+    "aupr",
+    "aurc",
+    "auroc",
+    "balanced_accuracy",
+    "brier",
+    "brier_decomposition",
+    "calibration",
+    "coverage",
+    "debiased_ece",
+    "ece",
+    "fpr95",
+    "interval",
+    "interval_of_steps",
+    "mae",
+    "mean_interval",
+    "nll",
+    "paired",
+    "reliability",
+    "risk_coverage",
+    "rmse",
+    "set_size",
+]
 
 BINS = 15
 
