@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 import typer
 
@@ -129,10 +128,10 @@ def test_documents_are_read():
 @pytest.mark.slow
 def test_the_commands_of_the_tour_run(tmp_path):
     """As they stand, but for two that take long: one after the other, in an empty folder."""
-    points, more = two_moons(seed=0)
-    for name, sample in (("points", points), ("more", more)):
-        table = np.column_stack([sample.x, sample.y])
-        np.savetxt(tmp_path / f"{name}.csv", table, delimiter=",", header="x1,x2,y", comments="")
+    for name, sample in zip(("points", "more"), two_moons(seed=0), strict=True):
+        rows = zip(sample.x.tolist(), sample.y.tolist(), strict=True)
+        lines = [f"{a},{b},{('upper', 'lower')[y]}" for (a, b), y in rows]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["width,height,moon", *lines]))
     tour = next(block for block in blocks(ROOT / "docs" / "TOUR.md") if "bisnn new" in block)
     commands = [w for w in lines_of(tour) if w[1] not in ("tune", "reproduce")]
     assert len(commands) > 6
