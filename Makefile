@@ -1,5 +1,5 @@
 # make demo   digits seen by a camera, three methods, a verdict, a report, a page to draw on     make test   tests, doctests, linter, type checker
-# Both set up everything they need in .venv first.
+# Both set up what they need in .venv first: the demo what a user needs, the tests the extra dev too.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -7,16 +7,20 @@ BIN := .venv/bin
 INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
 .PHONY: demo test test-all lint results-check results-write bench bench-gpu setup clean
 
-setup: .venv/ready
+setup: .venv/dev-ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) torch
+	$(INSTALL) -e .
+	touch $@
+
+.venv/dev-ready: .venv/ready
 	$(INSTALL) -e '.[dev]'
 	touch $@
 
 # All three runs at once, also on two cores: no core waits while the last one trains.
-demo: setup
+demo: .venv/ready
 	rm -rf out/demo
 	$(BIN)/bisnn reproduce table1 --seeds 1 --jobs 3 --out out/demo
 	$(BIN)/bisnn export out/demo/runs/digits_bayes_tuned_seed0 --to web --out out/demo/try.html & page=$$!; \
@@ -40,11 +44,11 @@ results-check: setup
 results-write: setup
 	$(BIN)/python -m bisnn_experiments.tables --write
 
-bench: setup
+bench: .venv/ready
 	$(BIN)/python benchmarks/cpu.py
 	$(BIN)/python benchmarks/packed.py
 
-bench-gpu: setup
+bench-gpu: .venv/ready
 	$(BIN)/python benchmarks/gpu.py
 
 clean:

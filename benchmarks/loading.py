@@ -30,9 +30,10 @@ from bisnn.bits.philox import Purpose
 from bisnn.data.loading import Clips
 from bisnn.display import bars
 from bisnn.runs import config
-from bisnn.runs.config import Augment
+from bisnn.runs.augment_section import Augment
 from bisnn.runs.inputs import training_spikes
-from bisnn.runs.training import Processes, Training
+from bisnn.runs.loop import Training
+from bisnn.runs.processes import Processes
 from bisnn_experiments import recognition, results
 from bisnn_experiments.measurement import machine, table
 

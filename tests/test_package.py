@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -42,23 +43,63 @@ def test_building_a_network_loads_no_compiler():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_readmes_python_runs():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 4
+def run_python_of(page: Path) -> dict:
+    """Run the Python of a page from top to bottom; its names."""
+    blocks = re.findall(r"^```python\n(.*?)```", page.read_text(), re.DOTALL | re.MULTILINE)
+    assert blocks
     names: dict = {}
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
-    assert bisnn.metrics.accuracy(names["result"].mean, names["test"].y[:200]) > 0.9
+        exec(compile(block, page.name, "exec"), names)
+    return names
 
 
-def test_the_python_of_pages_runs(tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", ["README.md", "docs/TOUR.md"])
+def test_the_python_of_the_first_pages_runs_and_learns(page):
+    names = run_python_of(ROOT / page)
+    tested = len(names["result"].mean)
+    assert bisnn.metrics.accuracy(names["result"].mean, names["test"].y[:tested]) > 0.95
+
+
+def test_the_python_of_modules_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for page in ("MODULES.md",):
-        text = (ROOT / "docs" / page).read_text()
-        names: dict = {}
-        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-            exec(compile(block, page, "exec"), names)
+    run_python_of(ROOT / "docs" / "MODULES.md")
     assert len(bisnn.load_states("members.safetensors")) == 10
+
+
+def test_the_first_screen_has_what_a_newcomer_needs():
+    """Before the first heading of the README: a picture, the commands, a few lines of Python."""
+    screen = (ROOT / "README.md").read_text().partition("\n## ")[0]
+    assert len(screen.splitlines()) < 45
+    for part in ("![", "make demo", "make test", "bisnn try", "```python", "](docs/TOUR.md)"):
+        assert part in screen
+
+
+def test_the_citation_is_of_this_version_and_of_the_paper():
+    """The keys that the Citation File Format 1.2.0 requires, and what they have to say."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited.keys() >= {"cff-version", "message", "title", "authors"}
+    assert (cited["cff-version"], cited["version"]) == ("1.2.0", bisnn.__version__)
+    (paper,) = cited["references"]
+    assert paper.keys() >= {"type", "title", "authors"}
+    assert [author["family-names"] for author in paper["authors"]] == [
+        *("Jang", "Skatchkovsky", "Simeone")
+    ]
+    assert paper["url"] in (ROOT / "README.md").read_text()
+    assert (
+        f"## [{cited['version']}] - {cited['date-released']}"
+        in (ROOT / "CHANGELOG.md").read_text().splitlines()
+    )
+
+
+def test_the_changelog_keeps_its_form():
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    versions = [line for line in lines if line.startswith("## ")]
+    assert versions[0] == "## [Unreleased]"
+    dated = [re.fullmatch(r"## \[(\d+\.\d+\.\d+)\] - (\d{4}-\d\d-\d\d)", v) for v in versions[1:]]
+    assert all(dated)
+    assert dated[0][1] == bisnn.__version__
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert {line[4:] for line in lines if line.startswith("### ")} <= kinds
 
 
 def test_documents_name_files_functions_and_tests_that_exist():
@@ -147,7 +188,7 @@ def test_make_holds_the_build_to_the_constraints():
         ["make", "--dry-run", "--always-make", "setup"], cwd=ROOT, text=True
     )
     installs = [line for line in shown.splitlines() if "pip install" in line]
-    assert len(installs) == 2
+    assert len(installs) == 3
     for line in installs:
         for name in ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"):  # before pip 25.3, and since
             assert re.search(rf"\b{name}=constraints\.txt ", line)

@@ -46,7 +46,7 @@ KINDS = {
 }
 # By other commands, or by commands that are gone
 OTHERS = (
-    *("coverage", "energy", "gradient_bias", "loading", "loading_gpu"),
+    *("coverage", "energy", "gradient_bias", "guarantee", "loading", "loading_gpu"),
     *("readouts", "two_moons_earlier_settings"),
 )
 FILES = {

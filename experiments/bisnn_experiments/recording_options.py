@@ -23,9 +23,10 @@ import torch
 from bisnn import metrics
 from bisnn.data.loading import LoadedData, Split
 from bisnn.display import bars
-from bisnn.runs import config, evaluation, loop, training
+from bisnn.runs import config, evaluation, loop
 from bisnn.runs.config import Config
 from bisnn.runs.inputs import load_dataset
+from bisnn.runs.processes import Processes
 from bisnn_experiments.options import publish
 from bisnn_experiments.results import Row
 
@@ -109,8 +110,8 @@ def judge(method: str, option: str, seed: int) -> list[Row]:
     settings = config.load(f"digits_{method}").updated(
         seed=seed, **START[method] | OPTIONS[method][option]
     )
-    loop.load_dataset = held_out  # type: ignore[assignment]
-    run = training.Training(settings, training.Processes(0, 1, torch.device("cpu")))
+    loop.load_dataset = held_out  # type: ignore[assignment, attr-defined]
+    run = loop.Training(settings, Processes(0, 1, torch.device("cpu")))
     validation = run.data.validation
     assert validation is not None
     run.data = dataclasses.replace(run.data, validation=None)  # judged once, at the end

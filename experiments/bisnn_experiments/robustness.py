@@ -42,10 +42,11 @@ from bisnn.data.corruption import CORRUPTIONS, STRENGTHS
 from bisnn.data.loading import Batches, Clips, LoadedData, Split
 from bisnn.data.simulation import SimulatedEvents
 from bisnn.prediction import Classification
-from bisnn.runs import training
 from bisnn.runs.config import Config
 from bisnn.runs.evaluation import load_run
+from bisnn.runs.loop import Training
 from bisnn.runs.model import Model
+from bisnn.runs.processes import Processes
 from bisnn.runs.results import Finding
 from bisnn.runs.robustness import SEED
 from bisnn_experiments import recognition, results
@@ -212,7 +213,7 @@ def _made_together(worse: Batches, index: Tensor) -> Callable[[int], np.ndarray]
 def trained(config: Config, device: str) -> tuple[Model, LoadedData]:
     """A run, kept in memory alone, and its data."""
     with kernels.precision(config.train.precision):
-        run = training.Training(config, training.Processes(0, 1, torch.device(device)), show=False)
+        run = Training(config, Processes(0, 1, torch.device(device)), show=False)
         data = run.data
         _share_events(data)
         while not run.finished:

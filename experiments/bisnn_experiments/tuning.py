@@ -26,8 +26,8 @@ from sklearn.datasets import make_classification
 from bisnn import metrics
 from bisnn.runs import config
 from bisnn.runs.config import Config
-from bisnn.runs.evaluation import Evaluation, load_evaluation
-from bisnn.runs.results import Finding, Metric
+from bisnn.runs.evaluation import load_evaluation
+from bisnn.runs.results import Evaluation, Finding, Metric
 from bisnn.tuning.search import Tuned, tune
 from bisnn.tuning.space import search_space
 from bisnn_experiments import reproduction, results

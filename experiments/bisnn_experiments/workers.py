@@ -49,7 +49,7 @@ def run_all(
         with bars(show=show, transient=False) as shown:
             bar = shown.add_task("", total=len(tasks))
 
-            def follow(waiting: set[Future]) -> None:
+            def follow(waiting: set[Future[Any]]) -> None:
                 both = zip(tasks, futures, strict=True)
                 under_way = sum(progress(task) for task, future in both if future in waiting)
                 finished = len(tasks) - len(waiting)
@@ -90,9 +90,9 @@ def _pool(jobs: int, module: str) -> Iterator[ProcessPoolExecutor]:
 
 
 def _await(
-    futures: Sequence[Future],
+    futures: Sequence[Future[Any]],
     caught: Sequence[int],
-    follow: Callable[[set[Future]], None] = lambda waiting: None,
+    follow: Callable[[set[Future[Any]]], None] = lambda waiting: None,
 ) -> None:
     """Wait for all, or until a signal is caught, which raises, as does what goes wrong in one."""
     waiting = set(futures)
@@ -105,7 +105,9 @@ def _await(
         follow(waiting)
 
 
-def _submit(pool: ProcessPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Future:
+def _submit(
+    pool: ProcessPoolExecutor, function: Callable[..., Any], *arguments: Any
+) -> Future[Any]:
     with _workers_ignore_ctrl_c():  # it may start one
         return pool.submit(function, *arguments)
 

@@ -374,7 +374,9 @@ class Layer(nn.Module):
         if self.is_built:
             mark_latents(self.weight, self.latents)  # a parameter's copy loses its marks
 
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
         if self.is_built and is_realised(self.weight):
             raise RuntimeError(
                 "state_dict() inside a realisation would save w in place of the latents w^r; call "
@@ -382,7 +384,7 @@ class Layer(nn.Module):
             )
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
-    def _load_from_state_dict(self, state_dict, prefix, *args):
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if is_realised(self.weight):
             raise RuntimeError(
                 "load_state_dict() inside a realisation would be undone on leaving it; call it "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -186,6 +186,9 @@ class Network(nn.Module):
             states.append(after)
         after = None if state is None else tuple(states)
         return Output(tuple(spikes), tuple(potentials), tuple(readouts), after)
+
+    if TYPE_CHECKING:
+        __call__ = forward  # whose types torch's own, of any module, does not know
 
     def read(self, number: int, x: Tensor, spikes: Sequence[Tensor]) -> Tensor:
         """What layer `number` reads of the network's input x and of what has left the layers."""

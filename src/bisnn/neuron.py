@@ -218,12 +218,12 @@ class SRM(Neuron):
         zero, one, least = np.float32(0), np.float32(1), np.float32(FLUSH)
 
         @njit(inline="always")
-        def potential(state, each, shared):
+        def potential(state: Any, each: Any, shared: Any) -> Any:
             P, Q, R = state
             return each[0] * (P - Q) - R, shared[3]
 
         @njit(inline="always")
-        def advance(I, fires, state, each, shared):
+        def advance(I: Any, fires: Any, state: Any, each: Any, shared: Any) -> Any:
             P, Q, R = state
             a_m, a_s, a_r, _ = shared
             P, Q, R = a_m * (P + I), a_s * (Q + I), a_r * (R + (one if fires else zero))
@@ -367,18 +367,18 @@ class FixedSRM(SRM):
         zero, bits, below = np.int32(0), np.int64(DECAY_BITS), np.int64(2**DECAY_BITS - 1)
 
         @njit(inline="always")
-        def decayed(x, a):
+        def decayed(x: Any, a: Any) -> Any:
             # A negative product is raised, for the shift rounds down
             y = np.int64(x) * np.int64(a)
             return np.int32((y + ((y >> np.int64(63)) & below)) >> bits)
 
         @njit(inline="always")
-        def potential(state, each, shared):
+        def potential(state: Any, each: Any, shared: Any) -> Any:
             P, Q, R = state
             return np.int32(P - Q - R), each[1]
 
         @njit(inline="always")
-        def advance(I, fires, state, each, shared):
+        def advance(I: Any, fires: Any, state: Any, each: Any, shared: Any) -> Any:
             P, Q, R = state
             a_m, a_s, a_r, fraction = shared
             I = np.int64(I) << np.int64(fraction)

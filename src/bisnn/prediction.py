@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, overload
 
 import torch
 from scipy import optimize
@@ -20,9 +21,10 @@ from bisnn.alphabet import Levels
 from bisnn.bits.philox import Purpose
 from bisnn.checks import choice, finite, number, positive_int, seed_number
 from bisnn.kernels import draws, reference
+from bisnn.layer import Readout
 from bisnn.losses import time_weights
 from bisnn.modules import module_logits
-from bisnn.network import Network, Readout, check_network
+from bisnn.network import Network, check_network
 from bisnn.optimizer import Rule
 
 # For each member one tensor per layer, its weights: int8, or real of a full-precision network
@@ -80,6 +82,36 @@ class Regression:
     def of(cls, members: Tensor) -> Regression:
         """From the members' outputs, (K, ..., C)."""
         return cls(members.mean(0), members, members.std(0, correction=0))
+
+
+@overload
+def predict(
+    net: Network | nn.Module,
+    x: Tensor,
+    samples: int | Members | Dropout | None = None,
+    *,
+    rule: Rule | None = None,
+    task: Literal["classification"] = "classification",
+    over_time: str = "mean",
+    burn_in: int = 0,
+    mask: Tensor | None = None,
+    seed: int = 0,
+) -> Classification: ...
+
+
+@overload
+def predict(
+    net: Network | nn.Module,
+    x: Tensor,
+    samples: int | Members | Dropout | None = None,
+    *,
+    rule: Rule | None = None,
+    task: Literal["regression"],
+    over_time: str = "mean",
+    burn_in: int = 0,
+    mask: Tensor | None = None,
+    seed: int = 0,
+) -> Regression: ...
 
 
 @torch.no_grad()

@@ -20,6 +20,8 @@ from bisnn.kernels.draws import Noise
 from bisnn.optimizer import Preconditioned, Rule, descend, remembered
 from bisnn.weights import Categorical, Nearest, Pullback, Signs
 
+__all__ = ["BayesBiSNN", "Bop", "Rule", "STBiSNN"]
+
 # The updates, as in the paper
 
 

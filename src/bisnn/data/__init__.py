@@ -28,22 +28,28 @@ _HOME = {
 _MODULES = {name: name for name in ("camera", "simulation")}
 __all__, __getattr__, __dir__ = lazy.names(__name__, _HOME, _MODULES)
 
+# As themselves: so type checkers take them for public
 if TYPE_CHECKING:
-    from bisnn.data import camera, simulation
-    from bisnn.data.archives import MNISTDVS, NMNIST
-    from bisnn.data.corruption import CORRUPTIONS, corrupt
-    from bisnn.data.dataset import Dataset
+    from bisnn.data import camera as camera, simulation as simulation
+    from bisnn.data.archives import MNISTDVS as MNISTDVS, NMNIST as NMNIST
+    from bisnn.data.corruption import CORRUPTIONS as CORRUPTIONS, corrupt as corrupt
+    from bisnn.data.dataset import Dataset as Dataset
     from bisnn.data.events import (
-        EVENTS,
-        BadEvents,
-        Recording,
-        bin_events,
-        read_aedat,
-        read_events,
-        read_nmnist,
-        write_aedat,
-        write_nmnist,
+        EVENTS as EVENTS,
+        BadEvents as BadEvents,
+        Recording as Recording,
+        bin_events as bin_events,
+        read_aedat as read_aedat,
+        read_events as read_events,
+        read_nmnist as read_nmnist,
+        write_aedat as write_aedat,
+        write_nmnist as write_nmnist,
     )
-    from bisnn.data.series import Series
-    from bisnn.data.toy import Points, f_1d, one_d, two_moons
-    from bisnn.data.windows import Window
+    from bisnn.data.series import Series as Series
+    from bisnn.data.toy import (
+        Points as Points,
+        f_1d as f_1d,
+        one_d as one_d,
+        two_moons as two_moons,
+    )
+    from bisnn.data.windows import Window as Window

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bisnn.data import table
-from bisnn.packed.columns import is_blank
+from bisnn.data.arrays import read_arrays
+from bisnn.packed.columns import is_blank, numbers
 
 
 class Recorded(NamedTuple):
@@ -109,7 +110,9 @@ def read(path: str, each_step: bool, target: str | None, drop: Sequence[str]) ->
     return Recorded(path, values, [_label(path, np.asarray(label)) for label in labels])
 
 
-def read_values(path: str, target: str | None, drop: Sequence[str]) -> tuple[list[str], list]:
+def read_values(
+    path: str, target: str | None, drop: Sequence[str]
+) -> tuple[list[str], list[np.ndarray]]:
     """Names and values of recordings to predict: an NPZ file, a CSV file or a folder of these."""
     given = Path(path)
     if not given.is_dir() and given.suffix.lower() not in (".csv", ".tsv"):
@@ -122,7 +125,7 @@ def read_values(path: str, target: str | None, drop: Sequence[str]) -> tuple[lis
 
 def _read_arrays(path: str) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """The recordings of an NPZ file, cut to their lengths, and all of its arrays."""
-    arrays = table.read_arrays(Path(path), ["x", "y", "lengths"])
+    arrays = read_arrays(Path(path), ["x", "y", "lengths"])
     x = arrays["x"]
     if x.ndim != 3 or x.size == 0:
         raise ValueError(
@@ -173,7 +176,7 @@ def _channels(rows: table.Rows, left_out: set[str]) -> np.ndarray:
     names = [name for name in rows.names if name not in left_out]
     if not names:
         raise ValueError(f"{rows.path}: has no column of values; got {', '.join(rows.names)}")
-    return np.stack([table.numbers(n, rows.column(n), rows.where) for n in names], 1)
+    return np.stack([numbers(n, rows.column(n), rows.where) for n in names], 1)
 
 
 def _labels_in(

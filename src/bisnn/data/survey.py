@@ -13,7 +13,7 @@ import numpy as np
 
 from bisnn.data import events, folders
 from bisnn.data.folders import Entry, Listing
-from bisnn.data.windows import Window, files_of, of_size
+from bisnn.data.windows import SPLIT_FILE, Window, files_of, of_size
 from bisnn.display import bars
 
 STEPS = (10, 30)  # fewest and most time steps that are suggested
@@ -95,7 +95,7 @@ def _listed(root: Path) -> Listing:
     try:
         return folders.listed(root)
     except ValueError:
-        if not root.is_dir() or (root / folders.SPLIT_FILE).exists():
+        if not root.is_dir() or (root / SPLIT_FILE).exists():
             raise
         entries = (Entry(file, root.resolve().name) for file in files_of([root]))
         return Listing(root, tuple(entries))

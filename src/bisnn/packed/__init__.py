@@ -24,9 +24,20 @@ _HOME = {
 }
 __all__, __getattr__, __dir__ = lazy.names(__name__, _HOME, {})
 
+# As themselves: so type checkers take them for public
 if TYPE_CHECKING:
-    from bisnn.packed.engine import Engine, Prediction, Result, State, load
-    from bisnn.packed.file import read, write
-    from bisnn.packed.header import BadFile, Unfit
-    from bisnn.packed.network import PackedLayer, PackedNetwork, PackedReadout
-    from bisnn.packed.sets import EarlySets
+    from bisnn.packed.engine import (
+        Engine as Engine,
+        Prediction as Prediction,
+        Result as Result,
+        State as State,
+        load as load,
+    )
+    from bisnn.packed.file import read as read, write as write
+    from bisnn.packed.header import BadFile as BadFile, Unfit as Unfit
+    from bisnn.packed.network import (
+        PackedLayer as PackedLayer,
+        PackedNetwork as PackedNetwork,
+        PackedReadout as PackedReadout,
+    )
+    from bisnn.packed.sets import EarlySets as EarlySets

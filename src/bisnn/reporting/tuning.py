@@ -9,7 +9,8 @@ from pathlib import Path
 import bisnn
 from bisnn.files import write_atomic
 from bisnn.reporting.charts import styled
-from bisnn.reporting.charts.tuning import Searched, decimals, parts_of
+from bisnn.reporting.charts.canvas import decimals
+from bisnn.reporting.charts.tuning import Searched, parts_of
 from bisnn.reporting.page import template
 from bisnn.runs.config import Config
 

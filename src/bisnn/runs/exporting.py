@@ -25,6 +25,7 @@ from bisnn.display import note
 from bisnn.files import file_digest
 from bisnn.neuron import FixedSRM
 from bisnn.packed import file
+from bisnn.packed.header import BadFile
 from bisnn.packed.network import PackedNetwork
 from bisnn.packing import describe
 from bisnn.prediction import Dropout
@@ -297,7 +298,7 @@ def _check_target(path: Path) -> None:
     if path.is_file():
         try:
             file.read(path)
-        except file.BadFile:
+        except BadFile:
             raise ValueError(
                 f"out: {path} is there and is no packed network, and would be lost; "
                 "give another name"

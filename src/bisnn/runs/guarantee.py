@@ -30,7 +30,7 @@ from bisnn.conformal import (
 from bisnn.data.loading import Clips
 from bisnn.display import note
 from bisnn.files import file_digest, read_text, write_atomic
-from bisnn.network import Readout
+from bisnn.layer import Readout
 from bisnn.prediction import Classification, Regression, fit_temperature
 from bisnn.runs.folder import Damaged
 from bisnn.selection import Abstention, abstention_threshold

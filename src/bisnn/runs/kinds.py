@@ -31,8 +31,11 @@ def _one_of(sections: Iterable[type[Section]], own: type[Section]) -> Any:
 
 
 if TYPE_CHECKING:
-    from bisnn.runs.data_sections import DataSection as AnyData
-    from bisnn.runs.rule_sections import RuleSection as AnyRule
+    from bisnn.runs.data_sections import DataSection
+    from bisnn.runs.rule_sections import RuleSection
+
+    AnyData = DataSection
+    AnyRule = RuleSection
 else:
     AnyData = _one_of((*data_sections.SECTIONS, FolderData, SeriesData), OwnData)
     AnyRule = _one_of(rule_sections.SECTIONS, OwnRule)

@@ -32,8 +32,8 @@ from bisnn.kernels import draws
 from bisnn.kernels.graphs import Graphs, to_device
 from bisnn.losses import activity_loss, chunked_backward, local_loss
 from bisnn.network import Output
+from bisnn.optimizer import Rule
 from bisnn.realisation import map_weight
-from bisnn.rules import Rule
 from bisnn.runs import defaults
 from bisnn.runs.building import build_network, state_after_a_step
 from bisnn.runs.config import CHANGEABLE, Config, differences, parse
@@ -260,7 +260,7 @@ class Training:
         backward = partial(self._backward, share)
         sums = torch.zeros_like(self.sums, device=self.processes.device)
         for _ in range(self.config.train.samples):
-            realisation: AbstractContextManager = (
+            realisation: AbstractContextManager[None] = (
                 self.rule.sampled() if isinstance(self.rule, Rule) else nullcontext()
             )
             with realisation:

@@ -56,7 +56,11 @@ def imported(key: str, name: str) -> Any:
 
 
 def arguments(
-    key: str, function: Callable, options: dict[str, Any], seed: int, ours: Collection[str] = ()
+    key: str,
+    function: Callable[..., Any],
+    options: dict[str, Any],
+    seed: int,
+    ours: Collection[str] = (),
 ) -> dict[str, Any]:
     """The options of a section as arguments of a function, checked.
 
@@ -214,7 +218,7 @@ class OwnRule(RuleSection):
         return not self.real_weights()  # a layer that needs them says so where samples are relaxed
 
     def described(self) -> OwnRule:
-        from bisnn.rules import Rule
+        from bisnn.optimizer import Rule
 
         kind = self._class()
         binary = issubclass(kind, Rule)

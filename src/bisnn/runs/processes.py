@@ -53,12 +53,15 @@ def _way_on() -> str:
 
 def _join(backend: str) -> None:
     """Meet the other processes that torchrun started."""
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
     limit = timedelta(minutes=MINUTES)
-    store, rank, count = next(iter(dist.rendezvous("env://", timeout=limit)))
+    store, rank, count = next(iter(rendezvous("env://", timeout=limit)))
     # torchrun keeps one store through its restarts, where new processes would find the addresses of
     # dead ones and wait for them.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.PrefixStore(f"attempt {attempt}", store)
+    store = PrefixStore(f"attempt {attempt}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
 
 

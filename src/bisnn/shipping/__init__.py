@@ -9,5 +9,12 @@ from bisnn import lazy
 _MODULES = {name: name for name in ("c", "energy", "nir", "nir_simulation", "web")}
 __all__, __getattr__, __dir__ = lazy.names(__name__, {}, _MODULES)
 
+# As themselves: so type checkers take them for public
 if TYPE_CHECKING:
-    from bisnn.shipping import c, energy, nir, nir_simulation, web
+    from bisnn.shipping import (
+        c as c,
+        energy as energy,
+        nir as nir,
+        nir_simulation as nir_simulation,
+        web as web,
+    )
