@@ -1,0 +1,36 @@
+"""The site that `make docs` builds from these pages, the notebooks and the docstrings."""
+
+import logging
+
+import bisnn
+
+# Sphinx gives this warning no type that could be suppressed
+logging.getLogger("sphinx.sphinx.directives.other").addFilter(
+    lambda record: "toctree glob pattern" not in str(record.msg)
+)
+
+project = "bisnn"
+version = release = bisnn.__version__
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+exclude_patterns = ["results"]
+
+html_theme = "furo"
+html_title = f"bisnn {version}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 4  # as GitHub makes them
+nb_execution_mode = "force"  # of pages that changed; Sphinx keeps the others
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120  # seconds per cell
+
+default_role = "py:obj"  # in docstrings, `name` links to what it names, if it is in the reference
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
+autodoc_preserve_defaults = True
+# Only names of this package are checked, and in docstrings those that say what they are
+nitpick_ignore_regex = [("py:obj", ".*"), ("py:.*", r"(?!bisnn\b).*")]
