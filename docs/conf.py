@@ -1,6 +1,7 @@
 """The site that `make docs` builds from these pages, the notebooks and the docstrings."""
 
 import logging
+import re
 
 import bisnn
 
@@ -27,10 +28,30 @@ nb_execution_in_temp = True
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120  # seconds per cell
 
+suppress_warnings = ["ref.python"]  # a name in a type, as `bytes`, that several classes have
+
 default_role = "py:obj"  # in docstrings, `name` links to what it names, if it is in the reference
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
 autodoc_preserve_defaults = True
-# Only names of this package are checked, and in docstrings those that say what they are
-nitpick_ignore_regex = [("py:obj", ".*"), ("py:.*", r"(?!bisnn\b).*")]
+# Checked are the names of this package, but for types that only appear inside of others
+nitpick_ignore_regex = [
+    ("py:obj", ".*"),
+    ("py:.*", r"(?!bisnn\b).*"),
+    ("py:class", r"bisnn\.(data\.loading|kernels\.draws|runs\.(decisions|results))\..*"),
+    ("py:class", r"bisnn\.(layer\.LayerOutput|layer\.Readout|packed\.columns\.Column)"),
+]
+
+
+def shield(app, what, name, value, options, lines):
+    """Keep what docstrings mean otherwise than Sphinx does, before Napoleon reads them."""
+    lines[:] = [
+        re.sub(r"\|([^|`]+)\|", r"\\|\1\\|", line) for line in lines
+    ]  # |x|: no substitution
+    if what in ("attribute", "property"):
+        lines[:0] = ["..", ""]  # an empty comment, or what stands before a colon would be a type
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", shield, priority=1)

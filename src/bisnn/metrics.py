@@ -1,9 +1,11 @@
 """How good and how honest a predicted distribution is: accuracy, NLL, Brier score, calibration,
 with intervals.
 
-Each metric takes probabilities (N, C) and labels (N,) and returns a float; `interval` and `paired`
-say how sure that is. What scores of uncertainty are good for, `auroc` to `abstention_threshold`, is
-in `selection`.
+Each metric takes `probs`, probabilities (N, C), and `labels` (N,), classes as int64, and returns a
+float; those of regression take `predicted` and `target`, (N, outputs) each. `bins` is the number of
+bins that confidences are sorted into, and `level` how often an interval holds the truth. `interval`
+and `paired` say how sure a metric is. What scores of uncertainty are good for, `auroc` to
+`abstention_threshold`, is in `selection`.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from torch import Tensor
 
 from bisnn import intervals
 from bisnn.checks import choice, number, positive_int, tensor
-from bisnn.intervals import Interval
-from bisnn.selection import (  # noqa: F401
+from bisnn.intervals import Calibration, Interval
+from bisnn.selection import (
     Abstention,
     RiskCoverage,
     abstention_threshold,
@@ -31,24 +33,57 @@ from bisnn.selection import (  # noqa: F401
     risk_coverage,
 )
 
+__all__ = [
+    "Abstention",
+    "BrierParts",
+    "Calibration",
+    "Interval",
+    "Reliability",
+    "RiskCoverage",
+    "abstention_threshold",
+    "accuracy",
+    "adaptive_ece",
+    "aupr",
+    "aurc",
+    "auroc",
+    "balanced_accuracy",
+    "brier",
+    "brier_decomposition",
+    "calibration",
+    "coverage",
+    "debiased_ece",
+    "ece",
+    "fpr95",
+    "interval",
+    "interval_of_steps",
+    "mae",
+    "mean_interval",
+    "nll",
+    "paired",
+    "reliability",
+    "risk_coverage",
+    "rmse",
+    "set_size",
+]
+
 BINS = 15
 
 
 class Reliability(NamedTuple):
     """Confidence against accuracy, bin by bin; NaN where a bin is empty."""
 
-    edges: Tensor  # (bins + 1,)
-    size: Tensor  # (bins,) recordings in the bin
-    confidence: Tensor  # (bins,) mean confidence
-    accuracy: Tensor  # (bins,)
+    edges: Tensor  #: (bins + 1,)
+    size: Tensor  #: (bins,) recordings in the bin
+    confidence: Tensor  #: (bins,) mean confidence
+    accuracy: Tensor  #: (bins,)
 
 
 class BrierParts(NamedTuple):
     """Of the Brier score, which is about reliability - resolution + uncertainty."""
 
-    reliability: float  # how far the stated probabilities are from the shares found; 0 is best
-    resolution: float  # how far those shares are from the classes' own; large is good
-    uncertainty: float  # of the labels alone
+    reliability: float  #: how far the stated probabilities are from the shares found; 0 is best
+    resolution: float  #: how far those shares are from the classes' own; large is good
+    uncertainty: float  #: of the labels alone
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> float:
@@ -185,7 +220,7 @@ def mae(predicted: Tensor, target: Tensor) -> float:
 
 
 def coverage(sets: Tensor, labels: Tensor) -> float:
-    """Share of recordings whose class is in their prediction set; sets (N, C) bool.
+    """Share of recordings whose class is in their prediction set; `sets` (N, C) bool.
 
     >>> coverage(torch.tensor([[True, True], [True, False]]), torch.tensor([1, 1]))
     0.5
@@ -196,7 +231,7 @@ def coverage(sets: Tensor, labels: Tensor) -> float:
 
 
 def set_size(sets: Tensor) -> float:
-    """Mean number of classes in prediction sets (N, C) bool.
+    """Mean number of classes in prediction `sets` (N, C) bool.
 
     >>> set_size(torch.tensor([[True, True], [True, False]]))
     1.5
@@ -226,6 +261,7 @@ def interval(
     Args:
         name: of `JUDGED`, with probabilities (N, C) and labels (N,), or of `REGRESSION_METRICS`,
             with (N, outputs) twice.
+        predicted, truth: these two.
         level: how often such intervals hold the truth; see docs/RESULTS.md for what they were found
             to do.
         seed: of the draws that the interval of the calibration error takes.
@@ -266,6 +302,7 @@ def interval_of_steps(
     The interval is that of a mean over recordings, each with the influence of all of its rows.
 
     Args:
+        name, predicted, truth: as for `interval`.
         recordings: the recording that each row is of, (N,) int64.
     """
     rows = _linear(name, predicted, truth)
@@ -276,7 +313,7 @@ def interval_of_steps(
 
 
 def mean_interval(scores: np.ndarray, level: float = intervals.LEVEL) -> Interval:
-    """Mean of one score per recording, with its interval."""
+    """Mean of `scores`, one per recording, with its interval."""
     low, high = intervals.of_mean(scores, level)
     return Interval(float(np.mean(scores)), float(low), float(high))
 
@@ -288,9 +325,9 @@ def calibration(
     level: float = intervals.LEVEL,
     seed: int = 0,
     bins: int = BINS,
-) -> intervals.Calibration:
-    """The debiased ECE with its interval, the plain ECE, and the ECE that a calibrated model of
-    these confidences would show.
+) -> Calibration:
+    """The debiased ECE with its interval, by draws from `seed`, the plain ECE, and the ECE that a
+    calibrated model of these confidences would show.
 
     >>> sure, y = torch.tensor([[0.9, 0.1]]).expand(100, 2), torch.tensor([0] * 88 + [1] * 12)
     >>> found = calibration(sure, y)
@@ -317,6 +354,7 @@ def paired(
         a, b: predictions (N, C) of one method and of the other, one tensor per run; runs of the
             same seed in the same place. Means over the runs are compared. With one run each, the
             interval is about these two runs alone.
+        truth: labels or targets, as for `interval`.
 
     >>> sure, unsure = 0.98 * torch.eye(2).repeat(50, 1) + 0.01, torch.full((100, 2), 0.5)
     >>> y = torch.tensor([0, 1]).repeat(50)
