@@ -14,12 +14,14 @@ project = "bisnn"
 version = release = bisnn.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["results"]
+smartquotes = False  # "sigmoid" is a value
 
 html_theme = "furo"
 html_title = f"bisnn {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_show_copyright = False
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 4  # as GitHub makes them
@@ -46,9 +48,8 @@ nitpick_ignore_regex = [
 
 def shield(app, what, name, value, options, lines):
     """Keep what docstrings mean otherwise than Sphinx does, before Napoleon reads them."""
-    lines[:] = [
-        re.sub(r"\|([^|`]+)\|", r"\\|\1\\|", line) for line in lines
-    ]  # |x|: no substitution
+    # |x| is no substitution
+    lines[:] = [re.sub(r"\|([^|`]+)\|", r"\\|\1\\|", line) for line in lines]
     if what in ("attribute", "property"):
         lines[:0] = ["..", ""]  # an empty comment, or what stands before a colon would be a type
 
