@@ -3,6 +3,9 @@
 import logging
 import re
 
+from docutils import nodes
+from docutils.utils.math import latex2mathml
+
 import bisnn
 
 # Sphinx gives this warning no type that could be suppressed
@@ -30,6 +33,7 @@ nb_execution_in_temp = True
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120  # seconds per cell
 
+html_math_renderer = "mathml"  # which browsers show without a script from elsewhere
 suppress_warnings = ["ref.python"]  # a name in a type, as `bytes`, that several classes have
 
 default_role = "py:obj"  # in docstrings, `name` links to what it names, if it is in the reference
@@ -54,5 +58,12 @@ def shield(app, what, name, value, options, lines):
         lines[:0] = ["..", ""]  # an empty comment, or what stands before a colon would be a type
 
 
+def write_mathml(translator, node):
+    as_block = isinstance(node, nodes.math_block)
+    translator.body.append(latex2mathml.tex2mathml(node.astext(), as_block=as_block))
+    raise nodes.SkipNode
+
+
 def setup(app):
     app.connect("autodoc-process-docstring", shield, priority=1)
+    app.add_html_math_renderer("mathml", (write_mathml, None), (write_mathml, None))

@@ -115,10 +115,15 @@ def installed_by(roots: list[Requirement]) -> set[str]:
     return {name for name, _ in found}
 
 
-def test_constraints_pin_all_that_the_dev_extra_installs_and_what_builds_it():
+@pytest.mark.parametrize(("extra", "has"), [("dev", "mypy"), ("docs", "sphinx")])
+def test_constraints_pin_all_that_an_extra_installs_and_what_builds_it(extra, has):
+    pytest.importorskip(has)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    dev = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["dev"]]
-    needed = installed_by([Requirement(text) for text in dev])
+    asked = [
+        *project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"][extra],
+    ]
+    needed = installed_by([Requirement(text) for text in asked])
     assert len(needed) > 40
     build = {
         canonicalize_name(Requirement(text).name) for text in project["build-system"]["requires"]
