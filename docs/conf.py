@@ -1,10 +1,12 @@
 """The site that `make docs` builds from these pages, the notebooks and the docstrings."""
 
 import logging
+import os
 import re
 
 from docutils import nodes
-from docutils.utils.math import latex2mathml
+from docutils.utils.math import MathError, latex2mathml
+from sphinx.util import logging as sphinx_logging
 
 import bisnn
 
@@ -12,6 +14,9 @@ import bisnn
 logging.getLogger("sphinx.sphinx.directives.other").addFilter(
     lambda record: "toctree glob pattern" not in str(record.msg)
 )
+
+# Jupyter asks for colours, and commands in a notebook would take it for a terminal
+os.environ["TTY_COMPATIBLE"] = "0"
 
 project = "bisnn"
 version = release = bisnn.__version__
@@ -60,7 +65,10 @@ def shield(app, what, name, value, options, lines):
 
 def write_mathml(translator, node):
     as_block = isinstance(node, nodes.math_block)
-    translator.body.append(latex2mathml.tex2mathml(node.astext(), as_block=as_block))
+    try:
+        translator.body.append(latex2mathml.tex2mathml(node.astext(), as_block=as_block))
+    except MathError as error:
+        sphinx_logging.getLogger(__name__).warning("%s", error, location=node)
     raise nodes.SkipNode
 
 
