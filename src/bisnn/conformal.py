@@ -24,20 +24,9 @@ import numpy as np
 
 from bisnn.checks import choice, positive_int
 
-__all__ = [
-    "ConformalIntervals",
-    "ConformalSets",
-    "PredictionIntervals",
-    "PredictionSets",
-    "bonferroni_thresholds",
-    "calibrate_intervals",
-    "calibrate_sets",
-    "even_path",
-    "joint_thresholds",
-    "margins",
-    "p_values",
-    "surprisals",
-]
+__all__ = ["ConformalSets", "PredictionSets", "calibrate_sets", "even_path", "margins"]
+__all__ += ["ConformalIntervals", "PredictionIntervals", "calibrate_intervals"]
+__all__ += ["bonferroni_thresholds", "joint_thresholds", "p_values", "surprisals"]
 
 LOOKS = 10  # unless the user says how many, or where: more stop little earlier, at more calls
 CORRECTIONS = ("joint", "bonferroni")
@@ -269,9 +258,7 @@ class ConformalSets:
     recordings: int = 0  #: that it was calibrated on
 
     def at(self, look: int, scores: np.ndarray) -> np.ndarray:
-        """The sets, bool (N, C), of the `scores` (N, C) at a `look`, by its number; the best class,
-        where none is inside.
-        """
+        """The sets, bool (N, C), of `scores` at a `look`; the best class, where none is inside."""
         inside = scores <= np.array(self.thresholds[look])
         empty = ~inside.any(-1)
         inside[empty, scores[empty].argmin(-1)] = True

@@ -33,38 +33,12 @@ from bisnn.selection import (
     risk_coverage,
 )
 
-__all__ = [
-    "Abstention",
-    "BrierParts",
-    "Calibration",
-    "Interval",
-    "Reliability",
-    "RiskCoverage",
-    "abstention_threshold",
-    "accuracy",
-    "adaptive_ece",
-    "aupr",
-    "aurc",
-    "auroc",
-    "balanced_accuracy",
-    "brier",
-    "brier_decomposition",
-    "calibration",
-    "coverage",
-    "debiased_ece",
-    "ece",
-    "fpr95",
-    "interval",
-    "interval_of_steps",
-    "mae",
-    "mean_interval",
-    "nll",
-    "paired",
-    "reliability",
-    "risk_coverage",
-    "rmse",
-    "set_size",
-]
+__all__ = ["BrierParts", "accuracy", "balanced_accuracy", "brier", "brier_decomposition", "nll"]
+__all__ += ["Calibration", "Reliability", "adaptive_ece", "calibration", "debiased_ece", "ece"]
+__all__ += ["coverage", "mae", "reliability", "rmse", "set_size"]
+__all__ += ["Interval", "interval", "interval_of_steps", "mean_interval", "paired"]
+__all__ += ["Abstention", "RiskCoverage", "abstention_threshold", "aupr", "aurc", "auroc"]
+__all__ += ["fpr95", "risk_coverage"]
 
 BINS = 15
 

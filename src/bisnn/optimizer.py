@@ -6,8 +6,7 @@ The parameters are latents. A training step of every rule reads
 >>> net = bisnn.Network(bisnn.Linear(4, 8), readout=2)
 >>> rule = bisnn.STBiSNN(net.parameters(), lr=0.1)
 >>> with rule.sampled():  # the parameters hold a realisation in here
-...     output = net(torch.ones(5, 1, 4))
-...     bisnn.local_loss(output, torch.tensor([1])).backward()  # gradients are taken at it
+...     bisnn.local_loss(net(torch.ones(5, 1, 4)), torch.tensor([1])).backward()
 >>> rule.step()  # the rule's update of the latents
 
 On leaving the block the latents are back, and each binary parameter's `.grad` has gone back through
@@ -73,8 +72,7 @@ class Rule(Optimizer):
     preconditioner, if any).
 
     Args:
-        params: parameters, or groups of them, as torch's optimizers take them.
-        defaults: options of the groups that name none of their own.
+        params, defaults: parameters or groups of them, and their options, as in `torch.optim`.
     """
 
     takes: tuple[type[Signs], ...] = (Signs,)  # the latents that the rule trains
@@ -318,10 +316,7 @@ class Rule(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients and the `sampled()` blocks so far; `step()` does it by itself.
-
-        With `set_to_none`, a gradient is None from then on, and else zero.
-        """
+        """Forget gradients (`set_to_none`, or zero) and `sampled()` blocks; `step()` does it."""
         super().zero_grad(set_to_none)
         self._earlier = [None] * len(self._earlier)
         self._blocks = 0
@@ -336,9 +331,7 @@ class Rule(Optimizer):
             return modules.plain_state(net)
 
     def members(self, net: nn.Module, samples: int, seed: int = 0) -> list[dict[str, Tensor]]:
-        """`samples` members of `net`, drawn from the posterior by `seed`, each as `map_weights`
-        gives the MAP weights.
-        """
+        """`samples` members of `net`, drawn by `seed`, each as `map_weights` gives MAP weights."""
         states = []
         for realised in self.realisations(samples, seed):
             with realised():
@@ -348,9 +341,7 @@ class Rule(Optimizer):
     def realisations(
         self, samples: int | None = None, seed: int = 0
     ) -> list[Callable[[], AbstractContextManager[None]]]:
-        """Blocks in which the parameters hold the MAP weights, or with `samples` those of each of
-        so many members of `seed`.
-        """
+        """Blocks in which parameters hold MAP weights, or those of `samples` members of `seed`."""
         binary = self._binary()
         if samples is None:
             return [partial(realisation.map_weights, binary)]

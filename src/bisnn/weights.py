@@ -30,31 +30,10 @@ from bisnn.checks import number, seed_number
 from bisnn.kernels import draws
 from bisnn.kernels.draws import Noise
 
-__all__ = [
-    "Categorical",
-    "Nearest",
-    "Signs",
-    "bernoulli_kl",
-    "categorical_kl",
-    "centred",
-    "draw_members",
-    "draw_weights",
-    "free_energy",
-    "gumbel_noise",
-    "kl_divergence",
-    "latents_of",
-    "level_gradient",
-    "logcosh",
-    "logistic_noise",
-    "mean",
-    "mean_gradient_factor",
-    "nearest",
-    "one_hot",
-    "probability",
-    "relax",
-    "relax_levels",
-    "sign",
-]
+__all__ = ["logistic_noise", "mean", "mean_gradient_factor", "probability", "relax", "sign"]
+__all__ += ["bernoulli_kl", "categorical_kl", "free_energy", "kl_divergence", "logcosh"]
+__all__ += ["centred", "gumbel_noise", "level_gradient", "nearest", "one_hot", "relax_levels"]
+__all__ += ["Categorical", "Nearest", "Signs", "draw_members", "draw_weights", "latents_of"]
 
 # Epsilon of the Gumbel-softmax draw is kept in [2^-24, 1 - 2^-24]: the logistic noise stays finite
 EPS_MIN = 2.0**-24
@@ -209,11 +188,8 @@ def level_gradient(logits: Tensor, gamma: Tensor, tau: float | Tensor, g: Tensor
 
 
 def categorical_kl(logits: Tensor, prior: float | Tensor = 0.0) -> Tensor:
-    """KL(q || p) in nats of categorical posteriors, over all weights.
-
-    Args:
-        logits: of the levels, (K, ...).
-        prior: the prior's: 0 (all levels equally likely), K numbers, or a tensor of their shape.
+    """KL(q || p) in nats of categorical posteriors, over all weights: of the `logits`, (K, ...), of
+    the levels, and of the `prior`'s, which are 0 (all equally likely), K numbers, or (K, ...).
     """
     log_q = torch.log_softmax(logits, 0)
     log_p = torch.log_softmax(prior_logits(prior, logits).expand_as(logits), 0)
@@ -472,11 +448,8 @@ def draw_members(
 def draw_weights(latents: Sequence[Tensor], count: int, seed: int, first: int = 0) -> list[Tensor]:
     """The members of `draw_members` layer by layer: of each the weights of all, int8 `(K, *shape)`.
 
-    On a GPU binary weights are drawn where they are. Limits of other draws are made on the CPU, in
-    float64.
-
-    Args:
-        latents, count, seed, first: as for `draw_members`.
+    `latents`, `count`, `seed`, `first` are as there. On a GPU binary weights are drawn where they
+    are. Limits of other draws are made on the CPU, in float64.
     """
     seed_number(seed)
     return [

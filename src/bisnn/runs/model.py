@@ -75,14 +75,7 @@ class Model:
 
     @classmethod
     def of(cls, net: Network, config: Config, data: LoadedData, epoch: int) -> Model:
-        """A network that was trained by `config` on `data`, with the weights after `epoch`.
-
-        Args:
-            net: the network.
-            config: its settings.
-            data: what it was trained on, whose classes and scales it takes over.
-            epoch: that its weights are from.
-        """
+        """Of `net`, trained by `config` on `data`, whose classes and scales it takes, to `epoch`."""
         target = (data.target_mean, data.target_scale)
         return cls(
             net,
@@ -374,9 +367,7 @@ class Model:
         return Regression(mean, members, self.target_scale * result.std.double())
 
     def score(self, result: Classification | Regression, labels: Sequence[str]) -> str:
-        """Accuracy, or RMSE, of a `result` on the rows whose class or target is in `labels`, and
-        not blank, as a line of text.
-        """
+        """Accuracy, or RMSE, of `result` on the rows with a class or target in `labels`, as text."""
         rows = [i for i, label in enumerate(labels) if not is_blank(label)]
         if not rows:
             return "the column of the class or target is blank: no score"
