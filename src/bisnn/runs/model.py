@@ -75,7 +75,7 @@ class Model:
 
     @classmethod
     def of(cls, net: Network, config: Config, data: LoadedData, epoch: int) -> Model:
-        """Of `net`, trained by `config` on `data`, whose classes and scales it takes, to `epoch`."""
+        """Of `net`, trained by `config` on `data`, whose classes and scales it has, to `epoch`."""
         target = (data.target_mean, data.target_scale)
         return cls(
             net,
@@ -367,7 +367,7 @@ class Model:
         return Regression(mean, members, self.target_scale * result.std.double())
 
     def score(self, result: Classification | Regression, labels: Sequence[str]) -> str:
-        """Accuracy, or RMSE, of `result` on the rows with a class or target in `labels`, as text."""
+        """Accuracy, or RMSE, of `result` on rows that have a class or target in `labels`, as text."""
         rows = [i for i, label in enumerate(labels) if not is_blank(label)]
         if not rows:
             return "the column of the class or target is blank: no score"
