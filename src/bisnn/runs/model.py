@@ -367,7 +367,7 @@ class Model:
         return Regression(mean, members, self.target_scale * result.std.double())
 
     def score(self, result: Classification | Regression, labels: Sequence[str]) -> str:
-        """Accuracy, or RMSE, of `result` on rows that have a class or target in `labels`, as text."""
+        """Accuracy, or RMSE, of `result` on rows with a class or target in `labels`, as text."""
         rows = [i for i, label in enumerate(labels) if not is_blank(label)]
         if not rows:
             return "the column of the class or target is blank: no score"
