@@ -22,7 +22,7 @@ project = "bisnn"
 version = release = bisnn.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["results"]
-smartquotes = False  # "sigmoid" is a value
+smartquotes_action = "D"  # dashes alone: "sigmoid" is a value
 
 html_theme = "furo"
 html_title = f"bisnn {version}"
