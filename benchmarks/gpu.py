@@ -268,7 +268,7 @@ def training(
         for name, entry in entries.items()
         if workload.kind == "conv" or not entry.conv_only
     }
-    case = measure(entries, workload, args.rounds, args.iterations)
+    case = measure(some_of(entries, args), workload, args.rounds, args.iterations)
     work = workload.floor()
     floor = {
         "operations_ms": work["flop"] / rates["fp16_tflop_per_s"] / 1e9,
@@ -293,6 +293,15 @@ def training(
             key: None if ms is None else ms / row["median_ms"] for key, ms in fastest.items()
         }
     return case
+
+
+def some_of(entries: dict[str, Entry], args: argparse.Namespace) -> dict[str, Entry]:
+    """Those that --only asks for, or all."""
+    return {
+        name: entry
+        for name, entry in entries.items()
+        if not args.only or any(text in name for text in args.only)
+    }
 
 
 def targets(report: dict[str, Any]) -> list[tuple[str, list[Any]]]:
@@ -348,6 +357,14 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--case", action="append", choices=CASES, help="run this one alone")
     parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="contestants whose names hold it",
+    )
+    parser.add_argument("--width", type=int, action="append", help="of a wide layer (default: all)")
+    parser.add_argument(
         "--rounds", type=int, default=10, help="turns of each contestant (default: 10)"
     )
     parser.add_argument(
@@ -376,7 +393,7 @@ def workloads(args: argparse.Namespace) -> tuple[Workload, Workload]:
 def wide(n: int, args: argparse.Namespace) -> dict[str, Any]:
     """One layer of n neurons, forward and backward; printed."""
     workload = Workload("wide", 500, 16, (n,), device=args.device)
-    case = measure(WIDE, workload, args.rounds, args.iterations)
+    case = measure(some_of(WIDE, args), workload, args.rounds, args.iterations)
     rows = [(name, [r["median_ms"], r["peak_mib"]]) for name, r in case["results"].items()]
     print(table(f"wide, n = {n}", ["median ms", "peak MiB"], rows), end="\n\n")
     return case
@@ -438,7 +455,7 @@ def main() -> None:
         print_training(workload, case)
     if "wide" in chosen:
         report["wide"] = {}
-        for n in (32,) if args.quick else WIDTHS:
+        for n in (32,) if args.quick else args.width or WIDTHS:
             report["wide"][f"n = {n}"] = wide(n, args)
             results.write(args.out, report)
     if "ensemble" in chosen:

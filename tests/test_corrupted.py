@@ -169,8 +169,9 @@ def test_kinds_are_judged_by_runs_that_have_not_trained_with_them():
     assert not list(robustness.summarised(rows[:1])), "half of the kinds have no judge"
 
 
-def test_the_published_summary_follows_from_its_rows():
-    file = Path(__file__).parents[1] / "docs" / "results" / "robustness_explored.json"
+@pytest.mark.parametrize("name", ["robustness_explored", "robustness_nmnist"])
+def test_the_published_summary_follows_from_its_rows(name):
+    file = Path(__file__).parents[1] / "docs" / "results" / f"{name}.json"
     found = results.read(file, robustness.Robust)
     assert list(robustness.summarised(found.rows)) == found.summary
     assert list(robustness.losses(found.summary)) == found.losses

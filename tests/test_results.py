@@ -15,7 +15,8 @@ from bisnn_experiments.camera import CameraResults
 from bisnn_experiments.estimators import Choice, Judgement
 from bisnn_experiments.fixed_point import FixedPoint
 from bisnn_experiments.microcontrollers import ChipStudy
-from bisnn_experiments.posterior_explored import Exploration
+from bisnn_experiments.posterior_choice import Choice as PosteriorChoice
+from bisnn_experiments.posterior_table import Posterior
 from bisnn_experiments.prediction_sets import Sets
 from bisnn_experiments.results import Figures, Mean, Row, Study, Summary, over_seeds, summarise
 from bisnn_experiments.robustness import Robust
@@ -32,7 +33,8 @@ KINDS = {
     "figures_*": Figures,
     "fixed_point": FixedPoint,
     "microcontrollers": ChipStudy,
-    "posterior_explored": Exploration,
+    "posterior": Posterior,
+    "posterior_choice": PosteriorChoice,
     "prediction_sets_*": Sets,
     "recording_options*": Study,
     "robustness_*": Robust,
@@ -83,7 +85,7 @@ def studies(found: Any) -> list[Any]:
 
 
 WITHOUT_SUMMARY = (
-    *(CameraResults, ChipStudy, Choice, Exploration, FixedPoint, Judgement),
+    *(CameraResults, ChipStudy, Choice, FixedPoint, Judgement, Posterior, PosteriorChoice),
     *(Robust, Sets, SeriesStudy, TuningStudy),
 )
 

@@ -100,7 +100,7 @@ def test_every_document_with_measurements_is_looked_at():
     named = re.compile(r"results/[\w]+\.json")
     documents = [
         path
-        for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+        for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
         if named.search(path.read_text())
     ]
     assert {str(path.relative_to(ROOT)) for path in documents} <= set(tables.DOCUMENTS)
@@ -249,11 +249,19 @@ def test_a_table_of_numbers_without_a_comment(folder):
     assert problems(DOCUMENT.replace("| | ms |\n", "\n| | ms |\n"), folder)
 
 
+def test_a_value_at_the_start_of_a_line(folder):
+    page = DOCUMENT.replace("Bytes: <!--v", "Bytes:\n<!--v")
+    (found,) = problems(page, folder)
+    assert found.line == DOCUMENT[: DOCUMENT.index("Bytes:")].count("\n") + 2
+    assert "ends the paragraph" in found.expected
+
+
 def test_the_command_exits_with_1(tmp_path):
     """In a copy, with a digit changed."""
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "docs").mkdir()
     for name in tables.DOCUMENTS:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text())
     for name in ("docs/results", "benchmarks/results"):
         (tmp_path / name).symlink_to(ROOT / name)

@@ -1,9 +1,8 @@
-"""Runs of the study `posterior`: recordings, one training in memory, and what its members say.
+"""Networks of the study `posterior`: recordings, one training in memory, and what its members say.
 
-Recordings are N-MNIST's digits 6 to 9. For exploring, a fifth of the training recordings is held
-out to judge on; in the end runs are judged on the test recordings. What a predictor says of a
-recording is kept as two things: `p`, the log of the softmax's mean over time, and `z`, the mean of
-the readout.
+Recordings are N-MNIST's digits 6 to 9. What is chosen, and temperatures, come from recordings that
+are held out: training recordings of the same digits, of another archive. What a member says of a
+recording is kept as the log of the softmax's mean over time.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,13 +25,11 @@ from bisnn import kernels, prediction, realisation, weights
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.data.archives import NMNIST
-from bisnn.data.corruption import CORRUPTIONS, corrupt
+from bisnn.data.corruption import CORRUPTIONS, STRENGTHS, corrupt
 from bisnn.data.dataset import Dataset
 from bisnn.data.loading import Clips, LoadedData, Split, from_recordings
 from bisnn.files import write_atomic
-from bisnn.kernels.graphs import Graphs
 from bisnn.prediction import Dropout, Members
-from bisnn.rules import BayesBiSNN
 from bisnn.runs import config
 from bisnn.runs.loop import Training
 from bisnn.runs.processes import Processes
@@ -42,51 +39,30 @@ CLASSES = (6, 7, 8, 9)
 OTHERS = (0, 1, 2, 3, 4, 5)
 STEPS, BIN_US = 30, 10_000
 BATCH = 250  # recordings predicted at a time
-HELD_OUT = 100  # training recordings of each class that exploring judges on
-EXPLORED = (2, 4)  # strengths of each corruption, and ...
-EXPLORED_SHARE = 4  # ... each on one in so many of the held-out recordings
 COUNTED = 16  # recordings that operations are counted on
-SHARE = 5  # in the end, each of five strengths on one in so many of the test recordings
+SHARE = 5  # each of five strengths is judged on one in so many of the recordings
 CLEAN, OTHER, HELD = "clean", "others", "held out"  # sets of recordings
 MEMBERS = 4  # drawn from a posterior
-SEED = 0  # of the split that exploring holds out, and of the corruptions
+SEED = 0  # of the order of the training recordings, and of the corruptions
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one network is trained: a config, and what a config cannot say."""
+    """How one network is trained: a config, and what is changed in it."""
 
     config: str
     settings: dict[str, Any] = field(default_factory=dict)
-    # Begin where ST-BiSNN ended on the same recordings: latents of its signs, times this
-    start: float | None = None
-    prior: float | None = None  # the prior's logits are those signs, times this
-    # Values of tau or temperature for each layer
-    by_layer: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def with_settings(self, settings: dict[str, Any]) -> Recipe:
         return replace(self, settings={**self.settings, **settings})
 
     def name(self) -> str:
         """A short name for files, of all that it says."""
-        text = json.dumps([self.config, self.settings, self.start, self.prior, self.by_layer])
+        text = json.dumps([self.config, self.settings])
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
-class Said(NamedTuple):
-    """What K members say of N recordings, (K, N, C) each."""
-
-    log_p: np.ndarray  # of the mean softmax over time
-    z: np.ndarray  # the mean readout over time
-
-    def pooled(self) -> Said:
-        """All members as one."""
-        log_p = np.log(np.exp(self.log_p).mean(0, keepdims=True))
-        return Said(log_p, self.z.mean(0, keepdims=True))
-
-    def some(self, count: int) -> Said:
-        """The first members."""
-        return Said(self.log_p[:count], self.z[:count])
+Said = np.ndarray  # what K members say of N recordings: logs of probabilities, (K, N, C)
 
 
 # Recordings
@@ -109,31 +85,24 @@ class Archives:
     def test(self) -> NMNIST:
         return self.read(self.digits, False, CLASSES)
 
+    @cached_property
+    def held_out(self) -> NMNIST:
+        return self.read(self.small, True, CLASSES)
+
     def others(self, train: bool) -> NMNIST:
         return self.read(self.small, train, OTHERS)
 
-    def by_class(self, seed: int) -> list[Tensor]:
-        """Numbers of the training recordings of each class, in an order of the seed."""
-        order = philox.permutation(len(self.train), seed, Purpose.VALIDATION_SPLIT)
-        numbers = torch.from_numpy(order)
-        return [numbers[self.train.labels[numbers] == c] for c in range(len(CLASSES))]
-
-    def held_out(self) -> Tensor:
-        """Training recordings that exploring never trains on."""
-        return torch.cat([some[:HELD_OUT] for some in self.by_class(SEED)])
-
     def few(self, size: int, seed: int) -> LoadedData:
-        """So many recordings of each class to train on, other ones for each seed, or all that are
-        not held out, which stand in the place of the test.
+        """So many recordings of each class to train on, other ones for each seed as far as there
+        are enough.
         """
-        rest = [some[HELD_OUT:] for some in self.by_class(SEED)]
-        chosen = torch.cat([some.roll(-seed * size)[:size] for some in rest])
-        whole = from_recordings(self.train, self.train, 0.0, 0)
-        train, test = (
-            Split(Clips(self.train, some), self.train.labels[some])
-            for some in (chosen, self.held_out())
+        order = torch.from_numpy(
+            philox.permutation(len(self.train), SEED, Purpose.VALIDATION_SPLIT)
         )
-        return replace(whole, train=train, test=test)
+        by_class = [order[self.train.labels[order] == c] for c in range(len(CLASSES))]
+        chosen = torch.cat([some.roll(-seed * size)[:size] for some in by_class])
+        whole = from_recordings(self.train, self.held_out, 0.0, 0)
+        return replace(whole, train=Split(Clips(self.train, chosen), self.train.labels[chosen]))
 
 
 @dataclass(frozen=True)
@@ -157,44 +126,51 @@ def _packed(frames: Sequence[np.ndarray]) -> np.ndarray:
     return np.packbits(np.stack(frames).reshape(len(frames), -1), axis=1, bitorder="little")
 
 
-def recordings_to_judge(archives: Archives, final: bool) -> Sets:
-    """Clean, corrupted, and other digits; corrupted ones are named "kind strength". Each corruption
-    is of one in SHARE of the recordings, and all recordings have the same number of them, in the
-    end. In the end there are also held-out training recordings, for temperatures.
+def corruption(of: str, kind: str, strength: int) -> str:
+    """The name of a set of recordings under a corruption."""
+    return f"{of}, {kind} {strength}"
+
+
+def corrupted_rows(k: int, strength: int, recordings: int) -> slice:
+    """Which recordings are judged under the k-th kind of corruption at a strength: one in SHARE,
+    so that all have the same number of corruptions.
     """
-    source = archives.test if final else archives.train
-    numbers = torch.arange(len(source)) if final else archives.held_out()
+    return slice((k + strength) % SHARE, recordings, SHARE)
+
+
+def recordings_to_judge(archives: Archives) -> Sets:
+    """Test recordings and held-out ones, clean and corrupted, and other digits."""
     bits, labels = {}, {}
 
-    def add(name: str, of: NMNIST, chosen: Tensor, change: Any = lambda seen: seen) -> None:
+    def add(name: str, of: NMNIST, chosen: Sequence[int], change: Any = lambda seen: seen) -> None:
         assert of.source is not None
         window, read = of.source
-        bits[name] = _packed([window.frames(change(read(int(i)))) for i in chosen])
-        labels[name] = of.labels[chosen].numpy()
+        bits[name] = _packed([window.frames(change(read(i))) for i in chosen])
+        labels[name] = of.labels[list(chosen)].numpy()
 
-    add(CLEAN, source, numbers)
-    share = SHARE if final else EXPLORED_SHARE
-    for k, kind in enumerate(CORRUPTIONS):
-        for strength in range(1, 6) if final else EXPLORED:
-            change = partial(corrupt, kind=kind, strength=strength, seed=SEED)
-            add(f"{kind} {strength}", source, numbers[(k + strength) % share :: share], change)
-    others = [archives.others(True), *([archives.others(False)] if final else [])]
-    every = 1 if final else 2
-    frames = [part[i][0].numpy() for part in others for i in range(0, len(part), every)]
-    bits[OTHER], labels[OTHER] = _packed(frames), np.full(len(frames), -1)
-    if final:
-        add(HELD, archives.train, archives.held_out())
-    return Sets(bits, labels, source.shape)
+    for name, of in ((CLEAN, archives.test), (HELD, archives.held_out)):
+        add(name, of, range(len(of)))
+        for k, kind in enumerate(CORRUPTIONS):
+            for strength in range(1, STRENGTHS + 1):
+                change = partial(corrupt, kind=kind, strength=strength, seed=SEED)
+                rows = range(len(of))[corrupted_rows(k, strength, len(of))]
+                add(corruption(name, kind, strength), of, rows, change)
+    others = [archives.others(True), archives.others(False)]
+    bits[OTHER] = np.concatenate(
+        [_packed([part[i][0].numpy() for i in range(len(part))]) for part in others]
+    )
+    labels[OTHER] = np.full(len(bits[OTHER]), -1)
+    return Sets(bits, labels, archives.test.shape)
 
 
 # Training
 
 
-@dataclass(frozen=True)
-class Subset:
+class Subset(Dataset):
     """Data that are there already, as `Training` takes them."""
 
-    data: LoadedData
+    def __init__(self, data: LoadedData):
+        self.data = data
 
     def load(self, validation: float, seed: int) -> LoadedData:
         return self.data
@@ -205,40 +181,11 @@ def trained(recipe: Recipe, data: LoadedData, seed: int, device: torch.device) -
     settings = config.load(recipe.config).updated(
         seed=seed, **{"train.device": device.type, "data.classes": list(CLASSES), **recipe.settings}
     )
-    signs = None
-    if recipe.start is not None or recipe.prior is not None:
-        st = trained(Recipe("nmnist_st"), data, seed, device)
-        signs = [weights.sign(p.detach()) for p in st.net.parameters()]
     with kernels.precision(settings.train.precision):
-        subset = cast(Dataset, Subset(data))
-        run = Training(settings, Processes(0, 1, device), show=False, given=subset)
-        if signs is not None and recipe.start is not None:
-            with torch.no_grad():
-                for p, sign in zip(run.net.parameters(), signs, strict=True):
-                    p.copy_(recipe.start * sign)
-        if recipe.prior is not None or recipe.by_layer:
-            _regroup(run, recipe, signs)
+        run = Training(settings, Processes(0, 1, device), show=False, given=Subset(data))
         while not run.finished:
             run.update()
     return run
-
-
-def _regroup(run: Training, recipe: Recipe, signs: Sequence[Tensor] | None) -> None:
-    """Give every layer a group of its own, with its own options."""
-    rule = run.rule
-    assert isinstance(rule, BayesBiSNN)
-    (group,) = rule.param_groups
-    names = ("lr", "temperature", "tau", "straight_through", "precondition", "betas")
-    options = {name: group[name] for name in names}
-    groups = []
-    for i, p in enumerate(run.net.parameters()):
-        own: dict[str, Any] = {name: values[i] for name, values in recipe.by_layer.items()}
-        if recipe.prior is not None and signs is not None:
-            own["prior"] = recipe.prior * signs[i]
-        groups.append({"params": [p], **options, **own})
-    run.rule = BayesBiSNN(groups, **options, seed=run.config.seed)
-    if run._graphs is not None:
-        run._graphs = Graphs(list(run.net.parameters()), run.rule)
 
 
 # Predictions
@@ -255,9 +202,7 @@ def members_of(run: Training, seed: int) -> dict[str, Members | Dropout | None]:
     if run.config.network.dropout:
         found["dropout"] = Dropout(10, run.config.network.dropout)
     if run.config.rule.posterior():
-        # Of the posterior itself, and of a flatter and a sharper one
-        for name, factor in {"members": 1.0, "flatter": 0.5, "sharper": 2.0}.items():
-            found[name] = weights.draw_members([factor * w for w in latents], MEMBERS, seed)
+        found["members"] = weights.draw_members(latents, MEMBERS, seed)
     return found
 
 
@@ -270,12 +215,12 @@ def said_of(
     found = {}
     with kernels.precision("full"):
         for name in sets.bits:
-            parts: list[tuple[Tensor, Tensor]] = []
+            parts = []
             for x in sets.batches(name, device):
                 y = prediction.logits(run.net, x, members, seed=seed)[:, burn_in:]
                 log_p = y.log_softmax(-1).double().logsumexp(1) - math.log(y.shape[1])
-                parts.append((log_p.float().cpu(), y.mean(1).cpu()))
-            found[name] = Said(*(torch.cat(part, 1).numpy() for part in zip(*parts, strict=True)))
+                parts.append(log_p.float().cpu())
+            found[name] = torch.cat(parts, 1).numpy()
     return found
 
 
@@ -307,10 +252,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 def write_said(path: Path, found: dict[str, dict[str, Said]], about: dict[str, Any]) -> None:
     """Write what predictors say, in half precision: {predictor: {set: Said}}."""
     arrays = {
-        f"{predictor}/{name}/{what}": getattr(said, what).astype(np.float16)
+        f"{predictor}/{name}": said.astype(np.float16)
         for predictor, sets in found.items()
         for name, said in sets.items()
-        for what in Said._fields
     }
     write_arrays(path, {"about": np.array(json.dumps(about)), **arrays})
 
@@ -320,8 +264,7 @@ def read_said(path: Path) -> tuple[dict[str, dict[str, Said]], dict[str, Any]]:
     found: dict[str, dict[str, Said]] = {}
     arrays = read_arrays(path)
     about = json.loads(str(arrays.pop("about")))
-    for key in (key for key in arrays if key.endswith("/z")):
-        predictor, name, _ = key.split("/")
-        parts = (arrays[f"{predictor}/{name}/{what}"].astype(np.float32) for what in Said._fields)
-        found.setdefault(predictor, {})[name] = Said(*parts)
+    for key, said in arrays.items():
+        predictor, name = key.split("/")
+        found.setdefault(predictor, {})[name] = said.astype(np.float32)
     return found, about

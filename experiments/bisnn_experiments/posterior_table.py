@@ -1,43 +1,63 @@
 """The table of the study `posterior`: methods over seeds, their differences, and four bars.
 
-What networks say becomes, for each method, a distribution for every test recording, at the
-temperature that suits held-out training recordings best; scores of recordings are kept for each
-size and seed, and the table is made of these. Intervals take seeds and recordings as samples.
+What networks say becomes, for each method, a distribution for every recording, at the temperature
+that suits held-out recordings best. Intervals take seeds and recordings as samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from bisnn import intervals
-from bisnn.data.corruption import CORRUPTIONS
+from bisnn.data.corruption import CORRUPTIONS, STRENGTHS
 from bisnn.intervals import Interval
 from bisnn.prediction import fit_temperature
 from bisnn.runs.results import Finding, Metric
 from bisnn_experiments import results
 from bisnn_experiments.measurement import table
-from bisnn_experiments.posterior_methods import BAYES, ENSEMBLE, METHODS, SIZES, ST, Method
+from bisnn_experiments.posterior_methods import (
+    BASELINES,
+    CHOSEN,
+    ENSEMBLE,
+    POSTERIORS,
+    ST,
+    WIDTHS,
+    Method,
+)
 from bisnn_experiments.posterior_runs import (
     CLEAN,
     HELD,
     OTHER,
     SHARE,
     Said,
-    read_arrays,
-    write_arrays,
+    corrupted_rows,
+    corruption,
 )
 from bisnn_experiments.results import Mean
 
-SCORES = (
-    *("nll", "right", "worse_nll", "worse_right", "entropy", "others", "kinds", "operations"),
-    "temperature",
-)
 MOST_NLL, LEAST_GAIN, MOST_OPERATIONS = 0.005, 0.15, 4.0
+# Beside the baselines: the members of one posterior, and the mixture that was chosen
+JUDGED = (*BASELINES, *(m for m in POSTERIORS if m.name in ("Adam", CHOSEN)))
+
+
+class Answers(NamedTuple):
+    """What the members of a method say of every set of recordings, and what that costs."""
+
+    said: dict[str, Said]  # (K, N, C)
+    operations: float  # synaptic, of a prediction
+
+    @classmethod
+    def of(cls, networks: Sequence[Mapping[str, Said]], operations: float) -> Answers:
+        """The members of several networks as one ensemble."""
+        names = networks[0]
+        return cls({n: np.concatenate([one[n] for one in networks]) for n in names}, operations)
+
+
+Ask = Callable[[Method, int, int], Answers | None]  # of a method, a size and a seed
 
 
 class Row(Finding):
@@ -72,7 +92,8 @@ class Posterior(Finding):
     """The file of this study."""
 
     command: str
-    device: str
+    network: list[int]  # channels
+    chosen: str
     seeds: dict[int, list[int]]  # by size
     recordings: dict[str, int]
     rows: list[Row]
@@ -103,72 +124,49 @@ def _normalised(log_p: np.ndarray) -> np.ndarray:
     return log_p - np.logaddexp.reduce(log_p, -1, keepdims=True)
 
 
-def pooled(members: Sequence[Said], temperature: float) -> np.ndarray:
+def pooled(said: Said, temperature: float) -> np.ndarray:
     """Log-probabilities (N, C) of the mean of all members, each at the temperature."""
-    log_p = np.concatenate([said.log_p for said in members]).astype(np.float64)
-    return np.logaddexp.reduce(_normalised(log_p / temperature), 0) - np.log(len(log_p))
+    tempered = _normalised(said.astype(np.float64) / temperature)
+    return np.logaddexp.reduce(tempered, 0) - np.log(len(said))
 
 
 def entropy(log_p: np.ndarray) -> np.ndarray:
     return -(np.exp(log_p) * log_p).sum(-1)
 
 
-def temperature_of(members: Sequence[Said], labels: np.ndarray) -> float:
-    """The temperature of the lowest NLL, on held-out recordings."""
-    log_p = np.concatenate([said.log_p for said in members])
-    return fit_temperature(torch.from_numpy(np.exp(log_p)), torch.from_numpy(labels))
-
-
-def scores_of(
-    said: Mapping[str, Sequence[Said]], labels: dict[str, np.ndarray], operations: float
-) -> dict[str, np.ndarray]:
-    """Scores of every test recording by one method, from what its members say of every set."""
-    temperature = temperature_of(said[HELD], labels[HELD])
-    log_p = {name: pooled(said[name], temperature) for name in labels if name != HELD}
-    worse = [name for name in log_p if name not in (CLEAN, OTHER)]
-    nll, right = {}, {}
-    for name in (CLEAN, *worse):
-        y = labels[name]
-        nll[name] = -log_p[name][np.arange(len(y)), y]
-        right[name] = (log_p[name].argmax(-1) == y).astype(np.float64)
-    kinds = [
-        np.mean([nll[name] for name in worse if name.rpartition(" ")[0] == kind])
-        for kind in CORRUPTIONS
-    ]
+def scores_of(answers: Answers, labels: dict[str, np.ndarray], of: str) -> dict[str, np.ndarray]:
+    """Scores of every recording of a set, CLEAN or HELD, clean and over its corruptions."""
+    held = torch.from_numpy(np.exp(answers.said[HELD].astype(np.float64)))
+    temperature = fit_temperature(held, torch.from_numpy(labels[HELD]))
+    n = len(labels[of])
+    clean = pooled(answers.said[of], temperature)
+    worse_nll, worse_right = np.zeros(n), np.zeros(n)
+    kinds = np.zeros(len(CORRUPTIONS))
+    for k, kind in enumerate(CORRUPTIONS):
+        for strength in range(1, STRENGTHS + 1):
+            name = corruption(of, kind, strength)
+            nll, right = _judged(pooled(answers.said[name], temperature), labels[name])
+            rows = corrupted_rows(k, strength, n)
+            worse_nll[rows] += nll * SHARE / (STRENGTHS * len(CORRUPTIONS))
+            worse_right[rows] += right * SHARE / (STRENGTHS * len(CORRUPTIONS))
+            kinds[k] += nll.mean() / STRENGTHS
+    nll, right = _judged(clean, labels[of])
     return {
-        "nll": nll[CLEAN],
-        "right": right[CLEAN],
-        "worse_nll": _by_recording(nll, len(nll[CLEAN])),
-        "worse_right": _by_recording(right, len(nll[CLEAN])),
-        "entropy": entropy(log_p[CLEAN]),
-        "others": entropy(log_p[OTHER]),
-        "kinds": np.array(kinds),
-        "operations": np.array(operations),
+        "nll": nll,
+        "right": right,
+        "worse_nll": worse_nll,
+        "worse_right": worse_right,
+        "entropy": entropy(clean),
+        "others": entropy(pooled(answers.said[OTHER], temperature)),
+        "kinds": kinds,
+        "operations": np.array(answers.operations),
         "temperature": np.array(temperature),
     }
 
 
-def _by_recording(scores: dict[str, np.ndarray], recordings: int) -> np.ndarray:
-    """The mean score of each recording over its corruptions; see `recordings_to_judge`."""
-    sums = np.zeros(recordings)
-    for k, kind in enumerate(CORRUPTIONS):
-        for strength in range(1, 6):
-            sums[(k + strength) % SHARE :: SHARE] += scores[f"{kind} {strength}"]
-    return sums / (5 * len(CORRUPTIONS) / SHARE)
-
-
-def write_scores(path: Path, scores: dict[str, dict[str, np.ndarray]]) -> None:
-    """Write the scores of all methods of one size and seed."""
-    arrays = {f"{method}/{name}": v for method, of in scores.items() for name, v in of.items()}
-    write_arrays(path, {key: value.astype(np.float32) for key, value in arrays.items()})
-
-
-def read_scores(path: Path) -> dict[str, dict[str, np.ndarray]]:
-    found: dict[str, dict[str, np.ndarray]] = {}
-    for key, values in read_arrays(path).items():
-        method, _, name = key.rpartition("/")
-        found.setdefault(method, {})[name] = values.astype(np.float64)
-    return found
+def _judged(log_p: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """NLL of each recording, and whether its most probable class is the right one."""
+    return -log_p[np.arange(len(y)), y], (log_p.argmax(-1) == y).astype(np.float64)
 
 
 # The table
@@ -210,12 +208,31 @@ def auroc_difference(a: Sequence[Any], b: Sequence[Any]) -> Interval:
 Scores = dict[str, dict[str, np.ndarray]]  # by method and name, (S, ...)
 
 
-def stacked(units: Sequence[dict[str, dict[str, np.ndarray]]]) -> Scores:
-    """Scores of all seeds of one size."""
+def scores_by_method(
+    ask: Ask,
+    methods: Sequence[Method],
+    labels: dict[str, np.ndarray],
+    size: int,
+    seeds: Sequence[int],
+    of: str,
+) -> tuple[Scores, list[int]]:
+    """Scores over the seeds whose networks are all there, and these seeds."""
+    found: dict[str, list[dict[str, np.ndarray]]] = {method.name: [] for method in methods}
+    there = []
+    for seed in seeds:
+        asked = {method.name: ask(method, size, seed) for method in methods}
+        if any(answers is None for answers in asked.values()):
+            continue
+        there.append(seed)
+        for name, answers in asked.items():
+            assert answers is not None
+            found[name].append(scores_of(answers, labels, of))
+    if not there:
+        return {}, []
     return {
-        method: {name: np.stack([unit[method][name] for unit in units]) for name in SCORES}
-        for method in units[0]
-    }
+        name: {score: np.stack([unit[score] for unit in units]) for score in units[0]}
+        for name, units in found.items()
+    }, there
 
 
 def row_of(size: int, method: Method, scores: Scores) -> Row:
@@ -242,7 +259,7 @@ def row_of(size: int, method: Method, scores: Scores) -> Row:
 
 def bars_of(size: int, scores: Scores) -> Bars:
     """The four bars: (a) clean NLL, (b) NLL under corruptions, (c) other digits, (d) operations."""
-    bayes, st, rival = (scores[name] for name in (BAYES, ST, ENSEMBLE))
+    bayes, st, rival = (scores[name] for name in (CHOSEN, ST, ENSEMBLE))
     clean = _interval(bayes["nll"] - st["nll"])
     worse = _interval(bayes["worse_nll"] - (1 - LEAST_GAIN) * rival["worse_nll"])
     pairs = (list(zip(of["entropy"], of["others"], strict=True)) for of in (bayes, st))
@@ -266,25 +283,26 @@ def bars_of(size: int, scores: Scores) -> Bars:
     )
 
 
-def table_of(folder: Path, device: str) -> Posterior:
-    """The table, from the scores of all sizes and seeds that lie in a folder."""
-    rows, bars, seeds, tested = [], [], {}, {}
-    for size in SIZES:
-        files = sorted(folder.glob(f"scores-{size}-*.npz"))
-        if not files:
+def table_of(
+    ask: Ask, labels: dict[str, np.ndarray], sizes: Sequence[int], seeds: Sequence[int]
+) -> Posterior:
+    """The table of all sizes and seeds whose networks are all there."""
+    rows, bars, found = [], [], {}
+    for size in sizes:
+        scores, there = scores_by_method(ask, JUDGED, labels, size, seeds, CLEAN)
+        if len(there) < 2:
             continue
-        seeds[size] = [int(file.stem.rpartition("-")[2]) for file in files]
-        scores = stacked([read_scores(file) for file in files])
-        rows += [row_of(size, method, scores) for method in METHODS]
+        found[size] = there
+        rows += [row_of(size, method, scores) for method in JUDGED]
         bars.append(bars_of(size, scores))
-        tested = {name: scores[ST][name].shape[1] for name in ("nll", "others")}
     if not rows:
-        raise ValueError(f"--out: {folder} holds no scores-SIZE-SEED.npz; make them with `judge`")
+        raise ValueError("--out: holds the networks of no two seeds; train them first with `train`")
     return Posterior(
         command=results.command(),
-        device=device,
-        seeds=seeds,
-        recordings={"test": tested["nll"], "other digits": tested["others"]},
+        network=list(WIDTHS),
+        chosen=CHOSEN,
+        seeds=found,
+        recordings={"test": len(labels[CLEAN]), "other digits": len(labels[OTHER])},
         rows=rows,
         bars=bars,
     )

@@ -1,7 +1,7 @@
 """What prediction sets hold and how early they decide, over many splits of the test recordings.
 
     python -m bisnn_experiments.prediction_sets --data digits N-MNIST mnist [--seeds 5]
-        [--runs out/prediction_sets/runs] [--out out/prediction_sets/results.json]
+        [--first-seed 0] [--runs out/prediction_sets/runs] [--out out/prediction_sets/results.json]
         [--methods st bayes] [--device cuda] [--jobs 1] [--calibration 200] [--splits 100]
         [--epochs 1]
 
@@ -127,13 +127,16 @@ def scored(folder: Path, calibration: int, device: str) -> Scored:
     return Scored(found, data.test.y.numpy(), path)
 
 
-def operations(folder: Path, rule: ConformalSets, run: Scored, some: np.ndarray) -> float:
+def operations(
+    folder: Path, rule: ConformalSets, run: Scored, some: np.ndarray, device: str
+) -> float:
     """Synaptic operations on some recordings with stopping, as a share of those without."""
     model, data = load_run(folder, show=False)
+    model.net.to(device)
     answer = rule.stop(run.scores[rule.score][:, some])
     asked = np.arange(model.size(model.members))[:, None] < answer.members
     until = torch.from_numpy(np.where(asked, answer.steps, 0))
-    s = spikes(model.config, data.test.x[torch.from_numpy(some)])
+    s = spikes(model.config, data.test.x[torch.from_numpy(some)], device=device)
     rows = ledger(model.net, s, {"": model.members}, None, model.config.seed, {"": until}).rows
     return rows[EARLY].synaptic_operations / rows[""].synaptic_operations
 
@@ -175,6 +178,7 @@ def summaries(
     count: int,
     calibration: int,
     folders: Sequence[Path] = (),
+    device: str = "cpu",
 ) -> Iterator[SetSummary]:
     """A row for each target, number of looks, correction and score that so many recordings allow;
     operations are counted where the runs' folders are given.
@@ -199,7 +203,7 @@ def summaries(
                     coverage, size, steps, decided = np.mean([row[:4] for row in found], 0).tolist()
                     right = [row[4] for row in found if not np.isnan(row[4])]
                     saved = [
-                        operations(folder, rule, seen, others[:COUNTED])
+                        operations(folder, rule, seen, others[:COUNTED], device)
                         for folder, (seen, rule, others) in zip(
                             folders, rules[::count], strict=False
                         )
@@ -266,7 +270,7 @@ def tasks_of(data: str, options: argparse.Namespace) -> dict[str, list[Task]]:
                 configs[label].updated(seed=seed, **changes),
                 options.runs / f"{kind}_{end}_tuned_seed{seed}",
             )
-            for seed in range(options.seeds)
+            for seed in range(options.first_seed, options.first_seed + options.seeds)
         ]
         for label, end in METHODS.items()
         if end in options.methods
@@ -289,7 +293,8 @@ def measure(options: argparse.Namespace) -> list[SetSummary]:
                 runs = [scored(folder, options.calibration, options.device) for folder in folders]
             calibration = options.calibration or len(runs[0].labels) // 2
             name = recognition.recognised(None if data == "digits" else data)[0]
-            rows += summaries(name, method, runs, options.splits, calibration, folders)
+            how = (options.splits, calibration, folders, options.device)
+            rows += summaries(name, method, runs, *how)
     return rows
 
 
@@ -298,6 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", nargs="+", default=["digits"])
     parser.add_argument("--methods", nargs="+", default=["st", "bayes"], choices=METHODS.values())
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--runs", type=Path, default=Path("out/prediction_sets/runs"))
     parser.add_argument("--out", type=Path, default=Path("out/prediction_sets/results.json"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

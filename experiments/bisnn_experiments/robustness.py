@@ -1,8 +1,8 @@
 """What a robust recipe keeps under a worse camera: binary weights beside real ones, trained alike.
 
     python -m bisnn_experiments.robustness --data N-MNIST digits --explore [--recipes today ...]
-        [--methods full st] [--seeds 1] [--shard 0/4] [--minutes 9] [--device cuda]
-        [--out out/robustness]
+        [--methods full st] [--seeds 1] [--first-seed 0] [--shard 0/4] [--minutes 9]
+        [--device cuda] [--runs FOLDER] [--out out/robustness]
 
 A recipe trains with corrupted recordings, and is judged on corruptions of kinds that it has not
 trained with: the kinds come in two halves, a run trains with one of them, and each kind is judged
@@ -11,6 +11,8 @@ judged on all. Kinds of a worse simulated camera are trained with by none.
 
 With --explore runs train on four fifths of the training recordings and are judged on the last one:
 the test recordings stay unread. A recipe is chosen so; without it, runs are judged on the test.
+Those of `today` are then looked for in --runs, under the names that `bisnn reproduce table1` gives
+them, before they are trained.
 
 Every run is a file in OUT/rows, and is not done again; the same command goes on. --shard i/n takes
 every n-th run, so that several commands share the work; --minutes begins no run that would take
@@ -42,6 +44,7 @@ from bisnn.data.simulation import SimulatedEvents
 from bisnn.prediction import Classification
 from bisnn.runs import training
 from bisnn.runs.config import Config
+from bisnn.runs.evaluation import load_run
 from bisnn.runs.model import Model
 from bisnn.runs.results import Finding
 from bisnn.runs.robustness import SEED
@@ -167,7 +170,7 @@ class Case(NamedTuple):
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
     """All runs, seed by seed, so that what ends early has compared something."""
-    for seed in range(options.seeds):
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
         for data in options.data:
             kind = recognition.recognised(None if data == "digits" else data)[0]
             for recipe in options.recipes:
@@ -217,6 +220,18 @@ def trained(config: Config, device: str) -> tuple[Model, LoadedData]:
         return run.trained_model(), data
 
 
+def _found(case: Case, options: argparse.Namespace) -> tuple[Model, LoadedData] | None:
+    """A run that `bisnn reproduce table1` has trained, and its data; None where there is none."""
+    if options.runs is None or options.explore or case.recipe != "today":
+        return None
+    folder = options.runs / f"{case.kind}_{case.method}_tuned_seed{case.seed}"
+    if not folder.exists():
+        return None
+    model, data = load_run(folder, show=False)
+    model.net.to(options.device)
+    return model, data
+
+
 _EVENTS: dict[tuple[int, ...], dict[int, np.ndarray]] = {}
 
 
@@ -240,8 +255,8 @@ def quality(model: Model, split: Split) -> tuple[float, float]:
 
 def measured(case: Case, options: argparse.Namespace) -> RobustRow:
     """Train a run and judge it."""
-    began, config = time.monotonic(), case.config(options)
-    model, data = trained(config, options.device)
+    began = time.monotonic()
+    model, data = _found(case, options) or trained(case.config(options), options.device)
     seconds = time.monotonic() - began
     split = data.validation if options.explore else data.test
     assert split is not None
@@ -340,6 +355,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=RECIPES)
     parser.add_argument("--methods", nargs="+", default=["full", "st"], choices=METHODS.values())
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--runs", type=Path, help="runs of `bisnn reproduce table1`")
     parser.add_argument("--explore", action="store_true")
     parser.add_argument("--shard", default="0/1", metavar="I/N")
     parser.add_argument("--minutes", type=float, default=0)

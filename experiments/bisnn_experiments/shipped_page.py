@@ -32,6 +32,12 @@ COVERAGE = 0.97  # of the sets
 FIRST = 6
 
 
+def halves(test: Split) -> list[Split]:
+    """The recordings that calibrate the sets, and those that may be shown."""
+    order = torch.from_numpy(philox.permutation(len(test.y), 0, Purpose.CALIBRATION_SPLIT))
+    return [Split(test.x[rows], test.y[rows]) for rows in order.chunk(2)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--run", type=Path, default=Path("out/shipped_page"))
@@ -41,8 +47,7 @@ def main() -> None:
     source = model.file_of(run)
     trained = model.load(source)
     data = load_dataset(trained.config)
-    order = torch.from_numpy(philox.permutation(len(data.test.y), 0, Purpose.CALIBRATION_SPLIT))
-    some, others = (Split(data.test.x[rows], data.test.y[rows]) for rows in order.chunk(2))
+    some, others = halves(data.test)
     members, steps = trained.members or 1, trained.config.steps
     found = guarantee.calibrated(
         trained,

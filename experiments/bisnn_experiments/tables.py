@@ -23,7 +23,8 @@ Format: one of Python's, or a name in `NAMED`; `*1000 .1f` multiplies first. Wha
 deviation is shown as `mean +- std`, what has an interval as `value [low, high]`, what has a range
 as `lowest to highest`, each number in the format.
 
-A number within prose is marked as `<!--v FILE {PATH:FORMAT}-->0.123<!--/v-->`.
+A number within prose is marked as `<!--v FILE {PATH:FORMAT}-->0.123<!--/v-->`, and does not begin a
+line: Markdown would end the paragraph there.
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ DOCUMENTS = (
             "SHIPPING",
             "TUNING",
             "SKLEARN",
+            "explanations/bits",
+            "explanations/guarantee",
+            "explanations/paper",
+            "explanations/report",
+            "explanations/time",
         )
     ),
 )
@@ -275,6 +281,10 @@ def compare(
 def refresh_inline(
     text: str, document: str, line: int, folder: Path, problems: list[Problem]
 ) -> str:
+    if text.lstrip().startswith("<!--v"):
+        expected = "a word before it: at the start of a line, a comment ends the paragraph"
+        problems.append(Problem(document, line, "value", expected, text.strip()))
+
     def value(match: re.Match[str]) -> str:
         try:
             wanted = fill(match[2], read(folder, match[1]), "")
