@@ -1,19 +1,13 @@
 """The site that `make docs` builds from these pages, the notebooks and the docstrings."""
 
-import logging
 import os
 import re
 
 from docutils import nodes
 from docutils.utils.math import MathError, latex2mathml
-from sphinx.util import logging as sphinx_logging
+from sphinx.util import logging
 
 import bisnn
-
-# Sphinx gives this warning no type that could be suppressed
-logging.getLogger("sphinx.sphinx.directives.other").addFilter(
-    lambda record: "toctree glob pattern" not in str(record.msg)
-)
 
 # Jupyter asks for colours, and commands in a notebook would take it for a terminal
 os.environ["TTY_COMPATIBLE"] = "0"
@@ -68,7 +62,7 @@ def write_mathml(translator, node):
     try:
         translator.body.append(latex2mathml.tex2mathml(node.astext(), as_block=as_block))
     except MathError as error:
-        sphinx_logging.getLogger(__name__).warning("%s", error, location=node)
+        logging.getLogger(__name__).warning("%s", error, location=node)
     raise nodes.SkipNode
 
 
