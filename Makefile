@@ -33,9 +33,10 @@ lint: setup
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-# The site, in out/docs/html; the notebooks in it run, unless NOTEBOOKS=off. A page that has not changed is not built again: `rm -r out/docs` first for all.
+comma := ,
+# The site, in out/docs/html; the notebooks in it run, unless NOTEBOOKS=off, which does not know their cells' language. A page that has not changed is not built again: `rm -r out/docs` first for all.
 docs: .venv/docs-ready
-	$(BIN)/sphinx-build -M html docs out/docs --fail-on-warning --keep-going --nitpicky --quiet $(if $(filter off,$(NOTEBOOKS)),-D nb_execution_mode=off)
+	$(BIN)/sphinx-build -M html docs out/docs --fail-on-warning --keep-going --nitpicky --quiet $(if $(filter off,$(NOTEBOOKS)),-D nb_execution_mode=off -D suppress_warnings=ref.python$(comma)misc.highlighting_failure)
 
 .venv/docs-ready: .venv/ready
 	$(INSTALL) -e '.[docs]'
