@@ -33,10 +33,11 @@ lint: setup
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-comma := ,
-# The site, in out/docs/html; the notebooks in it run, unless NOTEBOOKS=off, which does not know their cells' language. A page that has not changed is not built again: `rm -r out/docs` first for all.
+# The site, in out/docs/html; the notebooks in it run, unless NOTEBOOKS=off. A page that has not changed is not built again: `rm -r out/docs` first for all.
+# Notebooks that do not run do not say that their cells are IPython, and not Python.
+NOT_RUN := -D nb_execution_mode=off -D suppress_warnings=ref.python,misc.highlighting_failure
 docs: .venv/docs-ready
-	$(BIN)/sphinx-build -M html docs out/docs --fail-on-warning --keep-going --nitpicky --quiet $(if $(filter off,$(NOTEBOOKS)),-D nb_execution_mode=off -D suppress_warnings=ref.python$(comma)misc.highlighting_failure)
+	$(BIN)/sphinx-build -M html docs out/docs --fail-on-warning --keep-going --nitpicky --quiet $(if $(filter off,$(NOTEBOOKS)),$(NOT_RUN))
 
 .venv/docs-ready: .venv/ready
 	$(INSTALL) -e '.[docs]'
