@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Constraints as variables hold for what builds the package too, in pip 25.3 and later by the second name.
 INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
-.PHONY: demo test test-all lint results-check results-write bench bench-gpu setup clean
+.PHONY: demo test test-all lint docs results-check results-write bench bench-gpu setup clean
 
 setup: .venv/dev-ready
 
@@ -36,6 +36,16 @@ lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# The site, in out/docs/html; the notebooks in it run, unless NOTEBOOKS=off. A page that has not changed is not built again: `rm -r out/docs` first for all.
+# Notebooks that do not run do not say that their cells are IPython, and not Python.
+NOT_RUN := -D nb_execution_mode=off -D suppress_warnings=ref.python,misc.highlighting_failure
+docs: .venv/docs-ready
+	$(BIN)/sphinx-build -M html docs out/docs --fail-on-warning --keep-going --nitpicky --quiet $(if $(filter off,$(NOTEBOOKS)),$(NOT_RUN))
+
+.venv/docs-ready: .venv/ready
+	$(INSTALL) -e '.[docs]'
+	touch $@
 
 # Tables in README.md and docs/ against the files of docs/results and benchmarks/results.
 results-check: setup

@@ -78,11 +78,11 @@ class Levels:
         return max(map(abs, self.levels))
 
     def codes(self, w: np.ndarray) -> np.ndarray:
-        """(w - low) / gap as uint8, for weights of these levels."""
+        """`(w - low) / gap` as uint8, for weights of these levels."""
         return ((w.astype(np.int16) - self.low) // self.gap).astype(np.uint8)
 
     def bits(self, w: np.ndarray) -> np.ndarray:
-        """The bit planes of weights, bool (planes, *w.shape), the lowest bit first.
+        """The bit planes of weights `w`, bool `(planes, *w.shape)`, the lowest bit first.
 
         >>> Ternary().bits(np.array([-1, 0, 1])).astype(int).tolist()
         [[0, 1, 0], [0, 0, 1]]
@@ -93,12 +93,12 @@ class Levels:
         return np.stack([codes >> k & 1 for k in range(self.planes)]).astype(bool)
 
     def weights(self, bits: np.ndarray) -> np.ndarray:
-        """The weights, int8, whose bit planes these are."""
+        """The weights, int8, whose bit planes are `bits`."""
         codes = sum(plane.astype(np.int16) << k for k, plane in enumerate(bits))
         return (self.low + self.gap * codes).astype(np.int8)
 
     def check_fan_in(self, parents: int) -> None:
-        """A ValueError if a sum over so many parents could leave the whole numbers of float32."""
+        """A ValueError if a sum over `parents` inputs could leave the whole numbers of float32."""
         if parents * self.reach > EXACT:
             raise ValueError(
                 f"weights: {parents} parents times the largest level {self.reach} must be at most "

@@ -24,6 +24,10 @@ import numpy as np
 
 from bisnn.checks import choice, positive_int
 
+__all__ = ["ConformalSets", "PredictionSets", "calibrate_sets", "even_path", "margins"]
+__all__ += ["ConformalIntervals", "PredictionIntervals", "calibrate_intervals"]
+__all__ += ["bonferroni_thresholds", "joint_thresholds", "p_values", "surprisals"]
+
 LOOKS = 10  # unless the user says how many, or where: more stop little earlier, at more calls
 CORRECTIONS = ("joint", "bonferroni")
 SCORES = ("margin", "surprisal")
@@ -33,7 +37,7 @@ Looks = tuple[tuple[int, int], ...]  # looks (t, k), each sees at least as much 
 
 
 def even_path(steps: int, members: int = 1, looks: int = LOOKS) -> Looks:
-    """So many looks, at most one per time step, evenly over the time steps, by all members.
+    """`looks` looks, at most one per time step, evenly over `steps` time steps, by all `members`.
 
     >>> even_path(10, members=5, looks=3)
     ((4, 5), (7, 5), (10, 5))
@@ -72,7 +76,7 @@ def margins(counts: np.ndarray, path: Looks) -> np.ndarray:
     """How far each class lies behind the best one, int64 (P, N, C): 0 for the best.
 
     `counts` are the integers V s of the last readout, (K, T, N, C); those of the time steps and
-    members that a look has seen are added up.
+    members that each look of the `path` has seen are added up.
 
     >>> margins(np.array([[[[3, 1]], [[0, 1]]]]), ((1, 1), (2, 1))).tolist()
     [[[0, 2]], [[0, 1]]]
@@ -89,8 +93,8 @@ def margins_of(sums: np.ndarray) -> np.ndarray:
 def surprisals(logits: np.ndarray, path: Looks) -> np.ndarray:
     """-log p of the mean probability so far, in nats times `RESOLUTION`, int64 (P, N, C).
 
-    For comparison with `margins`: a look is a mean over time steps and members of the softmax of
-    the logits (K, T, N, C).
+    For comparison with `margins`: a look of the `path` is a mean over time steps and members of the
+    softmax of the `logits` (K, T, N, C).
     """
     y = np.asarray(logits, np.float64)
     if not np.isfinite(y).all():
@@ -110,7 +114,8 @@ def _seen(values: np.ndarray, path: Looks) -> list[np.ndarray]:
 
 
 def p_values(calibration: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """(1 + #{i : s_i >= s}) / (n + 1) for each of the scores s, from n calibration scores s_i.
+    """(1 + #{i : s_i >= s}) / (n + 1) for each s of the `scores`, from n scores s_i of
+    `calibration`.
 
     >>> p_values(np.array([1, 2, 3]), np.array([0, 2, 4])).tolist()
     [1.0, 0.75, 0.25]
@@ -164,7 +169,8 @@ def check_enough(n: int, coverage: float, correction: str, looks: int) -> None:
 
 
 def bonferroni_thresholds(scores: np.ndarray, coverage: float) -> np.ndarray:
-    """Of each look, (P,), from the true classes' scores (P, n): {s : p(s) > alpha / P}.
+    """Of each look, (P,), from the true classes' `scores` (P, n): {s : p(s) > alpha / P}, with
+    alpha = 1 - `coverage`.
 
     The chances of an error at one of the looks add up to at most alpha.
     """
@@ -181,6 +187,7 @@ def joint_thresholds(first: np.ndarray, second: np.ndarray, coverage: float) -> 
         second: those of others, (P, n2). The highest rank that a recording has at any look is one
             number, and the ceil((n2 + 1) coverage)th smallest of these bounds the ranks of all
             looks.
+        coverage: how often the true class is to be inside at all looks, in (0, 1).
     """
     which = order(second.shape[1], coverage)
     if first.shape[1] == 0:
@@ -230,51 +237,52 @@ class _RankMap:
 class PredictionSets:
     """Sets of classes, at the look at which each recording stopped."""
 
-    sets: np.ndarray  # bool (N, C)
-    sizes: np.ndarray  # (N,)
-    steps: np.ndarray  # (N,) time steps seen
-    members: np.ndarray  # (N,) asked
-    decided: np.ndarray  # bool (N,): whether the set is as small as was asked for
+    sets: np.ndarray  #: bool (N, C)
+    sizes: np.ndarray  #: (N,)
+    steps: np.ndarray  #: (N,) time steps seen
+    members: np.ndarray  #: (N,) asked
+    decided: np.ndarray  #: bool (N,): whether the set is as small as was asked for
 
 
 @dataclass(frozen=True)
 class ConformalSets:
     """Thresholds that turn scores into sets: what calibration leaves behind."""
 
-    path: Looks
-    thresholds: tuple[tuple[int, ...], ...]  # (P, C): the largest score that is inside
-    coverage: float
-    correction: str = CORRECTIONS[0]
-    score: str = SCORES[0]
-    most: int = 1  # classes of a set that is small enough to stop
-    by_class: bool = False  # each class has the coverage, and thresholds of its own
-    recordings: int = 0  # that it was calibrated on
+    path: Looks  #: the looks (t, k): time steps and members that have been seen
+    thresholds: tuple[tuple[int, ...], ...]  #: (P, C): the largest score that is inside
+    coverage: float  #: that was asked for
+    correction: str = CORRECTIONS[0]  #: "joint" or "bonferroni"
+    score: str = SCORES[0]  #: "margin" or "surprisal"
+    most: int = 1  #: classes of a set that is small enough to stop
+    by_class: bool = False  #: each class has the coverage, and thresholds of its own
+    recordings: int = 0  #: that it was calibrated on
 
     def at(self, look: int, scores: np.ndarray) -> np.ndarray:
-        """The sets, bool (N, C), of a look's scores; the best class, where none is inside."""
+        """The sets, bool (N, C), of `scores` at a `look`; the best class, where none is inside."""
         inside = scores <= np.array(self.thresholds[look])
         empty = ~inside.any(-1)
         inside[empty, scores[empty].argmin(-1)] = True
         return inside
 
     def stop(self, scores: np.ndarray) -> PredictionSets:
-        """The first set of at most `most` classes, or the last, from scores (P, N, C)."""
+        """The first set of at most `most` classes, or the last, from `scores` (P, N, C)."""
         sets = np.stack([self.at(look, some) for look, some in enumerate(scores)])
         small = sets.sum(-1) <= self.most
         looks = np.where(small.any(0), small.argmax(0), len(sets) - 1)
         return self.stopped(sets[looks, np.arange(len(looks))], looks)
 
     def stopped(self, sets: np.ndarray, looks: np.ndarray) -> PredictionSets:
-        """Sets (N, C) that were answered at these looks (N,)."""
+        """Those `sets` (N, C) that were answered at `looks` (N,)."""
         sizes, (steps, members) = sets.sum(-1), np.array(self.path)[looks].T
         return PredictionSets(sets, sizes, steps, members, sizes <= self.most)
 
     def to_json(self) -> dict[str, Any]:
+        """Its fields, for a header."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, about: Any, classes: int) -> ConformalSets:
-        """What `to_json` gave, checked, for so many classes; else a ValueError."""
+        """From `about`, what `to_json` gave, checked, for so many `classes`; else a ValueError."""
         if not isinstance(about, dict) or set(about) != set(cls.__dataclass_fields__):
             raise ValueError("its thresholds of prediction sets are not described")
         path = checked_path(about["path"])
@@ -408,30 +416,31 @@ def check_labels(labels: np.ndarray, count: int, classes: int) -> None:
 class PredictionIntervals(NamedTuple):
     """Of targets, (N,) each."""
 
-    low: np.ndarray
-    high: np.ndarray
+    low: np.ndarray  #: lower ends
+    high: np.ndarray  #: upper ends
 
 
 @dataclass(frozen=True)
 class ConformalIntervals:
     """Split conformal intervals: mean +- width, or +- width times the ensemble's deviation."""
 
-    width: float
-    coverage: float
-    scaled: bool = False
-    recordings: int = 0  # that it was calibrated on
+    width: float  #: half of the interval, or that many deviations
+    coverage: float  #: that was asked for
+    scaled: bool = False  #: whether the width is in deviations
+    recordings: int = 0  #: that it was calibrated on
 
     def around(self, mean: np.ndarray, std: np.ndarray) -> PredictionIntervals:
-        """The intervals of predictions with this mean and deviation."""
+        """The intervals of predictions with this `mean` and deviation `std`, (N,) each."""
         half = self.width * (std if self.scaled else np.ones_like(mean))
         return PredictionIntervals(mean - half, mean + half)
 
     def to_json(self) -> dict[str, Any]:
+        """Its fields, for a header."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, about: Any) -> ConformalIntervals:
-        """What `to_json` gave, checked; else a ValueError."""
+        """From `about`, what `to_json` gave, checked; else a ValueError."""
         if not isinstance(about, dict) or set(about) != set(cls.__dataclass_fields__):
             raise ValueError("its width of prediction intervals is not described")
         width = about["width"]
@@ -451,8 +460,15 @@ def calibrate_intervals(
     *,
     scaled: bool = False,
 ) -> ConformalIntervals:
-    """The width that holds the targets (N,) of recordings that were never trained on as often as
-    asked for; `scaled` divides errors by the ensemble's deviations first.
+    """The width that holds the targets of recordings that were never trained on as often as asked
+    for.
+
+    Args:
+        mean: the ensemble's predictions, (N,).
+        std: their deviations over the members, (N,).
+        targets: the true values, (N,).
+        coverage: how often an interval is to hold the target, in (0, 1).
+        scaled: divide errors by the deviations first: wide where the members disagree.
     """
     mean, std, targets = (np.asarray(part, np.float64) for part in (mean, std, targets))
     if not mean.shape == std.shape == targets.shape or mean.ndim != 1 or len(mean) == 0:

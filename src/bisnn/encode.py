@@ -15,6 +15,8 @@ from bisnn.bits.philox import Purpose
 from bisnn.checks import finite, number, positive_int, seed_number, tensor
 from bisnn.packed import encoding
 
+__all__ = ["population", "population_rates", "rate"]
+
 
 def population_rates(x: Tensor, neurons: int, width: float) -> Tensor:
     """Firing rates of a population of raised-cosine tuning curves, one population for each
@@ -71,7 +73,12 @@ def rate(rates: Tensor, T: int, seed: int, *, draw: int = 0) -> Tensor:
 def population(
     x: Tensor, T: int, *, neurons: int, width: float, seed: int, draw: int = 0
 ) -> Tensor:
-    """Population code as spikes, (B, d) -> (T, B, d * neurons); see `population_rates`, `rate`."""
+    """Population code as spikes, (B, d) -> (T, B, d * neurons).
+
+    Args:
+        x, neurons, width: as for `population_rates`.
+        T, seed, draw: as for `rate`.
+    """
     _check_values("x", x)
     _check_population(neurons, width)
     code = {"code": "population", "steps": positive_int("T", T), "neurons": neurons, "width": width}

@@ -25,20 +25,21 @@ TAIL = 0.8
 
 
 class Interval(NamedTuple):
-    value: float  # on all the data
-    low: float
-    high: float
+    """A value, and between which two it may as well lie."""
+
+    value: float  #: on all the data
+    low: float  #: the lower end
+    high: float  #: the upper end
 
 
 class Calibration(NamedTuple):
     """A debiased calibration error with its interval; the plain ECE, and a calibrated model's."""
 
-    error: Interval
-    ece: float
-    calibrated_mean: (
-        float  # the ECE of a perfectly calibrated model with these confidences: on average,
-    )
-    calibrated_high: float  # and in 95 of 100 cases at most
+    error: Interval  #: the debiased one
+    ece: float  #: the plain one
+    #: the ECE of a perfectly calibrated model with these confidences: on average,
+    calibrated_mean: float
+    calibrated_high: float  #: and in 95 of 100 cases at most
 
 
 class Bins(NamedTuple):

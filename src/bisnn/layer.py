@@ -35,10 +35,10 @@ Inputs = Sequence[int | Literal["input"]] | None
 class LayerState(NamedTuple):
     """What a layer carries from one chunk of time to the next; it holds for the coming step."""
 
-    traces: tuple[Tensor, ...]  # of the neurons, as `Neuron.traces` names them, (B, ...)
-    # X_m and X_s, the slow and the fast trace of the layer's input, (B, ...): they keep the local
-    # gradient of the next chunk exact. None for neurons without compiled kernels, whose local
-    # gradient is cut where a chunk begins.
+    traces: tuple[Tensor, ...]  #: of the neurons, as `Neuron.traces` names them, (B, ...)
+    #: X_m and X_s, the slow and the fast trace of the layer's input, (B, ...): they keep the local
+    #: gradient of the next chunk exact. None for neurons without compiled kernels, whose local
+    #: gradient is cut where a chunk begins.
     inputs: tuple[Tensor, ...]
 
     def detach(self) -> LayerState:
@@ -47,10 +47,12 @@ class LayerState(NamedTuple):
 
 
 class LayerOutput(NamedTuple):
-    spikes: Tensor  # what leaves the layer, (T, B, ...)
-    potentials: Tensor  # u of every neuron, before pooling, (T, B, ...)
-    readout: Tensor | None  # (T, B, outputs), where there is one
-    state: LayerState | None
+    """What a layer returns."""
+
+    spikes: Tensor  #: what leaves the layer, (T, B, ...)
+    potentials: Tensor  #: u of every neuron, before pooling, (T, B, ...)
+    readout: Tensor | None  #: (T, B, outputs), where there is one
+    state: LayerState | None  #: for the next chunk of time, if one was passed in
 
 
 def joined(kind: str, inputs: Sequence[Tensor]) -> Tensor:
@@ -100,6 +102,10 @@ class Layer(nn.Module):
 
     Subclasses say what they are for the shape that comes in (`settings`), and what the product W s
     is.
+
+    Args:
+        inputs: the layers whose spikes it reads; None for the one before it.
+        neuron: this layer's own; None for the network's.
     """
 
     kind: str  # as in `LayerSpec`
@@ -117,11 +123,16 @@ class Layer(nn.Module):
     # What a subclass provides
 
     def settings(self, shape: Shape) -> dict[str, Any]:
-        """Fields of the `LayerSpec` for inputs of this shape, or a ValueError."""
+        """Fields of the `LayerSpec` for inputs of this `shape`, or a ValueError."""
         raise NotImplementedError
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """W s for inputs with any leading axes: (..., *input_shape) -> (..., *current_shape)."""
+        """W s for inputs with any leading axes: `(..., *input_shape)` -> `(..., *current_shape)`.
+
+        Args:
+            x: the inputs.
+            weight: the weights, of the shape of the parameter.
+        """
         raise NotImplementedError
 
     # Construction
@@ -131,8 +142,12 @@ class Layer(nn.Module):
     ) -> LayerSpec:
         """The description of this layer as a network's layer `number`.
 
-        `shapes` are what leaves the earlier layers, and last, where INPUT finds it, the shape of
-        the network's input.
+        Args:
+            number: its place, from 0.
+            shapes: what leaves the earlier layers, and last, where INPUT finds it, the shape of the
+                network's input.
+            neuron: the network's, for a layer that has none of its own.
+            alphabet: that the weights are from; None for real ones.
         """
         inputs = read_from(self.own_inputs, number)
         parts = tuple(shapes[n] for n in inputs)
@@ -154,6 +169,14 @@ class Layer(nn.Module):
         """Make weights and constants; called once, by the network, of which this is layer `number`.
 
         Real weights are N(0, 1); how latents begin, `weights` says.
+
+        Args:
+            spec: the layer's description, from `plan`.
+            posterior: whether latents are logits, one per level.
+            init: where latents begin.
+            seed: of the initial weights.
+            number: the layer's place, from 0.
+            dtype: of weights and constants.
         """
         if self.is_built:
             raise ValueError(
@@ -178,6 +201,7 @@ class Layer(nn.Module):
 
     @property
     def is_built(self) -> bool:
+        """Whether it is part of a network, and so has weights."""
         return "spec" in self.__dict__
 
     @property
@@ -187,6 +211,7 @@ class Layer(nn.Module):
 
     @property
     def input_shape(self) -> Shape:
+        """Of what it reads, side by side."""
         return self.spec.input_shape
 
     @property
@@ -201,15 +226,17 @@ class Layer(nn.Module):
 
     @property
     def neuron(self) -> Neuron:
+        """The neuron of this layer: its own, or the network's."""
         return self.spec.neuron
 
     def state_shapes(self, batch_size: int) -> list[tuple[int, ...]]:
-        """Shapes of a state's traces and inputs."""
+        """Shapes of a state's traces and inputs, for `batch_size` recordings."""
         inputs = 2 if self.neuron.fused else 0
         traces = [(batch_size, *self.current_shape)] * len(self.neuron.traces)
         return traces + [(batch_size, *self._trace_shape())] * inputs
 
     def initial_state(self, batch_size: int) -> LayerState:
+        """The state of `batch_size` recordings before the first time step: all zero."""
         inputs = self.state_shapes(batch_size)[len(self.neuron.traces) :]
         zeros = tuple(self.kappa.new_zeros(shape) for shape in inputs)
         return LayerState(self._at_rest(batch_size), zeros)
@@ -233,12 +260,17 @@ class Layer(nn.Module):
         spikes: bool = False,
         readout: Readout | None = None,
     ) -> LayerOutput:
-        """Spikes and potentials of all time steps of x, (T, B, *input_shape).
+        """Spikes and potentials of all time steps.
 
-        With `bptt` gradients travel to the layer below, through the refractory feedback and through
-        the state; without (local learning), they reach this layer's weights only, through eq.
-        (der-general). `weight` stands in for the parameter. `spikes` promises that x is 0 or 1
-        everywhere. `readout` reads what leaves the layer.
+        Args:
+            x: what the layer reads, `(T, B, *input_shape)`.
+            state: that of the chunk before, or of `initial_state`; None for a whole recording.
+            bptt: let gradients travel to the layer below, through the refractory feedback and
+                through the state; else (local learning) they reach this layer's weights only,
+                through eq. (der-general).
+            weight: stands in for the parameter.
+            spikes: promises that x is 0 or 1 everywhere.
+            readout: reads what leaves the layer.
         """
         if weight is None:
             weight = self.realised()

@@ -199,7 +199,7 @@ class Recurrent(Layer):
         neuron: this layer's own; by default the network's.
 
     The parameter holds the synapses that exist and no others: (n, n_in + n) without a mask, a
-        vector in row order with one.
+    vector in row order with one.
 
     >>> import bisnn
     >>> mask = torch.tensor([[1, 0, 0, 1], [0, 1, 1, 0]]).bool()  # parents: an input, the other one
@@ -257,7 +257,7 @@ class Recurrent(Layer):
         return (self.n_in + self.n,)  # the layer's own spikes are inputs too
 
     def matrix(self, weight: Tensor) -> Tensor:
-        """The synapses as a matrix (n, n_in + n), zero where there is none."""
+        """The synapses of `weight` as a matrix (n, n_in + n), zero where there is none."""
         weight = pinned(weight)
         if self.mask is None:
             return weight

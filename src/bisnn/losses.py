@@ -80,7 +80,11 @@ def global_loss(
     burn_in: int = 0,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """The loss of the last readout alone; arguments as for `local_loss`."""
+    """The loss of the last readout alone.
+
+    Args:
+        output, target, loss, over_time, burn_in, mask: as for `local_loss`.
+    """
     return _readout_loss(output.readouts[-1:], target, loss, over_time, burn_in, mask)
 
 
@@ -275,6 +279,12 @@ def activity_loss(
     Sum over layers of the mean over neurons of max(low - rate, 0)^2 + max(rate - high, 0)^2. All
     neurons count, also those behind a pooling or that are no outputs; a neuron's rate is taken over
     all time steps and recordings that count. Add it to a loss with a factor of your own.
+
+    Args:
+        net: the network.
+        output: what it returned.
+        low, high: the range of firing rates that costs nothing.
+        mask: (T, B), True where a time step counts.
     """
     number("low", low, least=0)
     if not low < number("high", high) <= 1:

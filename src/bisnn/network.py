@@ -24,11 +24,11 @@ NetworkState = tuple[LayerState, ...]
 class Output(NamedTuple):
     """What a network returns; one entry per layer."""
 
-    spikes: tuple[Tensor, ...]  # what leaves each layer, (T, B, ...)
-    potentials: tuple[Tensor, ...]  # u of each layer's neurons, before pooling, (T, B, ...)
-    # Linear readouts, (T, B, outputs); None where a layer has none
+    spikes: tuple[Tensor, ...]  #: what leaves each layer, (T, B, ...)
+    potentials: tuple[Tensor, ...]  #: u of each layer's neurons, before pooling, (T, B, ...)
+    #: linear readouts, (T, B, outputs); None where a layer has none
     readouts: tuple[Tensor | None, ...]
-    state: NetworkState | None  # for the next chunk of time, if one was passed in
+    state: NetworkState | None  #: for the next chunk of time, if one was passed in
 
     @property
     def logits(self) -> Tensor:
@@ -140,14 +140,19 @@ class Network(nn.Module):
         weights: Sequence[Tensor] | None = None,
         seen: Sequence[Tensor] | None = None,
     ) -> Output:
-        """Run the network over x, (T, B, *input_shape), floating or 0/1 as bool or uint8.
+        """Run the network over a batch of recordings, or over a chunk of time of one.
 
-        With a state (from `initial_state`, then from the previous output) a recording can come in
-        chunks, down to single time steps: with hard weights and spikes the same bits forward as in
-        one piece (else the same to rounding), and in local mode the same gradient. With `weights`,
-        one tensor per layer, these stand in for the parameters. With `seen`, one tensor (B, n) per
-        layer, its readout sees the spikes times these factors: dropout. Runs in the network's own
-        precision, also under autocast: currents must stay exact.
+        With a state a recording can come in chunks, down to single time steps: with hard weights
+        and spikes the same bits forward as in one piece (else the same to rounding), and in
+        local mode the same gradient. Runs in the network's own precision, also under autocast:
+        currents must stay exact.
+
+        Args:
+            x: the input, `(T, B, *input_shape)`, floating or 0/1 as bool or uint8.
+            state: from `initial_state`, then from the previous output.
+            weights: one tensor per layer, which stand in for the parameters.
+            seen: one tensor (B, n) per layer, whose readout sees the spikes times these factors:
+                dropout.
         """
         spikes = is_spikes(x)
         x = self.checked(x, state)
@@ -191,7 +196,9 @@ class Network(nn.Module):
         __call__ = forward  # whose types torch's own, of any module, does not know
 
     def read(self, number: int, x: Tensor, spikes: Sequence[Tensor]) -> Tensor:
-        """What layer `number` reads of the network's input x and of what has left the layers."""
+        """What layer `number` reads of the network's input `x` and of `spikes`, those that have
+        left the layers before it.
+        """
         spec, everything = self.layers[number].spec, [*spikes[:number], x]  # INPUT is the last
         return joined(spec.kind, [everything[n] for n in spec.inputs])
 
@@ -201,7 +208,7 @@ class Network(nn.Module):
         return tuple(layer.spec for layer in self.layers)
 
     def initial_state(self, batch_size: int) -> NetworkState:
-        """The state before the first time step: all zero."""
+        """The state of `batch_size` recordings before the first time step: all zero."""
         return tuple(
             layer.initial_state(positive_int("batch_size", batch_size)) for layer in self.layers
         )
@@ -212,10 +219,13 @@ class Network(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of its weights and constants: float32 or float64."""
         return self.layers[0].kappa.dtype
 
     def checked(self, x: Tensor, state: NetworkState | None = None) -> Tensor:
-        """The input in the network's dtype, or a ValueError that says what is wrong with it."""
+        """The input `x` in the network's dtype, or a ValueError that says what is wrong with it or
+        with the `state`.
+        """
         if self.dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 "net: must be float32 or float64, or its currents are not exact; got "
@@ -262,6 +272,9 @@ def check_network(net: object) -> None:
 def pad(recordings: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """A batch from recordings of different length: x (T, B, ...), zero-padded, and the mask (T, B),
     True where it is real.
+
+    Args:
+        recordings: one tensor (T, ...) each, of any length T.
 
     Pass the mask on to the loss and to `predict`: the network is causal, so padding behind a
     recording's end changes nothing before it.

@@ -44,6 +44,8 @@ from bisnn.checks import choice, number
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["SRM", "CStep", "FixedSRM", "Neuron"]
+
 SURROGATES = ("sigmoid", "box")
 
 # A trace of a float neuron at or below this is 0. Without it the recursion ends in denormal
@@ -60,9 +62,9 @@ class CStep(NamedTuple):
     and `flush(trace)`.
     """
 
-    fire: str  # sets `s`, 1 or 0; may also move on traces that depend on the spike alone
-    integrate: str  # moves on the others, by the current `I`, an int32_t, and `s`
-    helpers: str = ""  # functions that these call
+    fire: str  #: sets `s`, 1 or 0; may also move on traces that depend on the spike alone
+    integrate: str  #: moves on the others, by the current `I`, an int32_t, and `s`
+    helpers: str = ""  #: functions that these call
 
 
 class Neuron:
@@ -97,21 +99,41 @@ class Neuron:
             cls.kind = f"{cls.__module__}:{cls.__qualname__}"
 
     def constants(self, dtype: DTypeLike = np.float32) -> np.ndarray:
-        """What `potential` and `advance` are given as a tensor; last the threshold theta."""
+        """What `potential` and `advance` are given as a tensor, of type `dtype`; last the threshold
+        theta.
+        """
         raise NotImplementedError
 
     def potential(self, state: Sequence[Tensor], kappa: Tensor, constants: Tensor) -> Tensor:
-        """u_t from the state alone; the neuron fires where u_t > theta."""
+        """u_t from the state alone; the neuron fires where u_t > theta.
+
+        Args:
+            state: one tensor (B, ...) for each of `traces`.
+            kappa: the scale of the synaptic current, () or (N,).
+            constants: those of `constants()`, (n,).
+        """
         raise NotImplementedError
 
     def advance(
         self, I: Tensor, s: Tensor, state: Sequence[Tensor], constants: Tensor
     ) -> tuple[Tensor, ...]:
-        """The state of the next time step from the current and the spikes of this one."""
+        """The state of the next time step from the current and the spikes of this one.
+
+        Args:
+            I: the synaptic current W s, (B, ...), a whole number where weights are hard.
+            s: the neurons' spikes, 0 or 1, (B, ...).
+            state: one tensor (B, ...) for each of `traces`.
+            constants: those of `constants()`, (n,).
+        """
         raise NotImplementedError
 
     def integers(self, kappa: np.ndarray, most: int) -> np.ndarray | None:
-        """The constants of a neuron that computes in integers, or None; see `FixedSRM`."""
+        """The constants of a neuron that computes in integers, or None; see `FixedSRM.integers`.
+
+        Args:
+            kappa: the scale of the current, () or (N,).
+            most: the largest |I|: the fan-in times the largest weight.
+        """
         return None
 
     # What ships: the same step, to the bit, on scalars of one type
@@ -132,13 +154,20 @@ class Neuron:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The constants of a layer as `shared` and `each` name them, (m,) and (n, 1 or neurons).
 
-        kappa and `constants` are the layer's, as rounded; `most` is the largest |I|.
+        Args:
+            kappa: the layer's, as rounded.
+            constants: the layer's, as rounded.
+            most: the largest |I|.
         """
         return constants, kappa.reshape(1, -1)
 
     def edges(self, kappa: np.float32, constants: np.ndarray) -> np.ndarray:
         """States at which a product that is not rounded would decide otherwise, to try C code on:
         rows of traces and whether they fire. None are known.
+
+        Args:
+            kappa: the scale of the current.
+            constants: those of `constants()`.
         """
         return np.empty((0, len(self.traces) + 1), np.float32)
 
@@ -213,6 +242,7 @@ class SRM(Neuron):
 
     @staticmethod
     def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """`potential` and `advance` for numba, on scalars."""
         from numba import njit
 
         zero, one, least = np.float32(0), np.float32(1), np.float32(FLUSH)
@@ -362,6 +392,7 @@ class FixedSRM(SRM):
 
     @staticmethod
     def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """`potential` and `advance` for numba, on integers."""
         from numba import njit
 
         zero, bits, below = np.int32(0), np.int64(DECAY_BITS), np.int64(2**DECAY_BITS - 1)

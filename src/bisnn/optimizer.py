@@ -2,9 +2,12 @@
 
 The parameters are latents. A training step of every rule reads
 
-    with rule.sampled():                 # the parameters hold a realisation in here
-        loss(net(x), r).backward()       # gradients are taken at it
-    rule.step()                          # the rule's update of the latents
+>>> import bisnn
+>>> net = bisnn.Network(bisnn.Linear(4, 8), readout=2)
+>>> rule = bisnn.STBiSNN(net.parameters(), lr=0.1)
+>>> with rule.sampled():  # the parameters hold a realisation in here
+...     bisnn.local_loss(net(torch.ones(5, 1, 4)), torch.tensor([1])).backward()
+>>> rule.step()  # the rule's update of the latents
 
 On leaving the block the latents are back, and each binary parameter's `.grad` has gone back through
 the realisation, by the rule's own way. Several blocks before one `step()` are averaged (more
@@ -29,11 +32,13 @@ from bisnn import kernels, modules, realisation
 from bisnn.checks import choice, flag, number, positive_int
 from bisnn.weights import Categorical, Pullback, Signs, latents_of
 
+__all__ = ["Preconditioned", "Rule", "adam", "descend", "momentum", "remembered"]
+
 PRECONDITIONERS = ("none", "momentum", "adam")
 
 
 def descend(w: Tensor, g: Tensor, lr: float) -> Tensor:
-    """w <- w - eta g.
+    """w <- w - eta g, of `w`, its gradient `g` and eta, `lr`.
 
     Algorithm 1 with g the batch mean of the gradient taken at sign(w^r); Algorithm 2 with g =
     `rules.natural_gradient`, which is eq. (bayes-update), w^r <- (1 - eta rho) w^r - eta (grad_mu L
@@ -43,7 +48,7 @@ def descend(w: Tensor, g: Tensor, lr: float) -> Tensor:
 
 
 def momentum(g: Tensor, m: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """Heavy ball: m <- beta m + g; the update uses m."""
+    """Heavy ball: `m` <- `beta` m + `g`; the update uses m. Returns m twice: update and state."""
     m = beta * m + g
     return m, m
 
@@ -51,7 +56,9 @@ def momentum(g: Tensor, m: Tensor, beta: float) -> tuple[Tensor, Tensor]:
 def adam(
     g: Tensor, m: Tensor, v: Tensor, step: int | Tensor, beta1: float, beta2: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Adam's bias-corrected scaled gradient of update `step`, from 1, and its two running means."""
+    """Adam's bias-corrected scaled gradient of update `step`, from 1, and its two running means:
+    `m` of the gradient `g`, decaying by `beta1`, and `v` of its square, by `beta2`.
+    """
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * g.square()
     return m / (1 - beta1**step) / ((v / (1 - beta2**step)).sqrt() + 1e-8), m, v
@@ -63,6 +70,9 @@ class Rule(Optimizer):
     A parameter group with `"binary": False` holds real parameters that train beside the binary
     ones: no realisation, plain gradient descent with the group's `lr` (and the rule's
     preconditioner, if any).
+
+    Args:
+        params, defaults: parameters or groups of them, and their options, as in `torch.optim`.
     """
 
     takes: tuple[type[Signs], ...] = (Signs,)  # the latents that the rule trains
@@ -92,7 +102,7 @@ class Rule(Optimizer):
         super().__init__(params, {"binary": True, "steps": 0, **defaults})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, checked: one or more parameters, floating point, options in their ranges."""
+        """Add a `param_group`: one or more floating-point parameters, options in their ranges."""
         params = param_group["params"]
         group = {**param_group, "params": [params] if isinstance(params, Tensor) else list(params)}
         if not group["params"]:
@@ -221,7 +231,7 @@ class Rule(Optimizer):
         return self._draws, self.param_groups[0]["steps"], self._blocks
 
     def advance(self, draws: int, steps: int, blocks: int) -> None:
-        """Count what a recorded graph has done, or take back what was only recorded."""
+        """Count `draws`, `steps` and `blocks` that a recorded graph did, or take them back."""
         self._draws, self._blocks = self._draws + draws, self._blocks + blocks
         for group in self.param_groups:
             group["steps"] += steps
@@ -274,7 +284,7 @@ class Rule(Optimizer):
         """Update all parameters from the mean gradient of the `sampled()` blocks since the last
         step.
 
-        With a closure (as trainers pass one), it runs inside `sampled()` first.
+        With a `closure` (as trainers pass one), it runs inside `sampled()` first.
         """
         loss = None
         if closure is not None:
@@ -306,7 +316,7 @@ class Rule(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients and the `sampled()` blocks so far; `step()` does it by itself."""
+        """Forget gradients (`set_to_none`, or zero) and `sampled()` blocks; `step()` does it."""
         super().zero_grad(set_to_none)
         self._earlier = [None] * len(self._earlier)
         self._blocks = 0
@@ -314,14 +324,14 @@ class Rule(Optimizer):
     # What a network takes with it
 
     def map_weights(self, net: nn.Module) -> dict[str, Tensor]:
-        """The most probable weights of a module that this rule trains, with everything else that
-        belongs to it: a `state_dict` for the module as it was before `bisnn.binarise`.
+        """The most probable weights of `net`, a module that this rule trains, with everything else
+        that belongs to it: a `state_dict` for the module as it was before `bisnn.binarise`.
         """
         with realisation.map_weights(self._binary()):
             return modules.plain_state(net)
 
     def members(self, net: nn.Module, samples: int, seed: int = 0) -> list[dict[str, Tensor]]:
-        """So many members drawn from the posterior, each as `map_weights` gives the MAP weights."""
+        """`samples` members of `net`, drawn by `seed`, each as `map_weights` gives MAP weights."""
         states = []
         for realised in self.realisations(samples, seed):
             with realised():
@@ -331,7 +341,7 @@ class Rule(Optimizer):
     def realisations(
         self, samples: int | None = None, seed: int = 0
     ) -> list[Callable[[], AbstractContextManager[None]]]:
-        """Blocks in which the parameters hold the MAP weights, or those of each member."""
+        """Blocks in which parameters hold MAP weights, or those of `samples` members of `seed`."""
         binary = self._binary()
         if samples is None:
             return [partial(realisation.map_weights, binary)]
@@ -435,8 +445,8 @@ def _late_backward_guard(rule: weakref.ref[Rule]) -> Callable[[Tensor], None]:
 
 
 def remembered(state: dict[str, Any], name: str, like: Tensor) -> Tensor:
-    """A tensor of a parameter's state, zero at first. To be written in place: a recorded step finds
-    it where it was.
+    """The tensor `name` of a parameter's `state`, at first zero, of the shape of `like`. To be
+    written in place: a recorded step finds it where it was.
     """
     if name not in state:
         state[name] = torch.zeros_like(like, memory_format=torch.contiguous_format)
@@ -457,7 +467,7 @@ def _count(state: dict[str, Any], like: Tensor) -> int | Tensor:
 
 class Preconditioned(Rule):
     """A rule whose gradient may go through one preconditioner, "momentum" or "adam"; off by
-    default.
+    default. A group's options for it are `precondition` and `betas`.
     """
 
     def _check_group(self, group: dict[str, Any]) -> None:

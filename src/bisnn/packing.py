@@ -13,6 +13,8 @@ from bisnn.layer import Layer, Readout
 from bisnn.network import Network, check_network
 from bisnn.packed.network import PackedLayer, PackedNetwork, PackedReadout, spread
 
+__all__ = ["describe"]
+
 
 def describe(
     net: Network, members: Sequence[Sequence[Tensor]] | None = None, *, posterior: bool = False

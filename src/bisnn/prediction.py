@@ -40,8 +40,8 @@ class Dropout:
     They share all layers: any number of them takes about as long as one.
     """
 
-    members: int
-    rate: float  # share of the neurons, in (0, 1); that of the training
+    members: int  #: how many of them
+    rate: float  #: share of the neurons, in (0, 1); that of the training
 
     def __post_init__(self) -> None:
         positive_int("members", self.members)
@@ -54,16 +54,16 @@ class Dropout:
 class Classification:
     """Class probabilities; "..." is (B,), or (T, B) for every time step. Entropies in nats."""
 
-    mean: Tensor  # (..., C) the ensemble's distribution
-    members: Tensor  # (K, ..., C) each member's
-    entropy: Tensor  # (...) of the mean: the whole uncertainty
-    expected_entropy: Tensor  # (...) mean entropy of the members: what more data would not remove
-    # (...) the difference, >= 0: disagreement of the members, what more data would remove
+    mean: Tensor  #: (..., C) the ensemble's distribution
+    members: Tensor  #: (K, ..., C) each member's
+    entropy: Tensor  #: (...) of the mean: the whole uncertainty
+    expected_entropy: Tensor  #: (...) mean entropy of the members: what more data would not remove
+    #: (...) the difference, >= 0: disagreement of the members, what more data would remove
     mutual_information: Tensor
 
     @classmethod
     def of(cls, members: Tensor) -> Classification:
-        """From the members' distributions, (K, ..., C)."""
+        """From the distributions of `members`, (K, ..., C)."""
         mean = members.mean(0)
         entropy, expected = _entropy(mean), _entropy(members).mean(0)
         return cls(mean, members, entropy, expected, (entropy - expected).clamp(min=0))
@@ -73,14 +73,14 @@ class Classification:
 class Regression:
     """Real outputs. Leading axes "...": (B,), or (T, B) if asked for every time step."""
 
-    mean: Tensor  # (..., C)
-    members: Tensor  # (K, ..., C)
-    # (..., C) standard deviation over the members (divided by K), on the same input spikes
+    mean: Tensor  #: (..., C)
+    members: Tensor  #: (K, ..., C)
+    #: (..., C) standard deviation over the members (divided by K), on the same input spikes
     std: Tensor
 
     @classmethod
     def of(cls, members: Tensor) -> Regression:
-        """From the members' outputs, (K, ..., C)."""
+        """From the outputs of `members`, (K, ..., C)."""
         return cls(members.mean(0), members, members.std(0, correction=0))
 
 

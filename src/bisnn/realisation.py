@@ -157,7 +157,11 @@ def binary_parameters(of: nn.Module | Iterable[nn.Parameter]) -> list[nn.Paramet
 
 @contextmanager
 def map_weights(of: nn.Module | Iterable[nn.Parameter]) -> Iterator[None]:
-    """Inside the block the parameters hold the most probable weights: of binary ones sign(w^r)."""
+    """Inside the block the parameters hold the most probable weights: of binary ones sign(w^r).
+
+    Args:
+        of: a network, or the parameters themselves.
+    """
     parameters = binary_parameters(of)
     values = [map_weight(p) for p in parameters]
     with hold(parameters, _as_parameters(parameters, values), hard=True):
@@ -168,7 +172,13 @@ def map_weights(of: nn.Module | Iterable[nn.Parameter]) -> Iterator[None]:
 def sample_weights(
     of: nn.Module | Iterable[nn.Parameter], seed: int, member: int = 0
 ) -> Iterator[None]:
-    """Inside the block the parameters hold a sample from the posterior, this member of `seed`."""
+    """Inside the block the parameters hold a sample from the posterior.
+
+    Args:
+        of: a network, or the parameters themselves.
+        seed: of the members.
+        member: which of them, from 0.
+    """
     parameters = binary_parameters(of)
     (drawn,) = draw_members(parameters, 1, seed, member)
     with hold(parameters, _as_parameters(parameters, drawn), hard=True):

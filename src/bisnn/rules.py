@@ -202,7 +202,7 @@ class BayesBiSNN(Preconditioned):
             weights.latents_of(p).prior(group["prior"], p.detach())
 
     def annealed(self, name: str, group: dict[str, Any]) -> float:
-        """The present value of "tau" or "temperature" in a parameter group."""
+        """The present value of `name`, "tau" or "temperature", in a parameter `group`."""
         return anneal(group[name], group[name + "_end"], group["steps"], group["anneal_steps"])
 
     def _changing(self, group: dict[str, Any]) -> dict[str, float]:

@@ -24,19 +24,19 @@ THRESHOLDS = (1 - 10 ** np.linspace(-6, 0, 61)).astype(np.float32)
 class RiskCoverage(NamedTuple):
     """The share of errors among the surest answers, by how many of them are given, (N,) each."""
 
-    coverage: Tensor  # 1/N, 2/N, ..., 1
-    risk: Tensor
+    coverage: Tensor  #: 1/N, 2/N, ..., 1
+    risk: Tensor  #: the share of errors among so many of the surest
 
 
 class Abstention(NamedTuple):
     """Below which confidence to answer "don't know", and what calibration showed of the rest."""
 
-    threshold: float | None  # answer where confidence >= threshold; None: no threshold holds
-    answered: int  # calibration points at the threshold, or at the one that failed first
-    errors: int  # among them
-    bound: float  # on the share of errors among all answers, at the confidence level
-    # Where none holds, the calibration points that would do if the shares of answers and of errors
-    # stayed as they are; None where a thousand times as many would not
+    threshold: float | None  #: answer where confidence >= threshold; None: no threshold holds
+    answered: int  #: calibration points at the threshold, or at the one that failed first
+    errors: int  #: among them
+    bound: float  #: on the share of errors among all answers, at the confidence level
+    #: where none holds, the calibration points that would do if the shares of answers and of errors
+    #: stayed as they are; None where a thousand times as many would not
     needed: int | None
 
 
@@ -62,6 +62,9 @@ def aupr(own: Tensor, other: Tensor) -> float:
 
     It depends on how many there are of each: chance is N / (M + N).
 
+    Args:
+        own, other: as for `auroc`.
+
     >>> aupr(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.3, 0.4]))  # doctest: +ELLIPSIS
     0.8333...
     """
@@ -77,6 +80,10 @@ def fpr95(own: Tensor, other: Tensor, share: float = 0.95) -> float:
     Other data are what is to be found (some authors exchange the two). The threshold is the highest
     score that finds enough of them; recordings at it are taken for other data.
 
+    Args:
+        own, other: as for `auroc`.
+        share: of the other data that is to be found.
+
     >>> fpr95(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.2, 0.4]))  # doctest: +ELLIPSIS
     0.6666...
     """
@@ -91,6 +98,10 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> RiskCoverage:
     """The share of errors among the k surest answers, for k = 1 to N.
 
     Answers of equal confidence are taken in random order: the risk is its mean over all orders.
+
+    Args:
+        confidence: in each answer, (N,).
+        correct: whether it is right, bool (N,).
 
     >>> risk_coverage(torch.tensor([0.9, 0.6, 0.6]), torch.tensor([True, True, False])).risk
     tensor([0.0000, 0.2500, 0.3333], dtype=torch.float64)
@@ -108,6 +119,9 @@ def aurc(confidence: Tensor, correct: Tensor) -> float:
     """Area under the risk-coverage curve: its mean over k = 1 to N (Geifman and El-Yaniv, 2017).
 
     0 where nothing is wrong; the share of errors where confidence says nothing.
+
+    Args:
+        confidence, correct: as for `risk_coverage`.
     """
     return float(risk_coverage(confidence, correct).risk.mean())
 

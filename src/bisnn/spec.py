@@ -37,19 +37,19 @@ def windows_along(n: int, kernel: int, stride: int, padding: int) -> int:
 class LayerSpec:
     """What a layer is, but for the values of its weights."""
 
-    kind: str  # "dense", "conv" or "recurrent"
-    inputs: tuple[int, ...]  # numbers of the layers whose spikes it reads, or INPUT
-    parts: tuple[Shape, ...]  # the shape of each input, (N,) or (C, H, W)
-    neurons: int  # or output channels
-    neuron: Neuron = field(default_factory=SRM)
-    alphabet: Levels | None = BINARY  # that its weights are from; None: real numbers
-    kernel: tuple[int, int] = (1, 1)
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    pool: int = 1  # edge of the max-pooling window
-    # Of a recurrent layer: bool (neurons, inputs and then neurons), the synapses that exist
+    kind: str  #: "dense", "conv" or "recurrent"
+    inputs: tuple[int, ...]  #: numbers of the layers whose spikes it reads, or INPUT
+    parts: tuple[Shape, ...]  #: the shape of each input, (N,) or (C, H, W)
+    neurons: int  #: or output channels
+    neuron: Neuron = field(default_factory=SRM)  #: of all of the layer
+    alphabet: Levels | None = BINARY  #: that its weights are from; None: real numbers
+    kernel: tuple[int, int] = (1, 1)  #: of a convolution: height and width
+    stride: tuple[int, int] = (1, 1)  #: of a convolution
+    padding: tuple[int, int] = (0, 0)  #: of a convolution, with zeros
+    pool: int = 1  #: edge of the max-pooling window
+    #: of a recurrent layer: bool (neurons, inputs and then neurons), the synapses that exist
     mask: np.ndarray | None = field(default=None, compare=False)
-    outputs: tuple[int, ...] | None = None  # of a recurrent layer: the neurons that are read
+    outputs: tuple[int, ...] | None = None  #: of a recurrent layer: the neurons that are read
 
     @cached_property
     def input_shape(self) -> Shape:

@@ -41,6 +41,10 @@ def save_states(
 ) -> int:
     """Write one state dict, or those of several members, whole or not at all; returns the bytes.
 
+    Args:
+        path: of the file.
+        states: the state dict, or one of each member, all with the same names.
+
     >>> import tempfile
     >>> state = {"w": torch.tensor([[0.5, -0.5], [-0.5, -0.5]]), "b": torch.zeros(2)}
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +86,9 @@ def _is_binary(value: Tensor, size: Tensor) -> bool:
 
 
 def load_states(path: str | Path) -> list[dict[str, Tensor]]:
-    """The state dicts of a file that `save_states` wrote. Nothing in the file is taken on trust."""
+    """The state dicts of the file `path`, written by `save_states`. Nothing in it is taken on
+    trust.
+    """
     content = read_bytes(path)
     with _said_to_be_damaged(path):
         tensors, count, shapes = _parsed(content)

@@ -15,7 +15,11 @@ from bisnn.realisation import is_spikes
 
 
 class CompiledStep:
-    """What `compiled` returns."""
+    """What `compiled` returns: a training step as one function.
+
+    Args:
+        net, rule, loss, samples: as for `compiled`.
+    """
 
     def __init__(self, net: nn.Module, rule: Rule, loss: Callable[..., Tensor], samples: int):
         self.net, self.rule, self.loss, self.samples = net, rule, loss, samples
@@ -34,6 +38,10 @@ class CompiledStep:
     def __call__(self, x: Tensor, *targets: Tensor) -> Tensor:
         """Update the weights from one mini-batch, and the blocks that were accumulated before it;
         return its loss, the mean over the samples.
+
+        Args:
+            x: what the network takes.
+            targets: what the loss takes beside the network's output.
         """
         if self.rule.pending:  # the graph of a whole step knows of no gradients before it
             loss = self.accumulate(x, *targets)
@@ -42,7 +50,11 @@ class CompiledStep:
         return self._run(True, x, targets)
 
     def accumulate(self, x: Tensor, *targets: Tensor) -> Tensor:
-        """Add the gradients of one mini-batch to those of the coming step, which averages."""
+        """Add the gradients of one mini-batch to those of the coming step, which averages.
+
+        Args:
+            x, targets: as for a step.
+        """
         return self._run(False, x, targets)
 
     def _run(self, update: bool, x: Tensor, targets: tuple[Tensor, ...]) -> Tensor:
@@ -101,7 +113,7 @@ def compiled(
     Args:
         net: any module.
         rule: of its parameters.
-        loss: loss(net(x), *targets), a number to differentiate; on a GPU it must not read values.
+        loss: `loss(net(x), *targets)`, a number to differentiate; on a GPU it must not read values.
         samples: realisations of the weights per step, whose gradients are averaged.
 
     >>> import bisnn

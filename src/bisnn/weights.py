@@ -4,13 +4,13 @@ A layer's parameter holds *latents*; a *realisation* writes weights into it for 
 (`realisation.hold`). What the latents are depends on the alphabet and on whether there is a
 posterior:
 
-    Signs        {-1, +1}: w^r, one number per weight. q(w = +1) = p = sigma(2 w^r), eq.
-                 (bernoulli-param): w^r is half the log-odds, mu = tanh(w^r) the mean; and w =
-                 sign(w^r) without a posterior
-    Nearest      other levels without a posterior: one number per weight; w is the nearest level
-    Categorical  other levels with one: K centred logits per weight, (K, *shape), the first axis
-                 that of the levels; q(w = v_k) = softmax(logits)_k. A realisation is a one-hot
-                 vector y of the same shape, or a relaxed one, and w = sum_k v_k y_k
+- `Signs`, for {-1, +1}: w^r, one number per weight. q(w = +1) = p = sigma(2 w^r), eq.
+  (bernoulli-param): w^r is half the log-odds, mu = tanh(w^r) the mean; and w = sign(w^r) without a
+  posterior.
+- `Nearest`, for other levels without a posterior: one number per weight; w is the nearest level.
+- `Categorical`, for other levels with one: K centred logits per weight, `(K, *shape)`, the first
+  axis that of the levels; q(w = v_k) = softmax(logits)_k. A realisation is a one-hot vector y of
+  the same shape, or a relaxed one, and w = sum_k v_k y_k.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ from bisnn.checks import number, seed_number
 from bisnn.kernels import draws
 from bisnn.kernels.draws import Noise
 
+__all__ = ["logistic_noise", "mean", "mean_gradient_factor", "probability", "relax", "sign"]
+__all__ += ["bernoulli_kl", "categorical_kl", "free_energy", "kl_divergence", "logcosh"]
+__all__ += ["centred", "gumbel_noise", "level_gradient", "nearest", "one_hot", "relax_levels"]
+__all__ += ["Categorical", "Nearest", "Signs", "draw_members", "draw_weights", "latents_of"]
+
 # Epsilon of the Gumbel-softmax draw is kept in [2^-24, 1 - 2^-24]: the logistic noise stays finite
 EPS_MIN = 2.0**-24
 # Bound on 2 (logcosh w^r - logcosh z); 2 logcosh 10 = 18.6, so it never acts for |w^r| <= 10. And
@@ -41,8 +46,8 @@ Pullback = Callable[[Tensor], Tensor]  # from the gradient at a realisation to t
 
 
 def sign(w_r: Tensor) -> Tensor:
-    """sign(w^r) with sign(0) = +1, eq. (st-binarize); also the MAP weight of the Bernoulli
-    posterior.
+    """sign(w^r) with sign(0) = +1, eq. (st-binarize), for w^r in `w_r`; also the MAP weight of the
+    Bernoulli posterior.
 
     >>> sign(torch.tensor([-0.3, 0.0, 2.0])).tolist()
     [-1.0, 1.0, 1.0]
@@ -53,17 +58,19 @@ def sign(w_r: Tensor) -> Tensor:
 
 
 def probability(w_r: Tensor) -> Tensor:
-    """p = sigma(2 w^r), the probability that the weight is +1; the same on every device."""
+    """p = sigma(2 w^r), for w^r in `w_r`, the probability that a weight is +1; the same on every
+    device.
+    """
     return draws.probability(w_r).to(w_r.dtype)
 
 
 def mean(w_r: Tensor) -> Tensor:
-    """mu = 2 p - 1 = tanh(w^r), the mean of the weight."""
+    """mu = 2 p - 1 = tanh(w^r), for w^r in `w_r`, the mean of a weight."""
     return torch.tanh(w_r)
 
 
 def logistic_noise(eps: Tensor) -> Tensor:
-    """delta = 1/2 log(eps / (1 - eps)) for eps ~ U(0, 1).
+    """delta = 1/2 log(eps / (1 - eps)) for `eps` ~ U(0, 1).
 
     The paper calls delta Gumbel; it is logistic, the difference of two Gumbel variables, halved.
     """
@@ -71,18 +78,24 @@ def logistic_noise(eps: Tensor) -> Tensor:
 
 
 def relax(w_r: Tensor, delta: Tensor, tau: float | Tensor) -> Tensor:
-    """Relaxed weight w = tanh((w^r + delta) / tau), eq. (GS-trick)."""
+    """Relaxed weight w = tanh((w^r + delta) / tau), eq. (GS-trick).
+
+    Args:
+        w_r: latents w^r.
+        delta: `logistic_noise` of their shape.
+        tau: temperature of the relaxation; towards 0, w is a sign.
+    """
     return torch.tanh((w_r + delta) / tau)
 
 
 def logcosh(x: Tensor) -> Tensor:
-    """log(cosh(x)) without overflow."""
+    """log(cosh(`x`)) without overflow."""
     return x.abs() + F.softplus(-2 * x.abs()) - math.log(2)
 
 
 def mean_gradient_factor(w_r: Tensor, delta: Tensor, tau: float | Tensor) -> Tensor:
-    """dw/dmu = (1 - w^2) / (tau (1 - tanh^2 w^r)) of eq. (bayes-RP-grad), for w = relax(w_r, delta,
-    tau).
+    """dw/dmu = (1 - w^2) / (tau (1 - tanh^2 w^r)) of eq. (bayes-RP-grad), for w =
+    `relax(w_r, delta, tau)`.
 
     Since 1 - tanh^2 x = cosh^-2 x, it is exp(2 (logcosh w^r - logcosh z)) / tau with z = (w^r +
     delta) / tau: exact where the quotient would be 0/0. It is heavy-tailed; the exponent is bounded
@@ -93,7 +106,9 @@ def mean_gradient_factor(w_r: Tensor, delta: Tensor, tau: float | Tensor) -> Ten
 
 
 def bernoulli_kl(w_r: Tensor, prior: float | Tensor = 0.0) -> Tensor:
-    """KL(q || p) in nats of Bernoulli posteriors, summed over all weights; `prior` holds w^r_0."""
+    """KL(q || p) in nats of Bernoulli posteriors, summed over all weights; `w_r` holds w^r and
+    `prior` w^r_0.
+    """
     l, l_0 = 2 * w_r, 2 * torch.as_tensor(prior, dtype=w_r.dtype, device=w_r.device)
     if l_0.ndim and l_0.shape != l.shape:
         raise ValueError(
@@ -115,7 +130,7 @@ def level_tensor(alphabet: Levels, dtype: torch.dtype, device: torch.device) -> 
 
 
 def nearest(x: Tensor, alphabet: Levels) -> Tensor:
-    """The level nearest to x; half way between two of them the higher, as sign(0) = +1.
+    """The level of `alphabet` nearest to `x`; half way between two the higher, as sign(0) = +1.
 
     >>> nearest(torch.tensor([-2.0, 0.5, 0.6, 9.0]), Levels(-1, 0, 1)).tolist()
     [-1.0, 1.0, 1.0, 1.0]
@@ -125,28 +140,39 @@ def nearest(x: Tensor, alphabet: Levels) -> Tensor:
 
 
 def centred(logits: Tensor) -> Tensor:
-    """Logits less their mean over the levels: of all that give the same probabilities, these."""
+    """`logits`, (K, ...), less their mean over the levels: of all that give the same probabilities,
+    these.
+    """
     return logits - logits.mean(0)
 
 
 def gumbel_noise(eps: Tensor) -> Tensor:
-    """gamma = -log(-log eps) for eps ~ U(0, 1); half the difference of two is `logistic_noise`."""
+    """gamma = -log(-log(`eps`)), eps ~ U(0, 1); half the difference of two is `logistic_noise`."""
     return -torch.log(-torch.log(eps.clamp(EPS_MIN, 1 - EPS_MIN)))
 
 
 def one_hot(scores: Tensor) -> Tensor:
-    """1 at the level of the highest score, of equal ones the highest level; else 0."""
+    """1 at the level of the highest of the `scores`, (K, ...), of equal ones the highest level;
+    else 0.
+    """
     last = len(scores) - 1 - scores.flip(0).argmax(0, keepdim=True)
     return torch.zeros_like(scores).scatter_(0, last, 1)
 
 
 def relax_levels(logits: Tensor, gamma: Tensor, tau: float | Tensor) -> Tensor:
-    """The relaxed one-hot vector y = softmax((logits + gamma) / tau)."""
+    """The relaxed one-hot vector y = softmax((logits + gamma) / tau).
+
+    Args:
+        logits: of the levels, (K, ...).
+        gamma: `gumbel_noise` of their shape.
+        tau: temperature of the relaxation; towards 0, y is one-hot.
+    """
     return torch.softmax((logits + gamma) / tau, 0)
 
 
 def level_gradient(logits: Tensor, gamma: Tensor, tau: float | Tensor, g: Tensor) -> Tensor:
-    """The gradient with respect to the probabilities p, from that, g, at y = relax_levels(...).
+    """The gradient with respect to the probabilities p, from that, `g`, at y =
+    `relax_levels(logits, gamma, tau)`.
 
     With log p = logits it is dL/dlogits_k / p_k = y_k / (tau p_k) (g_k - sum_j y_j g_j), and only
     differences between levels matter, since the p_k sum to 1: less its mean over k. y_k / p_k is
@@ -161,7 +187,9 @@ def level_gradient(logits: Tensor, gamma: Tensor, tau: float | Tensor, g: Tensor
 
 
 def categorical_kl(logits: Tensor, prior: float | Tensor = 0.0) -> Tensor:
-    """KL(q || p) in nats of categorical posteriors, over all weights; `prior`: `prior_logits`."""
+    """KL(q || p) in nats of categorical posteriors, over all weights: of the `logits`, (K, ...), of
+    the levels, and of the `prior`'s, which are 0 (all equally likely), K numbers, or (K, ...).
+    """
     log_q = torch.log_softmax(logits, 0)
     log_p = torch.log_softmax(prior_logits(prior, logits).expand_as(logits), 0)
     return (log_q.exp() * (log_q - log_p)).sum()
@@ -194,23 +222,33 @@ class Signs:
     alphabet: Levels = BINARY
 
     def shape(self, weights: tuple[int, ...]) -> tuple[int, ...]:
-        """Of the latents of weights of this shape."""
+        """Of the latents of weights of the shape `weights`."""
         return weights
 
     def initial(self, z: Tensor, init: float) -> Tensor:
-        """Latents to begin with, +-init, from standard normal numbers."""
+        """Latents to begin with, +- `init`, from standard normal numbers `z`."""
         return init * sign(z)
 
     def modes(self, w_r: Tensor) -> Tensor:
-        """The most probable weights."""
+        """The most probable weights of the latents `w_r`."""
         return sign(w_r)
 
     def limits(self, w_r: Tensor) -> Tensor:
-        """Where a uniform number chooses the next level, from the highest down: (K - 1, *shape)."""
+        """Where a uniform number chooses the next level, from the highest down, of the latents
+        `w_r`: `(K - 1, *shape)`.
+        """
         return probability(w_r)[None]
 
     def draw(self, w_r: Tensor, count: int, seed: int, layer: int, first: int) -> Tensor:
-        """Weights of members from the `first` on, int8 (count, *shape)."""
+        """Weights of members, int8 `(count, *shape)`.
+
+        Args:
+            w_r: the latents.
+            count: how many members.
+            seed: of the members.
+            layer: number of the layer, whose draws are its own.
+            first: the first member, from 0.
+        """
         if kernels.name_for(w_r.device, torch.float32) != "cuda":
             return _draw_levels(self, w_r, count, seed, layer, first)
         from bisnn.kernels import cuda_draws
@@ -218,7 +256,7 @@ class Signs:
         return cuda_draws.signs(w_r, count, seed, Purpose.MEMBERS, layer, first)
 
     def write(self, w: Tensor) -> Tensor:
-        """What a parameter holds where its weights are w."""
+        """What a parameter holds where its weights are `w`."""
         return w
 
     def read(self, value: Tensor) -> Tensor:
@@ -228,8 +266,14 @@ class Signs:
     def sample(
         self, w_r: Tensor, noise: Noise, tau: float | Tensor, straight_through: bool
     ) -> tuple[Tensor, Pullback]:
-        """A relaxed sample, or a hard one, and the way back from the gradient taken there to the
-        gradient with respect to the mean parameters.
+        """A sample, and the way back from the gradient taken there to the gradient with respect to
+        the mean parameters.
+
+        Args:
+            w_r: the latents.
+            noise: where the random numbers come from.
+            tau: temperature of the relaxation.
+            straight_through: whether the sample is hard; else it is relaxed.
         """
         match kernels.name_for(w_r.device, w_r.dtype):
             case "cuda":
@@ -248,7 +292,7 @@ class Signs:
         return w, lambda g: g * factor
 
     def prior(self, prior: float | Tensor, w_r: Tensor) -> float | Tensor:
-        """The prior's latents, to broadcast against the posterior's."""
+        """The latents of a `prior`, to broadcast against the posterior's, `w_r`."""
         if not isinstance(prior, Tensor):
             return number("prior", prior)
         if prior.ndim and prior.shape != w_r.shape:
@@ -260,16 +304,20 @@ class Signs:
         return prior.to(w_r)
 
     def settle(self, w_r: Tensor) -> Tensor:
-        """Latents after an update, in the form in which they are kept."""
+        """Latents `w_r` after an update, in the form in which they are kept."""
         return w_r
 
     def kl(self, w_r: Tensor, prior: float | Tensor) -> Tensor:
-        """KL(q || p), summed over the weights."""
+        """KL(q || p) of the latents `w_r` and the `prior`'s, summed over the weights."""
         return bernoulli_kl(w_r, prior)
 
 
 class Nearest(Signs):
-    """Latents of any alphabet without a posterior: the weight is the level nearest to it."""
+    """Latents of any alphabet without a posterior: the weight is the level nearest to it.
+
+    Args:
+        alphabet: that the weights are from.
+    """
 
     def __init__(self, alphabet: Levels):
         self.alphabet = alphabet
@@ -296,7 +344,11 @@ class Nearest(Signs):
 
 
 class Categorical(Signs):
-    """K centred logits per weight, (K, *shape), of a posterior over any alphabet's levels."""
+    """K centred logits per weight, `(K, *shape)`, of a posterior over any alphabet's levels.
+
+    Args:
+        alphabet: that the weights are from.
+    """
 
     def __init__(self, alphabet: Levels):
         self.alphabet = alphabet
@@ -372,7 +424,7 @@ def latents_for(alphabet: Levels, posterior: bool) -> Signs:
 
 
 def latents_of(parameter: Tensor) -> Signs:
-    """What this parameter's latents are; those of {-1, +1} unless a layer of ours has said so."""
+    """What the latents of `parameter` are; those of {-1, +1} unless a layer has said otherwise."""
     return getattr(parameter, "_bisnn_latents", _SIGNS)
 
 
@@ -386,20 +438,23 @@ def draw_members(
     latents: Sequence[Tensor], count: int, seed: int, first: int = 0
 ) -> list[list[Tensor]]:
     """Members of an ensemble, samples of the posterior: for each one int8 tensor per layer, its
-    weights. `latents` are the layers' parameters.
+    weights. Member k does not depend on how many there are, nor on the device.
 
-    They are the members of a seed from the `first` on. Member k does not depend on how many there
-    are, nor on the device.
+    Args:
+        latents: the layers' parameters.
+        count: how many members.
+        seed: whose members they are.
+        first: the first of them, from 0.
     """
     return [list(member) for member in zip(*draw_weights(latents, count, seed, first), strict=True)]
 
 
 @torch.no_grad()
 def draw_weights(latents: Sequence[Tensor], count: int, seed: int, first: int = 0) -> list[Tensor]:
-    """The members of `draw_members` layer by layer: of each the weights of all, int8 (K, *shape).
+    """The members of `draw_members` layer by layer: of each the weights of all, int8 `(K, *shape)`.
 
-    On a GPU binary weights are drawn where they are. Limits of other draws are made on the CPU, in
-    float64.
+    `latents`, `count`, `seed`, `first` are as there. On a GPU binary weights are drawn where they
+    are. Limits of other draws are made on the CPU, in float64.
     """
     seed_number(seed)
     return [
@@ -437,5 +492,12 @@ def free_energy(
     temperature: float,
     prior: float | Tensor = 0.0,
 ) -> Tensor:
-    """E_q[L_D(w)] + rho KL(q || p), eq. (bayes-opt), of which `expected_loss` is the first term."""
+    """E_q[L_D(w)] + rho KL(q || p), eq. (bayes-opt).
+
+    Args:
+        expected_loss: the first term, over all the data.
+        w_r: latents w^r, or the parameters of a network.
+        temperature: rho.
+        prior: the prior's logits, as in `kl_divergence`.
+    """
     return expected_loss + number("temperature", temperature, least=0) * kl_divergence(w_r, prior)

@@ -65,11 +65,13 @@ class Recordings:
         return self.bits.shape
 
     def digest(self, index: Tensor) -> bytes:
-        """A fingerprint of some of the recordings."""
+        """A fingerprint of some of the recordings, those of `index`."""
         return self.bits.digest(index.numpy())
 
     def batch(self, index: Tensor | Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-        """Spikes of several recordings, uint8 (T, B, C, H, W); a GPU gets bits and unpacks them."""
+        """Spikes of several recordings, those of `index`, uint8 (T, B, C, H, W) on a `device`; a
+        GPU gets bits and unpacks them.
+        """
         if torch.device(device).type == "cpu":
             return torch.from_numpy(self.bits.read(np.asarray(index))).movedim(0, 1)
         packed = to_device(torch.from_numpy(self.bits.packed(np.asarray(index))), device)
@@ -196,6 +198,7 @@ class MNISTDVS(Recordings):
         train: ids up to 900, or those above.
         scale: 4, 8 or 16.
         crop: edge of the square in the middle of the 128 x 128 sensor that is kept.
+        classes: the digits to take; labels are their places in this list.
         steps, bin_us: T, and the length of a time step.
         show: a progress bar while the cache is built.
     """

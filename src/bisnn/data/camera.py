@@ -35,6 +35,17 @@ from bisnn.checks import flag, number, positive_int, tensor
 from bisnn.data.events import EVENTS
 from bisnn.data.motion import Area, Motion, moving
 
+__all__ = [
+    "MNIST_DVS",
+    "MNIST_DVS_MOTION",
+    "N_MNIST_MOTION",
+    "Camera",
+    "Motion",
+    "binned",
+    "record",
+    "watch",
+]
+
 # Pixel, as an index into (B, height, width); time in us; whether ON
 Events = tuple[Tensor, Tensor, Tensor]
 # Pixels simulated at a time: to stay in the cache, or to keep a GPU busy
@@ -49,22 +60,23 @@ _BRIGHT_SHOT = 0.25  # rate of shot noise at white, relative to that in the dark
 class Camera:
     """Pixels and their faults; thresholds in units of log intensity, light relative to white."""
 
-    width: int = 128
-    height: int = 128
-    threshold_on: float = 0.2
-    threshold_off: float = 0.2
-    mismatch: float = 0.03  # standard deviation of the thresholds over the pixels, relative to them
-    dark: float = 0.01  # light of a black pixel: the display's black, and the dark current
-    cutoff_hz: float = 0.0  # of the photoreceptor's low-pass, at white; 0: none
-    # Where a pixel sees less light, its cutoff is cutoff_hz * light ** slowing
+    width: int = 128  #: pixels of a row
+    height: int = 128  #: rows
+    threshold_on: float = 0.2  #: rise of the log intensity that makes an ON event
+    threshold_off: float = 0.2  #: fall that makes an OFF event
+    #: standard deviation of the thresholds over the pixels, relative to them
+    mismatch: float = 0.03
+    dark: float = 0.01  #: light of a black pixel: the display's black, and the dark current
+    cutoff_hz: float = 0.0  #: of the photoreceptor's low-pass, at white; 0: none
+    #: where a pixel sees less light, its cutoff is ``cutoff_hz * light ** slowing``
     slowing: float = 0.0
-    refractory_us: int = 0
-    leak_hz: float = 0.0  # ON events of a pixel that sees nothing
-    shot_hz: float = 0.0  # noise events of a pixel in the dark, ON and OFF together
-    frame_us: int = 1000  # from one computed frame to the next
-    blur_px: float = 0.0  # standard deviation of the lens's blur, in pixels of the sensor
-    on: bool = True  # the polarity p of an ON event; jAER's files write ON as 0
-    sensor: int = 0  # the number of the sensor: another one has other thresholds
+    refractory_us: int = 0  #: after an event, for so long, a pixel has no other
+    leak_hz: float = 0.0  #: ON events of a pixel that sees nothing
+    shot_hz: float = 0.0  #: noise events of a pixel in the dark, ON and OFF together
+    frame_us: int = 1000  #: from one computed frame to the next
+    blur_px: float = 0.0  #: standard deviation of the lens's blur, in pixels of the sensor
+    on: bool = True  #: the polarity p of an ON event; jAER's files write ON as 0
+    sensor: int = 0  #: the number of the sensor: another one has other thresholds
 
     def __post_init__(self) -> None:
         for name in ("width", "height", "frame_us"):
@@ -99,10 +111,13 @@ def record(
     samples: Sequence[int] | None = None,
     window: Area | None = None,
 ) -> list[np.ndarray]:
-    """Recordings of moving images (B, h, w) with light in [0, 1]: for each an array of `EVENTS`,
-    sorted in time, t from 0 in us.
+    """Recordings of moving images: for each an array of `EVENTS`, sorted in time, t from 0 in us.
 
     Args:
+        images: (B, h, w) with light in [0, 1].
+        camera: that looks at them.
+        motion: how they move in front of it.
+        seed: of the camera's noise.
         samples: the images' numbers, whose draws they get; 0 to B - 1 by default.
         window: left, top, width, height: only these pixels, with coordinates from the window's
             corner. Default: the whole sensor.
@@ -132,6 +147,10 @@ def binned(
 
     T = ceil(duration_us / bin_us). Channel p is polarity p; a pixel is 1 in a bin with one event or
     more.
+
+    Args:
+        bin_us: length of a bin.
+        images, camera, motion, seed, samples, window: as for `record`.
     """
     window = _checked_window(window, camera)
     T, (width, height) = -(-motion.duration_us // positive_int("bin_us", bin_us)), window[2:]
@@ -152,8 +171,11 @@ def binned(
 def watch(
     video: Tensor, camera: Camera, *, seed: int, samples: Sequence[int] | None = None
 ) -> list[np.ndarray]:
-    """Recordings of videos (F, B, height, width) of light in [0, 1], frame i at i * frame_us, as
-    `record` makes them.
+    """Recordings of videos, as `record` makes them.
+
+    Args:
+        video: light in [0, 1], (F, B, height, width); frame i is at `i * frame_us`.
+        camera, seed, samples: as for `record`.
 
     >>> brightening = torch.tensor([0.1, 0.5])[:, None, None, None]
     >>> camera = Camera(1, 1, threshold_on=0.5, mismatch=0, dark=1e-9)

@@ -84,7 +84,9 @@ class Dataset:
         return f"Dataset({what} {shape}, {train} to train, {test} to test, {about})"
 
     def load(self, validation: float, seed: int) -> LoadedData:
-        """Splits as a run uses them, a share of the training points held out of all learning."""
+        """Splits as a run uses them, the share `validation` of the training points, drawn by
+        `seed`, held out of all learning.
+        """
         x: list[Any] = [torch.from_numpy(part) for part in self.x]
         y = [torch.from_numpy(part) for part in self.y]
         low = high = torch.zeros(0, dtype=torch.float64)

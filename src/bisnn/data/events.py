@@ -58,15 +58,15 @@ class BadEvents(ValueError):
 class Recording:
     """Events of one file, and what was found beside them."""
 
-    events: np.ndarray  # (N,) EVENTS, sorted in time
-    size: tuple[int, int]  # width, height of the sensor
-    format: str
-    # By reason: records, or bytes where it says so
+    events: np.ndarray  #: (N,) EVENTS, sorted in time
+    size: tuple[int, int]  #: width, height of the sensor
+    format: str  #: its name
+    #: what was left out, by reason: records, or bytes where it says so
     skipped: dict[str, int] = field(default_factory=dict)
-    # What was put right in the times: kept events
+    #: what was put right in the times: kept events
     clock: dict[str, int] = field(default_factory=dict)
-    header: tuple[str, ...] = ()  # the first lines, printable characters only
-    # Whether the file says its size; if not, it is the least that holds all events
+    header: tuple[str, ...] = ()  #: the first lines, printable characters only
+    #: whether the file says its size; if not, it is the least that holds all events
     size_stated: bool = True
 
     @property
@@ -81,7 +81,12 @@ class Recording:
 
 
 def read_events(path: str | Path, *, most_bytes: int = MOST_BYTES) -> Recording:
-    """A recording in any known format, by its first bytes and its suffix."""
+    """A recording in any known format, by its first bytes and its suffix.
+
+    Args:
+        path: of the file.
+        most_bytes: a larger file is refused, as a `BadEvents`.
+    """
     from bisnn.data import event_columns, foreign  # which need what is defined here
 
     path = Path(path)
@@ -112,6 +117,9 @@ def read_aedat(path: str | Path, *, most_bytes: int = MOST_BYTES) -> Recording:
     16 to 31), single records whose time lies far from both neighbours, bytes after the last whole
     record. Times that start again from 0 at 2^31 or 2^32 go on. Steps back of up to 0.1 s are
     sorted; a longer one is a clock that was set back, and goes on from where it was.
+
+    Args:
+        path, most_bytes: as for `read_events`.
     """
     path = Path(path)
     return _aedat(path, _content(path, most_bytes))
@@ -124,6 +132,9 @@ def read_nmnist(path: str | Path, *, most_bytes: int = MOST_BYTES) -> Recording:
     A record with y = 240 is no event: all times from it on are 2^13 us later. (The format has it
     from its camera; none of the recordings of N-MNIST at hand uses it.) Addresses beyond the sensor
     and what else is skipped is counted, as in `read_aedat`.
+
+    Args:
+        path, most_bytes: as for `read_events`.
     """
     path = Path(path)
     return _nmnist(path, _content(path, most_bytes))
@@ -165,7 +176,7 @@ def from_array(events: object, size: tuple[int, int], name: str = "events") -> R
 
 
 def write_aedat(path: str | Path, events: np.ndarray) -> None:
-    """Write events of a DVS128 as AER-DAT2.0, the whole file or none; see `read_aedat`."""
+    """Write `events` of a DVS128 to `path` as AER-DAT2.0, whole or not; see `read_aedat`."""
     _check_events(events, DVS128, 2**32)
     record = np.empty((len(events), 2), ">u4")
     record[:, 0] = (
@@ -180,7 +191,7 @@ def write_aedat(path: str | Path, events: np.ndarray) -> None:
 
 
 def write_nmnist(path: str | Path, events: np.ndarray) -> None:
-    """Write events of a 34 x 34 sensor as N-MNIST, the whole file or none; see `read_nmnist`."""
+    """Write `events` of a 34 x 34 sensor to `path` as N-MNIST, whole or not; see `read_nmnist`."""
     _check_events(events, NMNIST, 2**23)
     if not len(events):
         raise ValueError(
@@ -208,12 +219,18 @@ def bin_events(
 ) -> np.ndarray:
     """Frames (steps, 2, h, w) uint8: 1 where a pixel has an event, or more, in a bin of `bin_us`.
 
-    Channel p is polarity p, whichever of the two a format calls ON.
+    Channel p is polarity p, whichever of the two a format calls ON. Bin k has the times start_us +
+    k bin_us <= t < start_us + (k + 1) bin_us. Events outside the bins or the crop are left out.
 
-    `size` is the sensor's (width, height), `crop` the part (x0, y0, w, h) of it to keep; `shrink`
-    puts squares of that many pixels a side together, whose events are summed, and `least` says how
-    many of them make a 1. Bin k has the times start_us + k bin_us <= t < start_us + (k + 1) bin_us.
-    Events outside the bins or the crop are left out.
+    Args:
+        events: (N,) `EVENTS`.
+        steps: number of bins.
+        bin_us: length of a bin.
+        size: the sensor's (width, height).
+        start_us: where the first bin begins.
+        crop: the part (x0, y0, w, h) of the sensor to keep; by default all of it.
+        shrink: squares of so many pixels a side become one, and their events are summed.
+        least: how many events make a 1.
 
     >>> events = np.array([(5, 1, 30, True), (5, 1, 99, False)], EVENTS)
     >>> bin_events(events, 3, 50, size=(34, 34), crop=(4, 0, 2, 2))[:, :, 1, 1].tolist()

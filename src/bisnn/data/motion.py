@@ -30,17 +30,17 @@ class Motion:
     says.
     """
 
-    corners: tuple[tuple[float, float], ...]  # (x, y) on the sensor, in pixels, y downwards
-    legs_us: tuple[int, ...]
-    duration_us: int
-    start_us: float = 0.0  # where on its way the image is when the recording starts
-    jitter_us: float = 0.0  # standard deviation of the start over the recordings
-    # The display shows a new position so often; 0: the image itself moves, smoothly
+    corners: tuple[tuple[float, float], ...]  #: (x, y) on the sensor, in pixels, y downwards
+    legs_us: tuple[int, ...]  #: how long each leg takes
+    duration_us: int  #: of the recording
+    start_us: float = 0.0  #: where on its way the image is when the recording starts
+    jitter_us: float = 0.0  #: standard deviation of the start over the recordings
+    #: the display shows a new position so often; 0: the image itself moves, smoothly
     refresh_us: int = 0
-    response_us: float = 0.0  # time constant with which the display's light follows
-    scale: tuple[float, float] = (1.0, 1.0)  # sensor pixels for an image pixel, along x and y
-    contrast: float = 1.0  # of the display: light = clip(1/2 + contrast * (grey - level), 0, 1)
-    level: float = 0.5
+    response_us: float = 0.0  #: time constant with which the display's light follows
+    scale: tuple[float, float] = (1.0, 1.0)  #: sensor pixels for an image pixel, along x and y
+    contrast: float = 1.0  #: of the display: light = clip(1/2 + contrast (grey - level), 0, 1)
+    level: float = 0.5  #: the grey that the display shows as half of its light
 
     def __post_init__(self) -> None:
         if not self.corners or any(len(corner) != 2 for corner in self.corners):
@@ -69,7 +69,7 @@ class Motion:
             )
 
     def at(self, t_us: np.ndarray) -> np.ndarray:
-        """The image's centre (x, y) at these times, (..., 2)."""
+        """The image's centre (x, y) at the times `t_us`, (..., 2)."""
         knots = np.concatenate([[0], np.cumsum(self.legs_us)])
         closed = np.array([*self.corners, self.corners[0]], dtype=np.float64)
         phase = (t_us + self.start_us) % knots[-1]

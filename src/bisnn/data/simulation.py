@@ -33,6 +33,8 @@ from bisnn.data.motion import Area, Motion
 from bisnn.display import bars, note
 from bisnn.files import afford, open_regular, read_bytes, write_atomic
 
+__all__ = ["Digits", "mnist", "read_idx", "simulate", "sklearn_digits"]
+
 FORMAT = 1  # of what is made: another number, and caches are built anew
 TOGETHER, TOGETHER_ON_GPU = 64, 1024  # images simulated at a time
 MOST_IMAGES = 10**6
@@ -63,7 +65,9 @@ def mnist_labels(folder: Path) -> np.ndarray:
 
 
 def mnist(folder: Path) -> tuple[Tensor, np.ndarray]:
-    """MNIST's training images, float32 in [0, 1], and labels, from idx files, gzipped or not."""
+    """MNIST's training images, float32 in [0, 1], and labels, from the idx files in `folder`,
+    gzipped or not.
+    """
     images, labels = read_idx(_found(folder, NAMES[0]), 3), mnist_labels(folder)
     if len(images) != len(labels):
         counts = f"{len(labels)} and {len(images)}"
@@ -81,8 +85,8 @@ def _found(folder: Path, name: str) -> Path:
 
 
 def read_idx(path: Path, axes: int) -> np.ndarray:
-    """An idx file of bytes, gzipped if its name ends so: 0 0 8 axes, the sizes as big-endian
-    uint32, then the bytes.
+    """The idx file of bytes `path`, gzipped if its name ends so: 0 0 8 `axes`, the sizes as
+    big-endian uint32, then the bytes.
 
     No more is unpacked than the sizes say, and nothing before they are affordable.
     """

@@ -18,10 +18,10 @@ CLUSTERS = ((-1.0, 0.0), (1.5, 2.5), (4.0, 5.0))  # where its training points li
 
 
 class Points(NamedTuple):
-    """x (N, d) float32; y (N,) int64 labels or (N, 1) float32 targets."""
+    """Points, and what is to be said of them."""
 
-    x: Tensor
-    y: Tensor
+    x: Tensor  #: (N, d) float32
+    y: Tensor  #: (N,) int64 labels or (N, 1) float32 targets
 
 
 def two_moons(
@@ -31,6 +31,12 @@ def two_moons(
 
     Each axis is rescaled to [0, 1] by the training set's range; the test set, drawn independently,
     by the same map, so it may lie a little outside.
+
+    Args:
+        train: training points per class.
+        test: test points per class.
+        noise: standard deviation of the noise, before rescaling.
+        seed: of the noise.
     """
     from sklearn.datasets import make_moons
 
@@ -52,7 +58,7 @@ def two_moons(
 
 
 def f_1d(x: Tensor) -> Tensor:
-    """f(x) = x - 0.1 x^2 + cos(pi x / 2), in the task's own units."""
+    """f(x) = x - 0.1 x^2 + cos(pi x / 2), of `x` in the task's own units."""
     return x - 0.1 * x.square() + torch.cos(torch.pi * x / 2)
 
 
@@ -63,7 +69,13 @@ def one_d(
     5], noiseless.
 
     x is rescaled to [0, 1] from [-1, 5], y by the range of f on it (noisy targets may lie a little
-    outside). `noise` is in the units before rescaling.
+    outside).
+
+    Args:
+        per_unit: training points on each unit of x that has some.
+        test: test points.
+        noise: standard deviation of the training targets' noise, before rescaling.
+        seed: of the noise.
     """
     number("noise", noise, least=0)
     rng = np.random.default_rng(seed)

@@ -22,17 +22,17 @@ SPLIT_FILE = "split.csv"  # in a folder of recordings: which of them train, and 
 class Window:
     """What of a recording becomes spikes: which pixels, and from when on."""
 
-    size: tuple[int, int]  # width, height of the sensor
-    steps: int  # T
-    bin_us: int | None  # length of a time step; None: `per_step` says where one ends
-    start_us: int | None = 0  # where the first one begins; None: with the first event
-    # x0, y0, width, height of the part that is kept; None: all
+    size: tuple[int, int]  #: width, height of the sensor
+    steps: int  #: T
+    bin_us: int | None  #: length of a time step; None: `per_step` says where one ends
+    start_us: int | None = 0  #: where the first one begins; None: with the first event
+    #: x0, y0, width, height of the part that is kept; None: all
     crop: tuple[int, int, int, int] | None = None
-    # Edge of the squares of pixels that become one; those at the edge of the sensor may be smaller
+    #: edge of the squares of pixels that become one; those at the edge of the sensor may be smaller
     pool: int = 1
-    channels: int = 2  # polarities; 1: whatever the polarity
-    least: int = 1  # events of a square of pixels in a time step that make a spike
-    per_step: int | None = None  # events of a time step, where it has no length in time
+    channels: int = 2  #: polarities; 1: whatever the polarity
+    least: int = 1  #: events of a square of pixels in a time step that make a spike
+    per_step: int | None = None  #: events of a time step, where it has no length in time
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -41,7 +41,7 @@ class Window:
         return (self.steps, self.channels, -(-height // self.pool), -(-width // self.pool))
 
     def frames(self, seen: events.Recording) -> np.ndarray:
-        """A recording's spikes, uint8 (T, C, H, W)."""
+        """The spikes of a recording, `seen` through this window, uint8 (T, C, H, W)."""
         given, step, start_us = seen.events, self.bin_us, self.start_us
         if start_us is None:
             start_us = seen.start_us

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from bisnn.checks import choice
 
+__all__ = ["forced", "name_for", "precision"]
+
 NAMES = ("reference", "cpu", "cuda")
 _forced: str | None = None
 
@@ -44,8 +46,8 @@ def _has_triton() -> bool:
 
 @contextmanager
 def precision(name: str) -> Iterator[None]:
-    """Inside the block, PyTorch's switches for products of real numbers: "full", or "mixed", where
-    operands may be rounded.
+    """Inside the block, PyTorch's switches for products of real numbers by `name`: "full", or
+    "mixed", where operands may be rounded.
 
     Rounded to half precision or TF32 on a GPU, to bfloat16 on a CPU that has it. Hard weights and
     spikes are exact in both. cuDNN takes algorithms that give the same bits every time.
@@ -64,7 +66,9 @@ def precision(name: str) -> Iterator[None]:
 
 @contextmanager
 def forced(name: str) -> Iterator[None]:
-    """Run every scan inside the block on the named kernel, process-wide: for tests, benchmarks."""
+    """Run every scan inside the block on the kernel `name`, "reference", "cpu" or "cuda",
+    process-wide: for tests and benchmarks.
+    """
     global _forced
     choice("name", name, NAMES)
     previous, _forced = _forced, name

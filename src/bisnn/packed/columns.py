@@ -75,23 +75,25 @@ class Column:
 class Schema:
     """The table that a model was trained on: the names of its columns and what becomes of them."""
 
-    columns: tuple[Column, ...]  # those that are features, in the order of the training file
-    # All columns of the training file; "1", "2", ... where it has no header
+    columns: tuple[Column, ...]  #: those that are features, in the order of the training file
+    #: all columns of the training file; "1", "2", ... where it has no header
     layout: tuple[str, ...]
-    target: str | None = None  # the class, or the number to predict
+    target: str | None = None  #: the class, or the number to predict
 
     @classmethod
     def numbered(cls, count: int) -> Schema:
-        """So many columns of numbers that have no names."""
+        """`count` columns of numbers that have no names."""
         names = tuple(str(i + 1) for i in range(count))
         return cls(tuple(Column(name) for name in names), names)
 
     @property
     def named(self) -> bool:
+        """Whether the training file has a header."""
         return self.layout != tuple(str(i + 1) for i in range(len(self.layout)))
 
     @property
     def features(self) -> list[str]:
+        """Names of the features that the columns become."""
         return [name for column in self.columns for name in column.features]
 
     def encode(self, x: Any) -> tuple[np.ndarray, list[str]]:
@@ -143,7 +145,9 @@ class Schema:
         return {column.name: x[:, j] for j, column in enumerate(self.columns)}
 
     def check_names(self, names: Iterable[str], source: object) -> None:
-        """See that all features are there, and nothing that the training file had not."""
+        """See that all features are there, and nothing that the training file had not: `names` are
+        those of `source`, for messages.
+        """
         given = list(names)
         missing = [column.name for column in self.columns if column.name not in given]
         if missing:
@@ -159,11 +163,12 @@ class Schema:
             )
 
     def to_json(self) -> dict[str, Any]:
+        """Its fields, for a header."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, about: Any, features: int) -> Schema:
-        """What `to_json` gave, of so many features; BadSchema for anything else."""
+        """From `about`, what `to_json` gave, of so many `features`; BadSchema for anything else."""
         whole = isinstance(about, dict) and set(about) == {"columns", "layout", "target"}
         if not whole or not isinstance(about["columns"], list):
             raise BadSchema("its table is described by no columns")

@@ -43,23 +43,24 @@ State = tuple[np.ndarray, ...]
 class Result:
     """What a run gives."""
 
-    logits: np.ndarray | None  # (K, T, B, outputs) float32; None where there is no readout
-    spikes: tuple[np.ndarray, ...]  # if asked for: what leaves each layer, uint8 (K, T, B, ...)
-    state: State | None  # after the last time step, if one was passed in
+    logits: np.ndarray | None  #: (K, T, B, outputs) float32; None where there is no readout
+    spikes: tuple[np.ndarray, ...]  #: if asked for: what leaves each layer, uint8 (K, T, B, ...)
+    state: State | None  #: after the last time step, if one was passed in
 
 
 @dataclass(frozen=True)
 class Prediction:
     """Means over time, entropies in nats; of a regression, outputs without entropies."""
 
-    mean: np.ndarray  # (B, C) the ensemble's distribution, or output
-    members: np.ndarray  # (K, B, C) each member's
-    std: np.ndarray  # (B, C) standard deviation over the members
-    entropy: np.ndarray | None  # (B,) of the mean: the whole uncertainty
-    mutual_information: np.ndarray | None  # (B,) disagreement of the members
+    mean: np.ndarray  #: (B, C) the ensemble's distribution, or output
+    members: np.ndarray  #: (K, B, C) each member's
+    std: np.ndarray  #: (B, C) standard deviation over the members
+    entropy: np.ndarray | None  #: (B,) of the mean: the whole uncertainty
+    mutual_information: np.ndarray | None  #: (B,) disagreement of the members
 
     @classmethod
     def of(cls, members: np.ndarray, task: str) -> Prediction:
+        """From the distributions or outputs of `members`, (K, B, C), by the network's `task`."""
         mean, std = members.mean(0), members.std(0)
         if task == "regression":
             return cls(mean, members, std, None, None)
@@ -131,7 +132,7 @@ class Engine:
             self._V = _by_pixel(network.readout.V, network.layers[-1].output_shape)
 
     def start(self, batch: int = 1) -> State:
-        """The state before the first time step of a stream of so many recordings."""
+        """The state before the first time step of a stream of `batch` recordings."""
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
             raise ValueError(
                 f"batch: must be a positive whole number; got {batch!r}; give the number of "
@@ -146,8 +147,8 @@ class Engine:
         )
 
     def run(self, x: np.ndarray, state: State | None = None, *, spikes: bool = False) -> Result:
-        """Run over x, 0 or 1, (T, B, *input_shape), bool, uint8 or floating; from `state`, or from
-        rest.
+        """Run over `x`, 0 or 1, `(T, B, *input_shape)`, bool, uint8 or floating; from `state`, or
+        from rest.
 
         A recording may come whole, or in pieces from `start(B)` on, down to single time steps, each
         with the state that the one before returned: the bits are the same. `spikes` asks for what
@@ -168,7 +169,7 @@ class Engine:
         return Result(logits, tuple(kept), None if state is None else after)
 
     def predict(self, x: np.ndarray) -> Prediction:
-        """Predict from whole recordings x, (T, B, *input_shape): the mean over time, after the
+        """Predict from whole recordings `x`, `(T, B, *input_shape)`: the mean over time, after the
         burn-in, and over the members.
 
         Regression is in the units of the training targets.
@@ -199,23 +200,24 @@ class Engine:
 
     def predict_sets(self, x: np.ndarray) -> EarlySets:
         """Sets of classes that hold the truth as often as the model was calibrated for, from
-        recordings x, (T, B, *input_shape): the time steps after a recording is decided are not run.
+        recordings `x`, `(T, B, *input_shape)`: the time steps after a recording is decided are not
+        run.
         """
         return self._sets_of([np.asarray(x)])
 
     def predict_feature_sets(self, x: Any) -> EarlySets:
-        """As `predict_sets`, from raw features, as `predict_features` takes them."""
+        """As `predict_sets`, from raw features `x`, as `predict_features` takes them."""
         coded = self._coded(x)
         return EarlySets.joined([self._sets_of(recordings) for recordings in coded])
 
     def predict_intervals(self, x: np.ndarray) -> PredictionIntervals:
         """Intervals that hold the target as often as the model was calibrated for, from recordings
-        x, (T, B, *input_shape).
+        `x`, `(T, B, *input_shape)`.
         """
         return self._around(self.predict(x))
 
     def predict_feature_intervals(self, x: Any) -> PredictionIntervals:
-        """As `predict_intervals`, from raw features, as `predict_features` takes them."""
+        """As `predict_intervals`, from raw features `x`, as `predict_features` takes them."""
         return self._around(self.predict_features(x))
 
     def _around(self, found: Prediction) -> PredictionIntervals:
@@ -248,7 +250,7 @@ class Engine:
     def predict_features(self, x: Any) -> Prediction:
         """Predict from raw features, in the units of the training file, by the file's own encoding.
 
-        x is an array (N, d); for a model of a table, as `packed.columns.Schema.encode` takes it:
+        `x` is an array (N, d); for a model of a table, as `packed.columns.Schema.encode` takes it:
         its columns, numbers or text, NaN where a cell is blank, or a mapping from their names to a
         value, or to one per point. Cells that no training row was like raise a UserWarning.
         """
@@ -367,7 +369,12 @@ def load(
     threads: int | None = None,
     sparse: bool = True,
 ) -> Engine:
-    """An engine from a packed file; arguments as in `packed.read` and `Engine`. Runs no code."""
+    """An engine from a packed file. Runs no code.
+
+    Args:
+        path, members, seed, neurons: as for `packed.read`.
+        threads, sparse: as for `Engine`.
+    """
     return Engine(file.read(path, members, seed, neurons=neurons), threads, sparse=sparse)
 
 

@@ -50,7 +50,7 @@ GENERATOR = "philox4x32-10"  # named in the file: how members are drawn from a p
 
 
 def write(network: PackedNetwork, path: str | Path) -> int:
-    """Write one file, whole or not at all; its size in bytes."""
+    """Write a `network` to the file `path`, whole or not at all; its size in bytes."""
     content = file_content(network)
     write_atomic(Path(path), content)
     return len(content)

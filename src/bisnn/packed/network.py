@@ -23,8 +23,8 @@ from bisnn.spec import LayerSpec, Shape
 class PackedReadout:
     """logits = scale V s, of what leaves the last layer."""
 
-    V: np.ndarray  # bool (outputs, n), True is +1; n in the order of the layer's output, flattened
-    scale: np.float32
+    V: np.ndarray  #: bool (outputs, n), True is +1; n in the order of the layer's output, flattened
+    scale: np.float32  #: gain / sqrt(n)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +32,13 @@ class PackedLayer(LayerSpec):
     """A layer of K networks: its description, its weights and its constants as rounded."""
 
     alphabet: Levels = BINARY
-    # int8 (K, neurons, fan_in), 0 where there is no synapse; inputs one after the other, or
-    # (C, k0, k1), then the layer's own
+    #: int8 (K, neurons, fan_in), 0 where there is no synapse; inputs one after the other, or
+    #: (C, k0, k1), then the layer's own
     weights: np.ndarray
-    scale: np.ndarray  # kappa, float32 (1,), or (neurons,) where neurons differ in their parents
-    constants: np.ndarray  # of the neuron, float32; of SRM a_m, a_s, a_r, theta
-    # uint8 (levels - 1, neurons, fan_in): of 255, how often the weight is the highest level, one of
-    # the two highest, and so on
+    scale: np.ndarray  #: kappa, float32 (1,), or (neurons,) where neurons differ in their parents
+    constants: np.ndarray  #: of the neuron, float32; of SRM a_m, a_s, a_r, theta
+    #: uint8 (levels - 1, neurons, fan_in): of 255, how often the weight is the highest level, one
+    #: of the two highest, and so on
     posterior: np.ndarray | None = None
 
     def bits(self) -> np.ndarray:
@@ -55,23 +55,22 @@ class PackedLayer(LayerSpec):
 class PackedNetwork:
     """K members of a network, and what it takes to use them."""
 
-    layers: tuple[PackedLayer, ...]
-    input_shape: Shape
-    readout: PackedReadout | None = None  # None: the last spikes are the output
-    task: str = "classification"  # or "regression"
-    classes: tuple[str, ...] = ()  # names
-    burn_in: int = 0  # first time steps that a prediction leaves out
-    encoding: dict[str, Any] = field(default_factory=dict)  # features to spikes; {}: spikes come in
-    schema: Schema | None = None  # of a table: from its columns to features
-    target_mean: float = (
-        0.0  # regression: a prediction is the mean logit times the scale, plus this
-    )
-    target_scale: float = 1.0
-    source: str = ""  # digest of the model file it was made from
-    members: int = 0  # that the file suggests to draw from its posterior
-    seed: int = 0  # for drawing them
-    sets: ConformalSets | None = None  # of a calibrated model: thresholds of its prediction sets
-    intervals: ConformalIntervals | None = None  # of one that predicts targets
+    layers: tuple[PackedLayer, ...]  #: from the input to the output
+    input_shape: Shape  #: axes of the input after (T, B)
+    readout: PackedReadout | None = None  #: None: the last spikes are the output
+    task: str = "classification"  #: or "regression"
+    classes: tuple[str, ...] = ()  #: names
+    burn_in: int = 0  #: first time steps that a prediction leaves out
+    #: from features to spikes; {}: spikes come in
+    encoding: dict[str, Any] = field(default_factory=dict)
+    schema: Schema | None = None  #: of a table: from its columns to features
+    target_mean: float = 0.0  #: of a regression, whose prediction is the mean logit ...
+    target_scale: float = 1.0  #: ... times this scale, plus the mean
+    source: str = ""  #: digest of the model file it was made from
+    members: int = 0  #: that the file suggests to draw from its posterior
+    seed: int = 0  #: for drawing them
+    sets: ConformalSets | None = None  #: of a calibrated model: thresholds of its prediction sets
+    intervals: ConformalIntervals | None = None  #: of one that predicts targets
 
     @property
     def count(self) -> int:

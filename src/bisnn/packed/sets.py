@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 class EarlySets(PredictionSets):
     """Prediction sets, and what they took: a pass is one time step of a recording in a member."""
 
-    passes: int  # that were run
-    all_passes: int  # of whole recordings in all members
+    passes: int  #: that were run
+    all_passes: int  #: of whole recordings in all members
 
     @classmethod
     def joined(cls, parts: Sequence[EarlySets]) -> EarlySets:
-        """Of recordings that were worked on one after the other."""
+        """All of `parts`, of recordings that were worked on one after the other."""
 
         def column(name: str) -> np.ndarray:
             return np.concatenate([getattr(part, name) for part in parts])

@@ -2,8 +2,7 @@
 ones are saved beside the run.
 
 Symbols: `tau`, `temperature` (rho), `lr` (eta) and the time constants are the paper's, in time
-    steps. Whatever a config leaves
-out has the default below.
+steps. Whatever a config leaves out has the default below.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ from bisnn.runs.own import OwnData
 from bisnn.runs.section import Count, NotNegative, Positive, Section, Share
 from bisnn.runs.training_sections import Predict, Train, check_members
 from bisnn.runs.tune_section import Tune
+
+__all__ = ["Config", "keys", "load", "parse", "shipped"]
 
 VERSION = 1  # of the file format
 DOTS = 100  # on a line: no setting has so many parts
@@ -139,6 +140,7 @@ class Config(Section):
 
     @property
     def task(self) -> str:
+        """ "classification" or "regression", as the data ask for."""
         return self.data.predicts()
 
     @property
@@ -164,6 +166,7 @@ class Config(Section):
 
     @property
     def loss(self) -> str:
+        """The loss of training; unless it is set, that of the task."""
         return self.train.loss or ("logistic" if self.task == "classification" else "squared")
 
     @model_validator(mode="before")
@@ -256,10 +259,11 @@ class Config(Section):
         return self
 
     def to_toml(self) -> str:
+        """All settings, as the file that `load` reads."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
     def updated(self, **values: Any) -> Config:
-        """A copy with settings changed by dotted key, `updated(**{"rule.lr": 0.1})`, validated."""
+        """A copy with settings changed by `values`, validated: `updated(**{"rule.lr": 0.1})`."""
         settings = self.model_dump(exclude_none=True)
         for key, value in values.items():
             _assign(settings, key, value, "config.updated")
@@ -312,8 +316,11 @@ def shipped() -> dict[str, Path]:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a config file, or one that comes with the package by its name, with "section.key=value"
-    overrides.
+    """Read a config file, or one that comes with the package by its name.
+
+    Args:
+        path: of the file, or the name.
+        overrides: settings that replace the file's, as "section.key=value".
 
     >>> load("two_moons_bayes", ["rule.temperature=0.001", "seed=3"]).seed
     3
@@ -357,7 +364,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def parse(settings: dict[str, Any], source: str) -> Config:
-    """Settings from TOML to a Config; a ValueError has a line for each thing wrong."""
+    """From `settings`, as TOML has them, to a Config; a ValueError has a line for each thing wrong,
+    which begins with their `source`.
+    """
     version = settings.get("version")
     if version != VERSION:
         got = "none" if version is None else repr(version)

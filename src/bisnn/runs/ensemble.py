@@ -63,7 +63,11 @@ class Ensemble:
     def predict(
         self, x: Any, samples: int | Literal["usual"] | None = "usual", over_time: str = "mean"
     ) -> Classification | Regression:
-        """Predict from raw features; arguments as in `Model.predict`."""
+        """Predict from raw features.
+
+        Args:
+            x, samples, over_time: as in `Model.predict`.
+        """
         return self._joined(lambda model: model.predict(x, samples, over_time))
 
     def predict_recordings(
@@ -72,17 +76,25 @@ class Ensemble:
         samples: int | Literal["usual"] | None = "usual",
         over_time: str = "mean",
     ) -> Classification | Regression:
-        """Predict recordings of an event camera; arguments as in `Model.predict_recordings`."""
+        """Predict recordings of an event camera.
+
+        Args:
+            recordings, samples, over_time: as in `Model.predict_recordings`.
+        """
         return self._joined(lambda model: model.predict_recordings(recordings, samples, over_time))
 
     def predict_spikes(
         self, x: Any, samples: int | Literal["usual"] | None = "usual", over_time: str = "mean"
     ) -> Classification | Regression:
-        """Predict recordings that are spikes already; arguments as in `Model.predict_spikes`."""
+        """Predict recordings that are spikes already.
+
+        Args:
+            x, samples, over_time: as in `Model.predict_spikes`.
+        """
         return self._joined(lambda model: model.predict_spikes(x, samples, over_time))
 
     def tempered(self, temperature: float | None = None) -> Ensemble:
-        """All models at a temperature, by default each at its own; see `Model.tempered`."""
+        """All models at a `temperature`, by default each at its own; see `Model.tempered`."""
         return Ensemble([model.tempered(temperature) for model in self.models])
 
     def _joined(

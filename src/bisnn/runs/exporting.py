@@ -51,20 +51,20 @@ POINTS = 50
 class Exported:
     """What was written."""
 
-    path: Path  # file, or folder
-    bytes: int = 0  # of the file, of "packed", "nir" and "web"
-    weights: int = 0  # of "packed"
-    members: int = 0  # of "packed", "c" and "web"; 0: the posterior itself
-    call: str = ""  # of "packed": the engine's method that predicts
-    sets_call: str = ""  # of "packed", calibrated: the one that predicts sets, or intervals
-    flash: int = 0  # bytes of tables, of "c"
-    ram: int = 0  # bytes of state, of "c"
-    prefix: str = ""  # of "c"
-    profile: str = ""  # of "nir"
-    neuron: str = ""  # that was asked for
-    changes: conversion.Changes | None = None  # by another neuron than the trained one
-    disagreement: Disagreement | None = None  # of a profile of "nir" that is not exact
-    chips: microcontrollers.Microcontrollers | None = None  # of "c", if its sizes were asked for
+    path: Path  #: file, or folder
+    bytes: int = 0  #: of the file, of "packed", "nir" and "web"
+    weights: int = 0  #: of "packed"
+    members: int = 0  #: of "packed", "c" and "web"; 0: the posterior itself
+    call: str = ""  #: of "packed": the engine's method that predicts
+    sets_call: str = ""  #: of "packed", calibrated: the one that predicts sets, or intervals
+    flash: int = 0  #: bytes of tables, of "c"
+    ram: int = 0  #: bytes of state, of "c"
+    prefix: str = ""  #: of "c"
+    profile: str = ""  #: of "nir"
+    neuron: str = ""  #: that was asked for
+    changes: conversion.Changes | None = None  #: by another neuron than the trained one
+    disagreement: Disagreement | None = None  #: of a profile of "nir" that is not exact
+    chips: microcontrollers.Microcontrollers | None = None  #: of "c", if its sizes were asked for
 
 
 def export(

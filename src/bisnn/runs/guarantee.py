@@ -50,19 +50,19 @@ class OtherModel(ValueError):
 class Guarantee:
     """What calibration found for a model, by which predictor, on which data."""
 
-    rule: ConformalSets | ConformalIntervals
-    samples: int | None  # members of the predictor; None: the one set of weights
-    data: str  # digest of the calibration recordings, with their labels
-    # Of classes, that scales the probabilities best on the recordings that give no bound; None
-    # where all of them give one
+    rule: ConformalSets | ConformalIntervals  #: thresholds of the sets, or width of the intervals
+    samples: int | None  #: members of the predictor; None: the one set of weights
+    data: str  #: digest of the calibration recordings, with their labels
+    #: of classes, that scales the probabilities best on the recordings that give no bound; None
+    #: where all of them give one
     temperature: float | None = None
-    # Of classes: how sure the predictor was of each calibration recording, and whether rightly
-    confidence: tuple[float, ...] = ()
-    correct: tuple[bool, ...] = ()
+    confidence: tuple[float, ...] = ()  #: of classes: in each calibration recording
+    correct: tuple[bool, ...] = ()  #: and whether it was right
 
     def abstention(self, error: float, confidence_level: float = 0.9) -> Abstention:
-        """From which confidence on at most a share `error` of all answers is wrong; an error where
-        the calibration recordings cannot show it.
+        """From which confidence on at most a share `error` of all answers is wrong, with the
+        confidence `confidence_level` in that; an error where the calibration recordings cannot show
+        it.
         """
         if not self.confidence:
             raise ValueError(

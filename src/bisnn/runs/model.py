@@ -57,25 +57,25 @@ VALUES, VALUES_ON_GPU = 1 << 25, 1 << 29
 class Model:
     """A trained network with all it takes to predict: encoding, scales, names of columns."""
 
-    net: Network
-    config: Config
-    classes: tuple[str, ...]  # empty for regression
-    low: Tensor  # (d,) the training rows' range; empty for recordings
-    high: Tensor
-    epoch: int  # that the weights are from
-    data: str  # fingerprint of the points it was trained on
-    schema: Schema | None = None  # of a table: from its columns to features
-    # a table's target is what the network says, times the scale, plus the mean
-    target_mean: float = 0.0
-    target_scale: float = 1.0
-    guarantee: Guarantee | None = None  # of its sets or intervals, if it is calibrated
-    # Parameters of further networks that predict as one with `net`, whose readouts they share:
-    # trained beside it, or snapshots of its training
+    net: Network  #: with the latents, or real weights, that training found
+    config: Config  #: that it was trained by
+    classes: tuple[str, ...]  #: empty for regression
+    low: Tensor  #: (d,) the training rows' range; empty for recordings
+    high: Tensor  #: the range's other end, (d,)
+    epoch: int  #: that the weights are from
+    data: str  #: fingerprint of the points it was trained on
+    schema: Schema | None = None  #: of a table: from its columns to features
+    target_mean: float = 0.0  #: of a table's target, which is the network's output ...
+    target_scale: float = 1.0  #: ... times this scale, plus the mean
+    guarantee: Guarantee | None = None  #: of its sets or intervals, if it is calibrated
+    #: parameters of further networks that predict as one with `net`, whose readouts they share:
+    #: trained beside it, or snapshots of its training
     others: tuple[tuple[Tensor, ...], ...] = ()
-    temperature: float = 1.0  # of the probabilities; see `tempered`
+    temperature: float = 1.0  #: of the probabilities; see `tempered`
 
     @classmethod
     def of(cls, net: Network, config: Config, data: LoadedData, epoch: int) -> Model:
+        """Of `net`, trained by `config` on `data`, whose classes and scales it has, to `epoch`."""
         target = (data.target_mean, data.target_scale)
         return cls(
             net,
@@ -91,6 +91,7 @@ class Model:
 
     @property
     def features(self) -> int:
+        """The number d of features of a point; 0 for recordings."""
         return len(self.low)
 
     @property
@@ -100,7 +101,7 @@ class Model:
         return self.config.predict.samples if drawn else None
 
     def size(self, samples: int | None) -> int:
-        """Members of an ensemble of so many draws from each network; None: one set of weights."""
+        """Members of an ensemble of `samples` draws from each network; None: one set of weights."""
         return (1 + len(self.others)) * (samples or 1)
 
     @property
@@ -195,8 +196,8 @@ class Model:
         return self.predict_points(clips, self.count(samples), over_time or usual, advance)
 
     def inputs(self, x: Any) -> Tensor | Clips:
-        """What a user has, as `predict_points` takes it: features for a model of points; for one of
-        recordings a list of them, or spikes (N, T, ...); series for one of series.
+        """What a user has, `x`, as `predict_points` takes it: features for a model of points; for
+        one of recordings a list of them, or spikes (N, T, ...); series for one of series.
         """
         if isinstance(self.config.data, SeriesData):
             return series_of(self.config, x)
@@ -233,12 +234,12 @@ class Model:
 
     def predict_set(self, x: Any) -> PredictionSets | PredictionIntervals:
         """Sets of classes, and the time step at which each was small enough; of a regression,
-        intervals. Needs `calibrate`, or a run folder with a calibration.
+        intervals. `x` is as in `calibrate`, which it needs, or a run folder with a calibration.
         """
         return answers(self, self.inputs(x))
 
     def tempered(self, temperature: float | None = None) -> Model:
-        """This model with probabilities at a temperature, by default the one that calibration
+        """This model with probabilities at a `temperature`, by default the one that calibration
         found: above 1 softer, below it sharper, each member's p^(1/temperature), normalised.
         """
         if temperature is None and self.guarantee is not None:
@@ -251,7 +252,7 @@ class Model:
         return replace(self, temperature=number("temperature", temperature, above=0))
 
     def count(self, samples: int | Literal["usual"] | None) -> int | None:
-        """The members that are drawn from each network: None for its one set of weights."""
+        """The members drawn from each network, where a user says `samples`; None: MAP weights."""
         if samples not in (None, "usual") and self.members is None:
             raise ValueError(
                 f"samples: the rule {self.config.rule.name!r} has no posterior to draw from; "
@@ -264,7 +265,7 @@ class Model:
         return count
 
     def draw(self, samples: int | None) -> Members | Dropout | None:
-        """So many members of each network, always the same first ones; None for the one set of
+        """`samples` members of each network, always the same first ones; None for the one set of
         weights, or of several networks that of each.
         """
         if samples is not None and self.config.predict.dropout:
@@ -296,10 +297,14 @@ class Model:
         advance: Callable[[int], Any] = lambda points: None,
         look: Callable[[list[Tensor]], Any] = lambda readouts: None,
     ) -> Classification | Regression:
-        """Predict points x (N, d), encoded alike, or recordings: all by the same members.
+        """Predict points, encoded alike, or recordings: all by the same members.
 
-        `look` is called with the readouts of some points after others: for what else is made of
-        them.
+        Args:
+            x: points (N, d), or recordings.
+            samples: members of each network; None for the one set of weights.
+            over_time, advance: as in `predict`.
+            look: called with the readouts of some points after others, for what else is made of
+                them.
         """
         members_of: list[Tensor] = []  # each (K, ..., C), of some of the points
         options: dict[str, Any] = {"task": self.config.task, "over_time": over_time}
@@ -321,7 +326,8 @@ class Model:
         advance: Callable[[int], Any] = lambda points: None,
     ) -> Iterator[tuple[Tensor, list[Tensor]]]:
         """Some points after others: their places (B,), and for each encoding of them the last
-        readout of every member at every time step, (K, T, B, C).
+        readout of every member at every time step, (K, T, B, C); `x`, `samples` and `advance` as
+        in `predict_points`.
         """
         device, drawn = next(self.net.parameters()).device, self.draw(samples)
         for index in torch.arange(len(x)).split(self.batch):
@@ -340,7 +346,9 @@ class Model:
         advance: Callable[[int], Any] = lambda points: None,
         look: Callable[[list[Tensor]], Any] = lambda readouts: None,
     ) -> Classification | Regression:
-        """Predictions as they are judged, a row for each of `labels_that_count`."""
+        """Predictions as they are judged, a row for each of `labels_that_count`; `x`, `samples`,
+        `advance` and `look` as in `predict_points`.
+        """
         if not self.config.data.each_step():
             return self.predict_points(x, samples, advance=advance, look=look)
         assert isinstance(x, Clips)
@@ -359,7 +367,7 @@ class Model:
         return Regression(mean, members, self.target_scale * result.std.double())
 
     def score(self, result: Classification | Regression, labels: Sequence[str]) -> str:
-        """Accuracy, or RMSE, on the rows whose class or target is given, as a line of text."""
+        """Accuracy, or RMSE, of `result` on rows with a class or target in `labels`, as text."""
         rows = [i for i, label in enumerate(labels) if not is_blank(label)]
         if not rows:
             return "the column of the class or target is blank: no score"
@@ -380,7 +388,7 @@ class Model:
         return f"accuracy {sum(right) / len(rows):.4f} {where}{more}"
 
     def save(self, path: Path) -> None:
-        """One safetensors file: latents, constants, readouts; settings and scales in its header."""
+        """Write latents, constants and readouts to `path`, a safetensors file; settings too."""
         about: dict[str, Any] = {
             "config": self.config.model_dump(exclude_none=True),
             "classes": list(self.classes),
@@ -412,7 +420,7 @@ def file_of(path: str | Path) -> Path:
 
 
 def load(path: str | Path) -> Model:
-    """A trained model from its run folder or its file. Loading runs no code."""
+    """A trained model from `path`, its run folder or its file. Loading runs no code."""
     file = file_of(path)
     try:
         tree = load_tree(file, "model")

@@ -107,25 +107,25 @@ class OtherData(Finding):
 class Verdict(Finding):
     """A run's model judged on its test points: what `evaluate` returns and writes."""
 
-    task: Task
-    rule: str
-    model: str  # digest of the model's file
-    epoch: int  # that the weights are from
-    points: int  # tested
-    seconds: float | None  # of training, where a checkpoint still knows them
-    metrics: dict[str, Metrics]  # of each predictor
-    calibration: dict[str, PlainCalibration]  # of each predictor of classes
-    baseline: dict[str, Metrics]  # of what answers without a look at a point
-    beaten_by: list[str]  # predictors that are better than it by their whole interval
-    memory: Memory
-    energy: Ledger
-    guarantee: Kept | None = None  # of a calibrated run
-    temperature: float = 1.0  # of the probabilities
-    decisions: Decisions | None = None  # of classes, where there are points enough
-    ood: OtherData | None = None  # where other data were given
+    task: Task  #: "classification" or "regression"
+    rule: str  #: that trained it
+    model: str  #: digest of the model's file
+    epoch: int  #: that the weights are from
+    points: int  #: tested
+    seconds: float | None  #: of training, where a checkpoint still knows them
+    metrics: dict[str, Metrics]  #: of each predictor
+    calibration: dict[str, PlainCalibration]  #: of each predictor of classes
+    baseline: dict[str, Metrics]  #: of what answers without a look at a point
+    beaten_by: list[str]  #: predictors that are better than it by their whole interval
+    memory: Memory  #: bytes of the weights
+    energy: Ledger  #: of an inference
+    guarantee: Kept | None = None  #: of a calibrated run
+    temperature: float = 1.0  #: of the probabilities
+    decisions: Decisions | None = None  #: of classes, where there are points enough
+    ood: OtherData | None = None  #: where other data were given
 
     def numbers(self, predictor: str) -> dict[str, float]:
-        """A predictor's metrics as plain numbers, the ECE among them as it is usually computed."""
+        """The metrics of `predictor` as plain numbers, the ECE among them as usually computed."""
         values = {name: interval.value for name, interval in self.metrics[predictor].items()}
         ece = {"ece": self.calibration[predictor].ece} if self.calibration else {}
         return {**values, **ece}

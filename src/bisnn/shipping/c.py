@@ -21,6 +21,8 @@ from bisnn.shipping.c_golden import check_header, check_program, golden_header
 from bisnn.shipping.c_source import CSource, state_bytes
 from bisnn.shipping.c_text import filled
 
+__all__ = ["write"]
+
 # Names of the standard's headers: another of that name would hide the compiler's. And those of the
 # folder's other files and targets.
 TAKEN = (
@@ -43,7 +45,7 @@ def write(
     Args:
         network: the readout of its last layer gives the logits.
         folder: made whole or not at all; one that is there must be an export, which is replaced.
-        x: a recording for the test, 0 and 1, (T, *input_shape).
+        x: a recording for the test, 0 and 1, `(T, *input_shape)`.
         prefix: of the files' names and of all that the header declares, so that one program can
             hold several networks.
 

@@ -52,6 +52,19 @@ from bisnn.neuron import SRM, Neuron
 from bisnn.prediction import Dropout, Members
 from bisnn.spec import LayerSpec
 
+__all__ = [
+    "Costs",
+    "Expenses",
+    "LayerExpenses",
+    "Ledger",
+    "LedgerRow",
+    "Work",
+    "ledger",
+    "prices",
+    "reach",
+    "work",
+]
+
 # Bytes
 CAPACITY = {"sram_8k": 8 * 2**10, "sram_32k": 32 * 2**10, "sram_1m": 2**20, "dram": math.inf}
 EARLY = ", stopped early"  # behind the name of a predictor
@@ -71,14 +84,14 @@ class Costs:
     0.03
     """
 
-    float_add: float = 0.9  # 32 bits
-    float_multiply: float = 3.7  # 32 bits
-    int_add: float = 0.1  # 32 bits
-    int_multiply: float = 3.1  # 32 bits
-    sram_8k: float = 10.0
-    sram_32k: float = 20.0
-    sram_1m: float = 100.0
-    dram: float = 1300.0  # the low end of 1.3 to 2.6 nJ: in favour of the larger network
+    float_add: float = 0.9  #: 32 bits
+    float_multiply: float = 3.7  #: 32 bits
+    int_add: float = 0.1  #: 32 bits
+    int_multiply: float = 3.1  #: 32 bits
+    sram_8k: float = 10.0  #: a memory of 8 KiB
+    sram_32k: float = 20.0  #: of 32 KiB
+    sram_1m: float = 100.0  #: of 1 MiB
+    dram: float = 1300.0  #: the low end of 1.3 to 2.6 nJ: in favour of the larger network
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -86,7 +99,7 @@ class Costs:
 
     @classmethod
     def parse(cls, settings: Sequence[str]) -> Costs:
-        """The usual costs with some set anew by texts NAME=PJ, of which the last counts."""
+        """The usual costs with some set anew by `settings`, texts NAME=PJ; the last one counts."""
         changed = {}
         for setting in settings:
             name, _, value = (part.strip() for part in setting.partition("="))
@@ -104,15 +117,15 @@ class Costs:
 class Work(NamedTuple):
     """What a layer, or a readout, does for one recording, whatever its numbers are made of."""
 
-    layer: str
-    parameters: int  # weights
-    planes: int  # bits of a weight, where it is from an alphabet
-    synapses: int  # connections: a weight of a convolution serves many
-    operations: float  # synaptic operations
-    neurons: int  # 0 for a readout
-    values: int  # that come in and go out in one time step
-    steps: float  # T; the mean, where recordings stop early
-    neuron: Neuron = SRM()
+    layer: str  #: its name
+    parameters: int  #: weights
+    planes: int  #: bits of a weight, where it is from an alphabet
+    synapses: int  #: connections: a weight of a convolution serves many
+    operations: float  #: synaptic operations
+    neurons: int  #: 0 for a readout
+    values: int  #: that come in and go out in one time step
+    steps: float  #: T; the mean, where recordings stop early
+    neuron: Neuron = SRM()  #: whose step is counted
 
     @property
     def state(self) -> int:
@@ -124,46 +137,48 @@ class Work(NamedTuple):
 class Expenses:
     """What an inference takes: bits of weights, operations, bytes moved, energy."""
 
-    weight_bits: int
-    synaptic_operations: float
-    neuron_updates: int | float  # whole, unless recordings stop early
-    weight_bytes: float
-    state_bytes: float
-    spike_bytes: float
-    bytes: float  # all three
-    synapse_joules: float
-    neuron_joules: float
-    memory_joules: float
-    joules: float  # all three
+    weight_bits: int  #: that the weights take
+    synaptic_operations: float  #: additions, or multiply-accumulates, over synapses
+    neuron_updates: int | float  #: whole, unless recordings stop early
+    weight_bytes: float  #: moved, of weights
+    state_bytes: float  #: moved, of the neurons' traces
+    spike_bytes: float  #: moved, of spikes or activations
+    bytes: float  #: all three
+    synapse_joules: float  #: of the synaptic operations
+    neuron_joules: float  #: of the neurons' updates
+    memory_joules: float  #: of the bytes that are moved
+    joules: float  #: all three
 
 
 @dataclass(frozen=True)
 class LayerExpenses(Expenses):
-    layer: str
+    """Those of one layer, or of the readout."""
+
+    layer: str  #: its name
 
 
 @dataclass(frozen=True)
 class LedgerRow(Expenses):
     """Sums over the layers of a predictor, and the layers."""
 
-    memory: str  # the smallest that holds weights and state
-    layers: list[LayerExpenses]
-    ratio: float = 1.0  # of the energy, to the ANN's
+    memory: str  #: the smallest that holds weights and state
+    layers: list[LayerExpenses]  #: and last the readout
+    ratio: float = 1.0  #: of the energy, to the ANN's
 
 
 @dataclass(frozen=True)
 class Ledger:
     """What one inference takes, mean over some recordings."""
 
-    recordings: int
-    steps: int  # T
-    costs: Costs
-    source: str  # of the usual costs
-    rows: dict[str, LedgerRow]  # by predictor
+    recordings: int  #: how many of them
+    steps: int  #: T
+    costs: Costs  #: of the operations
+    source: str  #: of the usual costs
+    rows: dict[str, LedgerRow]  #: by predictor
 
 
 def reach(layer: LayerSpec) -> Tensor:
-    """The synapses that each input of a layer reaches, flat; a recurrent layer's own come last."""
+    """The synapses that each input of `layer` reaches, flat; a recurrent layer's own come last."""
     if layer.kind == "conv":
         sizes = zip(layer.input_shape[1:], layer.current_shape[1:], strict=True)
         places = zip(layer.kernel, layer.stride, layer.padding, strict=True)
@@ -184,8 +199,13 @@ def _windows(n: int, windows: int, kernel: int, stride: int, padding: int) -> Te
 def work(
     net: Network, x: Tensor, realised: Sequence[Tensor], until: Tensor | None = None
 ) -> list[Work]:
-    """The work of each layer and of the last readout on input spikes x, (T, B, *input_shape), each
-    recording to the end or for `until` (B,) time steps.
+    """The work of each layer and of the last readout.
+
+    Args:
+        net: the network.
+        x: input spikes, `(T, B, *input_shape)`.
+        realised: the weights, one tensor per layer.
+        until: for how many time steps each recording runs, (B,); by default to the end.
     """
     x = net.checked(x)
     if not realisation.is_spikes(x):
@@ -245,7 +265,7 @@ def ledger(
 
     Args:
         net: the network, outside any realisation. Its parameters are left as they are.
-        x: input spikes, (T, B, *input_shape).
+        x: input spikes, `(T, B, *input_shape)`.
         predictors: by name, as `samples` of `bisnn.predict`: None for the MAP weights (or a
             full-precision network's own), K for an ensemble, or the members themselves.
         costs: of the operations; by default those of `SOURCE`.
@@ -360,8 +380,8 @@ def _spiking(members: list[list[Work]], real: bool, costs: Costs) -> LedgerRow:
 
 
 def prices(layers: Sequence[Work], costs: Costs | None = None) -> list[tuple[float, float]]:
-    """Of each layer of a network that adds where spikes are, by its rules: joules of a time step
-    without a spike, and of each synaptic operation on top.
+    """Of each of the `layers` of a network that adds where spikes are, by its rules and `costs`:
+    joules of a time step without a spike, and of each synaptic operation on top.
     """
 
     def joules(operations: float) -> list[float]:

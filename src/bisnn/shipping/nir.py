@@ -51,6 +51,8 @@ from bisnn.files import write_atomic
 from bisnn.packed.network import PackedLayer, PackedNetwork
 from bisnn.spec import INPUT, Shape
 
+__all__ = ["cuba_lif", "graph", "write"]
+
 try:
     import nir
 except ImportError:  # an extra: the public functions say so
@@ -72,8 +74,12 @@ def graph(network: PackedNetwork, member: int | None = None, dt: float = DT) -> 
 
 
 def cuba_lif(network: PackedNetwork, member: int | None = None, dt: float = DT) -> Any:
-    """The network on `nir.CubaLIF` neurons, the lossy profile; arguments as for `graph`, and no
-    pooling."""
+    """The network on `nir.CubaLIF` neurons, the lossy profile.
+
+    Args:
+        network: without pooling.
+        member, dt: as for `graph`.
+    """
     return _assemble(network, member, dt, "cubalif")
 
 
@@ -88,6 +94,11 @@ def write(
 
     `nir.read(path)` reads it; nir 1.0.8 takes kernels for square when it checks shapes, so that a
     network with others needs `nir.read(path, type_check=False)`.
+
+    Args:
+        network, member, dt: as for `graph`.
+        path: of the file, which ends in .nir.
+        profile: "exact" or "cubalif".
     """
     if profile not in PROFILES:
         raise ValueError(

@@ -13,6 +13,8 @@ from bisnn.packed.network import PackedNetwork
 from bisnn.shipping.nir import cuba_lif, require_nir
 from bisnn.shipping.nir import graph as exact_graph
 
+__all__ = ["Disagreement", "disagreement", "simulate"]
+
 try:
     import nir
 except ImportError:  # an extra: `require_nir` says so
@@ -31,7 +33,7 @@ def simulate(
     Args:
         graph: of Input, Linear, Conv2d, SumPool2d, Flatten, Scale, CubaLI, LI, Threshold, CubaLIF
             and Output nodes.
-        x: spikes, (T, B, *input_shape).
+        x: spikes, `(T, B, *input_shape)`.
         dt: seconds of a time step; by default what the graph's metadata say.
 
     Returns:
@@ -229,17 +231,19 @@ class _CubaLIF:
 class Disagreement:
     """What the lossy profile costs."""
 
-    # Fraction of neurons and time steps in which the spikes differ, its lead of one time step per
-    # layer taken out
+    #: fraction of neurons and time steps in which the spikes differ, its lead of one time step per
+    #: layer taken out
     spikes: float
-    rate: float  # spikes per neuron and time step, of the network
-    rate_cuba_lif: float  # and of its CubaLIF graph
-    # Fraction of recordings with another class; None where there are no classes
+    rate: float  #: spikes per neuron and time step, of the network
+    rate_cuba_lif: float  #: and of its CubaLIF graph
+    #: fraction of recordings with another class; None where there are no classes
     predictions: float | None
 
 
 def disagreement(network: PackedNetwork, x: np.ndarray, member: int | None = None) -> Disagreement:
-    """How far the network's CubaLIF graph is from it on spikes x, (T, B, *input_shape)."""
+    """How far the CubaLIF graph of a `network` is from it on spikes `x`, `(T, B, *input_shape)`;
+    with several members, of the one numbered `member`.
+    """
     depth, T = len(network.layers), len(x)
     if max(depth, network.burn_in) >= T:
         raise ValueError(

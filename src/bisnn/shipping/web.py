@@ -31,6 +31,8 @@ from bisnn.packed.file import file_content
 from bisnn.packed.network import PackedLayer, PackedNetwork
 from bisnn.packed.network import words as words_of
 
+__all__ = ["Content", "Example", "Sketchpad", "describe", "digits", "write"]
+
 SCRIPTS = (  # in this order, as one script
     *("engine.js", "run.js", "camera.js", "charts.js"),
     *("state.js", "show.js", "input.js", "page.js"),
@@ -44,35 +46,35 @@ _MARK = b'<meta name="generator" content="bisnn '
 class Example:
     """An input that a page brings: a recording, or the features of a point."""
 
-    label: str  # the true class or target
-    x: np.ndarray | None = None  # (T, *input_shape), 0 and 1
-    features: tuple[float, ...] = ()  # raw
+    label: str  #: the true class or target
+    x: np.ndarray | None = None  #: `(T, *input_shape)`, 0 and 1
+    features: tuple[float, ...] = ()  #: raw
 
 
 @dataclass(frozen=True)
 class Sketchpad:
     """How the page's simplified camera looks at a drawing: see `page/camera.js`."""
 
-    path: tuple[tuple[float, float], ...]  # of the drawing's centre, in pixels of the input
-    frames: int  # of the path in a time step
-    scale: tuple[float, float]  # pixels of the input for one of the image, along x and y
-    threshold_on: float
-    threshold_off: float
-    on: int  # the channel of ON events
-    follow: float = 1.0  # share of the way to what is shown that the light goes in a frame
-    dark: float = 0.03
-    contrast: float = 3.0
-    level: float = 0.5
-    grid: int = 20  # a drawing is reduced to so many grey squares along its edge ...
-    box: int = 20  # ... and grown to so many pixels
+    path: tuple[tuple[float, float], ...]  #: of the drawing's centre, in pixels of the input
+    frames: int  #: of the path in a time step
+    scale: tuple[float, float]  #: pixels of the input for one of the image, along x and y
+    threshold_on: float  #: rise of the log light that makes an ON event
+    threshold_off: float  #: fall that makes an OFF event
+    on: int  #: the channel of ON events
+    follow: float = 1.0  #: share of the way to what is shown that the light goes in a frame
+    dark: float = 0.03  #: light of a black pixel
+    contrast: float = 3.0  #: light = clip(1/2 + contrast (grey - level), 0, 1)
+    level: float = 0.5  #: the grey that is shown as half of the light
+    grid: int = 20  #: a drawing is reduced to so many grey squares along its edge ...
+    box: int = 20  #: ... and grown to so many pixels
 
 
 @dataclass(frozen=True)
 class Content:
     """What a page shows: packed files by the name of their predictor, and all else as JSON."""
 
-    about: dict[str, Any] = field(repr=False)
-    files: dict[str, bytes] = field(repr=False)  # the first one answers
+    about: dict[str, Any] = field(repr=False)  #: title, examples, and what there is to draw on
+    files: dict[str, bytes] = field(repr=False)  #: the first one answers
 
     def page(self) -> str:
         """The HTML."""
@@ -100,7 +102,7 @@ class Content:
         )
 
     def save(self, folder: Path) -> None:
-        """Keep it as files, from which `load` has it again."""
+        """Keep it as files in `folder`, from which `load` has it again."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
             write_atomic(folder / f"{name.replace(' ', '_')}.safetensors", content)
@@ -109,6 +111,7 @@ class Content:
 
     @classmethod
     def load(cls, folder: Path) -> Content:
+        """From the `folder` that `save` wrote."""
         about = json.loads(read_bytes(folder / "about.json"))
         names = about.pop("files")
         files = [read_bytes(folder / f"{name.replace(' ', '_')}.safetensors") for name in names]
@@ -176,7 +179,7 @@ def describe(
 
 
 def write(content: Content, path: str | Path) -> int:
-    """Write the page, whole or not at all; its size in bytes."""
+    """Write the page of a `content` to `path`, whole or not at all; its size in bytes."""
     page = content.page().encode()
     write_atomic(Path(path), page)
     return len(page)

@@ -42,7 +42,9 @@ NOT_CALIBRATED = (
 
 
 class _Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """What both estimators share: from a table to trained networks and what they say."""
+    """What both estimators share: from a table `X`, an array or data frame (N, d), to trained
+    networks and what they say.
+    """
 
     def __init__(
         self,
@@ -352,7 +354,13 @@ class BiSNNClassifier(ClassifierMixin, _Estimator):
         return self.classes_[best]
 
     def calibrate(self, X: Any, y: Any, coverage: float = 0.9) -> BiSNNClassifier:
-        """Find the threshold of `predict_set` from rows that were never trained on."""
+        """Find the threshold of `predict_set` from rows that were never trained on.
+
+        Args:
+            X: an array or data frame (N, d).
+            y: the true class of each row.
+            coverage: how often a set is to hold it, in (0, 1).
+        """
         scores = conformal.surprisals(self._log_proba(X), LOOK)
         y = column_or_1d(y)
         unknown = np.setdiff1d(y, self.classes_).tolist()
@@ -383,7 +391,11 @@ class BiSNNRegressor(RegressorMixin, _Estimator):
     """A regressor of tables: spiking networks of binary weights, whose outputs are averaged.
 
     Args:
-        as in `BiSNNClassifier`, without `class_weight`.
+        hidden_layer_sizes, rule, n_networks, n_samples, time_steps, units: as for
+            `BiSNNClassifier`.
+        max_iter, batch_size, learning_rate, alpha, dropout: as for `BiSNNClassifier`.
+        early_stopping, validation_fraction, n_iter_no_change: as for `BiSNNClassifier`.
+        categorical_features, random_state, n_jobs, verbose: as for `BiSNNClassifier`.
 
     Fitted attributes: `n_features_in_`, `feature_names_in_` of a frame, `n_iter_` (epochs, of the
     network that took most), `networks_` (each has a `bisnn.Network` as `net`),
@@ -414,7 +426,13 @@ class BiSNNRegressor(RegressorMixin, _Estimator):
         return self._outputs(X).mean(0)[:, 0] * self.target_scale_ + self.target_mean_
 
     def calibrate(self, X: Any, y: Any, coverage: float = 0.9) -> BiSNNRegressor:
-        """Find the width of `predict_interval` from rows that were never trained on."""
+        """Find the width of `predict_interval` from rows that were never trained on.
+
+        Args:
+            X: an array or data frame (N, d).
+            y: the true target of each row.
+            coverage: how often an interval is to hold it, in (0, 1).
+        """
         mean = self.predict(X)
         self.intervals_ = conformal.calibrate_intervals(
             mean, np.zeros_like(mean), column_or_1d(y), coverage

@@ -46,12 +46,12 @@ DEATHS = 3  # of workers, beyond which a command gives up, unless trials end mea
 class Tuned:
     """What a search found."""
 
-    best: Config  # settings of the lowest validation loss
-    value: float  # that loss
-    finished: int  # trials that ended
-    pruned: int  # of these, without a result
-    files: list[Path]  # configs that `bisnn train` takes: the best, and the others of a front
-    page: Path
+    best: Config  #: settings of the lowest validation loss
+    value: float  #: that loss
+    finished: int  #: trials that ended
+    pruned: int  #: of these, without a result
+    files: list[Path]  #: configs that `bisnn train` takes: the best, and the others of a front
+    page: Path  #: the HTML page of the search
 
 
 def tune(
