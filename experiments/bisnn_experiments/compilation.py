@@ -21,7 +21,8 @@ def _compile_scans() -> None:
 
 
 def _compile_training() -> None:
-    import bisnn.kernels.cpu  # noqa: F401
+    import bisnn.kernels.cpu
+    import bisnn.kernels.cpu_updates  # noqa: F401
 
 
 def _compile_inference() -> None:

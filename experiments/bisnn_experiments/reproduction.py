@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,12 +149,11 @@ def reproduce(
         name: _plan(of_figure, seeds, out / "runs", max(1, cores // jobs), train)
         for name, of_figure in methods.items()
     }
-    _build_caches(methods, show)
     tasks = [task for of_figure in plan.values() for task in of_figure]
     resumed = any(task.folder.exists() for task in tasks)
     file = out / "results.json"
     earlier = read(file, Figures).figures if file.exists() else {}
-    measured = iter(run_all(tasks, jobs, show))
+    measured = iter(run_all(tasks, jobs, show, meanwhile=partial(_build_caches, methods, show)))
     origin = Origin(
         recipe=recipe,
         command=_command(),
@@ -243,10 +243,13 @@ def _plan(
 
 
 def _build_caches(methods: dict[str, list[Method]], show: bool) -> None:
-    """Load the data before the workers start: a cache is built once, with one bar."""
+    """Load the data before the runs start: a cache is built once, with one bar, and on one core,
+    since the workers compile meanwhile.
+    """
     every = [method.config for of_figure in methods.values() for method in of_figure]
-    for config in {config.data.model_dump_json(): config for config in every}.values():
-        load_dataset(config, show)
+    with training.threads(1):
+        for config in {config.data.model_dump_json(): config for config in every}.values():
+            load_dataset(config, show)
 
 
 def _figure(
@@ -303,6 +306,7 @@ def run_all(
     jobs: int,
     show: bool,
     function: Callable[..., Any] = measure,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> list[Any]:
     """`function` of each task, in worker processes; the bar follows the runs' metrics files."""
     return workers.run_all(
@@ -313,6 +317,7 @@ def run_all(
         length=lambda task: task.config.train.epochs,
         progress=_progress,
         before=compilation.STAGES if tasks[0].config.train.device == "cpu" else (),
+        meanwhile=meanwhile,
     )
 
 

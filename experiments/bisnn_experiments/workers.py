@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from bisnn.display import bars
@@ -25,6 +25,7 @@ def run_all(
     length: Callable[[Any], float],
     progress: Callable[[Any], float],
     before: Sequence[Sequence[Callable[[], None]]] = (),
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> list[Any]:
     """`function(*task)` for each task, in the order of the tasks.
 
@@ -38,44 +39,70 @@ def run_all(
         progress: how much of a task that is under way has been done, from 0 to 1.
         before: functions of modules that the workers call first, in stages: those of a stage at
             the same time.
+        meanwhile: what this process does while the workers are at the first stage.
     """
-    others = multiprocessing.active_children()
-    # numba's and torch's threads do not survive a fork.
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
     longest_first = sorted(range(len(tasks)), key=lambda i: -length(tasks[i]))
-    waiting: set[Future] = set()
-    with pool, bars(show=show, transient=False) as shown, signals() as caught:
-        bar = shown.add_task("", total=len(tasks))
-        try:
-            for stage in before:
-                waiting = set() if caught[0] else {_submit(pool, each) for each in stage}
-                while waiting and not caught[0]:
-                    done, waiting = wait(waiting, timeout=0.5)
-                    for future in done:
-                        future.result()
-            started = {i: _submit(pool, function, *tasks[i]) for i in longest_first}
-            futures = [started[i] for i in range(len(tasks))]
-            waiting = set(futures)
-            while waiting and not caught[0]:
-                done, waiting = wait(waiting, timeout=0.5)
-                for future in done if not caught[0] else ():
-                    future.result()  # raises what went wrong
+    with ExitStack() as until_all_have_stopped, _pool(jobs, function.__module__) as pool:
+        first = [_submit(pool, each) for each in before[0]] if before else []
+        meanwhile()
+        caught = until_all_have_stopped.enter_context(signals())
+        with bars(show=show, transient=False) as shown:
+            bar = shown.add_task("", total=len(tasks))
+
+            def follow(waiting: set[Future]) -> None:
                 both = zip(tasks, futures, strict=True)
                 under_way = sum(progress(task) for task, future in both if future in waiting)
                 finished = len(tasks) - len(waiting)
                 text = f"{finished} of {len(tasks)} runs"
                 shown.update(bar, completed=finished + under_way, description=text)
-        except BrokenProcessPool:
-            raise Stopped(
-                "a worker process died: was it killed, or out of memory? The same command goes on"
-            ) from None
-        finally:
+
+            _await(first, caught)
+            for stage in before[1:]:
+                _await([_submit(pool, each) for each in stage], caught)
+            started = {i: _submit(pool, function, *tasks[i]) for i in longest_first}
+            futures = [started[i] for i in range(len(tasks))]
+            _await(futures, caught, follow)
+        return [future.result() for future in futures]
+
+
+@contextmanager
+def _pool(jobs: int, module: str) -> Iterator[ProcessPoolExecutor]:
+    """Workers, which are stopped where the block does not end well.
+
+    They are forked from a process that has imported `module`, once for all, and has no threads:
+    numba's and torch's do not survive a fork.
+    """
+    others, kinds = multiprocessing.active_children(), multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if "forkserver" in kinds else "spawn")
+    context.set_forkserver_preload([module])
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        try:
+            yield pool
+        except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
-            if waiting:
-                _stop([p for p in multiprocessing.active_children() if p not in others])
-    if caught[0]:
-        raise Interrupted("stopped and saved; the same command goes on", caught[0])
-    return [future.result() for future in futures]
+            _stop([p for p in multiprocessing.active_children() if p not in others])
+            if isinstance(error, BrokenProcessPool):
+                raise Stopped(
+                    "a worker process died: was it killed, or out of memory? The same command goes "
+                    "on"
+                ) from None
+            raise
+
+
+def _await(
+    futures: Sequence[Future],
+    caught: Sequence[int],
+    follow: Callable[[set[Future]], None] = lambda waiting: None,
+) -> None:
+    """Wait for all, or until a signal is caught, which raises, as does what goes wrong in one."""
+    waiting = set(futures)
+    while waiting:
+        done, waiting = wait(waiting, timeout=0.5)
+        if caught[0]:
+            raise Interrupted("stopped and saved; the same command goes on", caught[0])
+        for future in done:
+            future.result()
+        follow(waiting)
 
 
 def _submit(pool: ProcessPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Future:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bisnn import modules, realisation
+from bisnn import kernels, modules, realisation
 from bisnn.checks import choice, flag, number, positive_int
 from bisnn.weights import Categorical, Pullback, Signs, latents_of
 
@@ -439,7 +439,7 @@ def remembered(state: dict[str, Any], name: str, like: Tensor) -> Tensor:
     it where it was.
     """
     if name not in state:
-        state[name] = torch.zeros_like(like)
+        state[name] = torch.zeros_like(like, memory_format=torch.contiguous_format)
     return state[name]
 
 
@@ -477,8 +477,12 @@ class Preconditioned(Rule):
             g, m = momentum(g, remembered(state, "m", g), beta1)
             state["m"].copy_(m)
         elif group["precondition"] == "adam":
-            m, v = remembered(state, "m", g), remembered(state, "v", g)
-            g, m, v = adam(g, m, v, _count(state, g), beta1, beta2)
+            m, v, step = remembered(state, "m", g), remembered(state, "v", g), _count(state, g)
+            if kernels.name_for(g.device, g.dtype) == "cpu":
+                from bisnn.kernels import cpu_updates
+
+                return cpu_updates.adam(g, m, v, int(step), beta1, beta2)
+            g, m, v = adam(g, m, v, step, beta1, beta2)
             state["m"].copy_(m)
             state["v"].copy_(v)
         return g

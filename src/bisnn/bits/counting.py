@@ -31,7 +31,8 @@ _M, _B = "float32[:, ::1]", "uint32[:, ::1]"  # matrix of floats, of words
 _F = np.float32
 _ONE_BITS = np.uint32(0x3F800000)  # of the float32 1.0
 _NO_SIGN = np.uint32(0x7FFFFFFF)
-_U0, _U1, _L1 = np.uint32(0), np.uint32(1), np.uint64(1)
+_U0, _U1 = np.uint32(0), np.uint32(1)
+_L0, _L1, _L32 = np.uint64(0), np.uint64(1), np.uint64(32)
 # Rows of a gradient whose selections are added while they stay in the L2 cache; a multiple of 32
 ROWS = 512
 BLOCK = 16  # words of inputs whose weights stay there, likewise
@@ -141,6 +142,42 @@ def join_pixels(lo, hi, images, channels, rows):
                 _add_bits(images[n, h, w], 0, channels, row, w * channels)
 
 
+@njit(inline="always")
+def _windows_of_few(images, W, channels, k0, k1, stride0, stride1, pad0, pad1, out):
+    """`windows` of kernels whose rows have at most 32 bits. Where they lie is worked out once for
+    all images.
+    """
+    H = images.shape[1]
+    for y in range(out.shape[1]):
+        top = y * stride0 - pad0
+        for x in range(out.shape[2]):
+            left = x * stride1 - pad1
+            first, last = max(left, 0), min(left + k1, W)
+            if first >= last:
+                out[:, y, x] = _U0
+                continue
+            start, size = first * channels, (last - first) * channels
+            word, shift, inside = start >> 5, np.uint64(start & 31), (_L1 << np.uint64(size)) - _L1
+            second = word + 1 if (start & 31) + size > 32 else word  # else nothing of it is inside
+            at = (max(-top, 0) * k1 + first - left) * channels  # of the first row in its window
+            for n in range(images.shape[0]):
+                target = out[n, y, x]
+                target[: at >> 5] = _U0
+                # Bits from word k on that are not written yet, and where the next ones go
+                waiting, k, place = _L0, at >> 5, np.uint64(at & 31)
+                for h in range(max(top, 0), min(top + k0, H)):
+                    row = images[n, h]
+                    seen = np.uint64(row[word]) | np.uint64(row[second]) << _L32
+                    waiting |= ((seen >> shift) & inside) << place
+                    place += np.uint64(k1 * channels)
+                    if place >= _L32:
+                        target[k] = np.uint32(waiting)
+                        waiting, k, place = waiting >> _L32, k + 1, place - _L32
+                for i in range(k, target.shape[0]):
+                    target[i] = np.uint32(waiting)
+                    waiting = waiting >> _L32
+
+
 @kernel(
     "void(int64, int64, uint32[:, :, ::1], int64, int64, int64, int64, int64, int64, int64, int64, "
     "uint32[:, :, :, ::1])"
@@ -151,6 +188,11 @@ def windows(lo, hi, images, W, channels, k0, k1, stride0, stride1, pad0, pad1, o
 
     So what a row of the kernel sees is one run of bits: of whole words where channels fill them.
     """
+    if k1 * channels <= 32:
+        _windows_of_few(
+            images[lo:hi], W, channels, k0, k1, stride0, stride1, pad0, pad1, out[lo:hi]
+        )
+        return
     H, whole = images.shape[1], channels % 32 == 0
     for n in range(lo, hi):
         for y in range(out.shape[1]):

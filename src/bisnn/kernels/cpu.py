@@ -19,7 +19,6 @@ from bisnn.bits import counting, threads
 from bisnn.bits.compilation import kernel
 from bisnn.kernels import fourier, reference
 from bisnn.kernels.cpu_gradients import by_rows as _by_rows
-from bisnn.kernels.cpu_gradients import in_frequencies as _in_frequencies
 from bisnn.kernels.cpu_scan import BLOCK
 from bisnn.kernels.cpu_scan import adjoint as _adjoint
 from bisnn.kernels.cpu_scan import scan as _scan
@@ -309,9 +308,9 @@ _alphabet = functools.cache(Levels)  # checked once
 
 
 def _planes(w: Tensor, alphabet: Levels) -> list[Tensor]:
-    """The bit planes of weights as 0 and 1, in their dtype."""
+    """The bit planes of weights in their dtype: 0, and for a one whatever is not 0."""
     if alphabet.planes == 1:
-        return [(w > alphabet.low).to(w.dtype)]
+        return [w - alphabet.low]
     codes = ((w - alphabet.low) / alphabet.gap).to(torch.uint8)
     return [(codes >> k & 1).to(w.dtype) for k in range(alphabet.planes)]
 
@@ -417,6 +416,12 @@ def _in_shape_of(weight: Tensor, sums: np.ndarray) -> Tensor:
 def _group(u: Tensor) -> int:
     """Recordings whose gradient is worked on at a time."""
     return min(max(1, CACHED // (len(u) * u[0, 0].numel())), u.shape[1])
+
+
+def _in_frequencies(*arguments: object) -> np.ndarray:
+    from bisnn.kernels.cpu_frequencies import in_frequencies  # compiled when first used
+
+    return in_frequencies(*arguments)
 
 
 def _axes(u: Tensor, x_shape: list[int], layer: LayerConstants) -> tuple[Axis, Axis]:

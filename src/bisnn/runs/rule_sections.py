@@ -179,7 +179,7 @@ class FullRule(RuleSection):
         import torch
 
         if self.optimizer == "adam":
-            return torch.optim.Adam(params, self.lr)
+            return torch.optim.Adam(params, self.lr, fused=True)  # one pass over the weights
         return torch.optim.SGD(params, self.lr, self.momentum)
 
     @classmethod

@@ -192,7 +192,7 @@ def _run(
     keep_freed()
     with Processes.joined(asked.train.device) as processes, contextlib.ExitStack() as stack:
         config = processes.first(lambda: asked)
-        stack.enter_context(_threads(config.train.threads))
+        stack.enter_context(threads(config.train.threads))
         stack.enter_context(kernels.precision(config.train.precision))
         # Before anything is written: bad data leaves no folder behind
         training = Training(config, processes, show, given)
@@ -246,7 +246,8 @@ def _with_threads(config: Config) -> Config:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Iterator[None]:
+    """Let PyTorch, and our kernels, use so many threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -193,7 +193,8 @@ def fit(figure: Figure) -> None:
         if type(axis.get_major_formatter()) is ScalarFormatter:
             axis.set_major_formatter(Short())
     renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw_without_rendering()
+    for ax in axes:
+        ax.apply_aspect()
     boxes = [
         box
         for ax in axes
