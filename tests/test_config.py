@@ -160,6 +160,12 @@ def test_another_rule_drops_the_keys_it_does_not_have(capsys, name):
             config.load("two_moons_bayes", [f"rule.name={name}", "rule.tau=1"][::order])
 
 
+def test_another_rule_is_not_said_to_keep_what_is_given_too(capsys):
+    loaded = config.load("two_moons_bayes", ["rule.lr=0.5", "rule.name=st"])
+    assert loaded.rule.lr == 0.5
+    assert capsys.readouterr().err.endswith("keeps precondition = 'momentum'\n")
+
+
 def test_the_same_rule_drops_nothing(capsys):
     assert config.load("two_moons_bayes", ["rule.name=bayes"]) == config.load("two_moons_bayes")
     assert capsys.readouterr().err == ""

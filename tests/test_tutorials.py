@@ -25,7 +25,7 @@ NAMES = (
     "own_rule",
     "many_machines",
 )
-KERNEL = "kernelspec:\n  display_name: Python 3\n  language: python\n  name: python3\n---\n"
+KERNEL = "kernelspec:\n  display_name: Python 3\n  language: python\n  name: python3\n"
 CELL = re.compile(r"^```\{code-cell\} ipython3\n((?::[^\n]*\n)*)\n*(.*?)^```$", re.M | re.S)
 SOLUTION = re.compile(r"^````\{admonition\} Solution\n:class: dropdown\n(.*?)^````$", re.M | re.S)
 BASH = "%%bash\n"

@@ -357,7 +357,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
             # a path on the command line is relative to where it was typed
             parsed = str(Path(parsed).resolve())
         if key.strip() == "rule.name":
-            _drop_keys_of_another_rule(settings, parsed)
+            given = {other.partition("=")[0].strip() for other in overrides}
+            _drop_keys_of_another_rule(settings, parsed, given)
         _assign(settings, key.strip(), parsed, f"--set {override}")
     source = " ".join([str(file), *(f"--set {override}" for override in overrides)])
     return _absolute(parse(settings, source), file.parent)
@@ -418,8 +419,10 @@ def _assign(settings: dict[str, Any], key: str, value: Any, source: str) -> None
     settings[leaf] = value
 
 
-def _drop_keys_of_another_rule(settings: dict[str, Any], name: Any) -> None:
-    """Leave out what the new rule does not have, and say so; ignore an unknown rule here."""
+def _drop_keys_of_another_rule(settings: dict[str, Any], name: Any, given: set[str]) -> None:
+    """Leave out what the new rule does not have, and say so, and what it keeps but for keys that
+    are given too; ignore an unknown rule here.
+    """
     rule = settings.get("rule")
     kind = _kind_of("rule", {"rule": {"name": name}})
     if kind is None or not isinstance(rule, dict):
@@ -429,7 +432,8 @@ def _drop_keys_of_another_rule(settings: dict[str, Any], name: Any) -> None:
     for key in dropped:
         del rule[key]
     if dropped:
-        stays = ", ".join(f"{key} = {value!r}" for key, value in rule.items() if key != "name")
+        kept_values = {k: v for k, v in rule.items() if k != "name" and f"rule.{k}" not in given}
+        stays = ", ".join(f"{key} = {value!r}" for key, value in kept_values.items())
         note(
             f"rule.name = {name}: leaves out {', '.join(dropped)}, which it does not have; "
             f"keeps {stays or 'nothing'}"
