@@ -31,7 +31,8 @@ def blocks(document: Path) -> list[str]:
 
 def lines_of(block: str) -> list[list[str]]:
     """The commands of a block as words, without comments, and those on one line apart."""
-    parts = [part for line in block.splitlines() for part in line.split(" && ")]
+    lines = block.replace("\\\n", " ").splitlines()  # a command may go on in the next line
+    parts = [part for line in lines for part in line.split(" && ")]
     return [words for part in parts if (words := shlex.split(part, comments=True))]
 
 

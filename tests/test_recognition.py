@@ -94,7 +94,7 @@ def test_the_table(tmp_path, monkeypatch):
     monkeypatch.setattr(
         reproduction,
         "run_all",
-        lambda tasks, jobs, show: [reproduction.measure(*task) for task in tasks],
+        lambda tasks, jobs, show, meanwhile: [reproduction.measure(*task) for task in tasks],
     )
     results = reproduction.reproduce(
         ["table1"], seeds=[0, 1], out=tmp_path / "out", data=root, device="cpu", show=False
