@@ -53,7 +53,7 @@ def test_results_and_figures(stand_ins, tmp_path, monkeypatch):
     monkeypatch.setattr(
         reproduction,
         "run_all",
-        lambda tasks, jobs, show: [reproduction.measure(*task) for task in tasks],
+        lambda tasks, jobs, show, meanwhile: [reproduction.measure(*task) for task in tasks],
     )
     results = reproduction.reproduce(seeds=[0, 1], out=tmp_path, jobs=2, show=False)
     assert results == read(tmp_path / "results.json", Figures)
