@@ -276,6 +276,24 @@ def test_a_study_goes_on_only_with_what_it_began_with(tmp_path):
         studies.begin(Place(tmp_path, "tiny"), config, space, study.user_attrs["data"])
 
 
+def test_a_worker_may_come_while_another_begins_the_study(tmp_path, monkeypatch):
+    """After each thing that is written of it."""
+    config, url = tiny(), f"sqlite:///{tmp_path}/study.db"
+    space, written = spaces.search_space(config), []
+    write = optuna.Study.set_user_attr
+
+    def then_another_comes(study, key, value):
+        write(study, key, value)
+        written.append(key)
+        if len(written) <= 3:
+            studies.begin(Place(tmp_path, "tiny", url), config, space, "digest")
+
+    monkeypatch.setattr(optuna.Study, "set_user_attr", then_another_comes)
+    study = studies.begin(Place(tmp_path, "tiny", url), config, space, "digest")
+    assert study.user_attrs.keys() == {"config", "space", "data"}
+    assert len(written) > 3
+
+
 def test_data_are_known_by_their_content_not_by_their_place(tmp_path):
     """Machines that share a study keep their files where they like."""
     rows = [f"{i % 7},{i % 5},{int(i % 7 > 3)}\n" for i in range(40)]

@@ -206,13 +206,12 @@ def begin(place: Place, config: Config, space: Space, data: str) -> Study:
             f"{place}: is damaged or no journal of a study ({error}); remove it, or give another "
             "--out"
         ) from None
-    known = study.user_attrs
-    if "config" not in known:
-        study.set_user_attr("config", config.to_toml())
+    if "config" not in study.user_attrs:
         study.set_user_attr("space", spaces.to_text(space))
         study.set_user_attr("data", data)
-        return study
-    _check_unchanged(place, known, config, space, data)
+        # Last: another worker that finds it finds the others too
+        study.set_user_attr("config", config.to_toml())
+    _check_unchanged(place, study.user_attrs, config, space, data)
     return study
 
 
