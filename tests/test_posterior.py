@@ -147,6 +147,11 @@ def test_networks_of_one_seed_make_no_table():
         posterior_table.table_of(asked({}), LABELS, [20], [0])
 
 
+def test_nothing_is_chosen_where_networks_are_missing():
+    with pytest.raises(ValueError, match="holds all networks of no seed"):
+        posterior_choice.choice_of(lambda *asked: None, LABELS, [20], [0])
+
+
 def test_the_best_posterior_on_held_out_recordings_is_chosen():
     choice = posterior_choice.choice_of(asked({"momentum": 4.0}), LABELS, [20, 100], range(2))
     assert choice.best == "momentum"

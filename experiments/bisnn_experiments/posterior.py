@@ -129,10 +129,11 @@ def answers_of(method: Method, folder: Path, size: int, seed: int) -> Answers | 
             said, about = posterior_runs.read_said(task.file(folder))
             members = said[part.predictor]
             every.append({name: one[: part.members] for name, one in members.items()})
-            # Members by dropout share one pass
-            drawn = 1 if part.predictor == "dropout" else len(next(iter(members.values())))
-            share = 1 if part.predictor == "dropout" else part.members
-            operations += about["operations"][part.predictor] * share / drawn
+            drawn = len(next(iter(members.values())))
+            share = (
+                1 if part.predictor == "dropout" else part.members / drawn
+            )  # of one pass, or all
+            operations += about["operations"][part.predictor] * share
     return Answers.of(every, operations)
 
 

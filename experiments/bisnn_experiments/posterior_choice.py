@@ -58,6 +58,8 @@ def choice_of(
             for method in COMPARED
             if scores
         ]
+    if not rows:
+        raise ValueError("--out: holds all networks of no seed; train them first with `train`")
 
     def price(name: str) -> float:
         return float(np.mean([np.log([r.nll, r.worse_nll]) for r in rows if r.method == name]))
