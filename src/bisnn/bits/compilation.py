@@ -43,6 +43,15 @@ def _compiled(
     return compiled
 
 
+@njit(inline="always")
+def copy(source, target):
+    """target = source, vectors of one length: `target[:] = source` takes numba a second to compile,
+    for what it would say if the lengths differed.
+    """
+    for i in range(target.shape[0]):
+        target[i] = source[i]
+
+
 @functools.cache
 def _say_not_kept() -> None:
     """Once a process, on stderr. (`display.note` needs rich, and nothing here does.)"""

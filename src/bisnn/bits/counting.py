@@ -25,7 +25,7 @@ import numpy as np
 from numba import njit, types
 from numba.core.extending import intrinsic
 
-from bisnn.bits.compilation import kernel
+from bisnn.bits.compilation import copy, kernel
 
 _M, _B = "float32[:, ::1]", "uint32[:, ::1]"  # matrix of floats, of words
 _F = np.float32
@@ -135,7 +135,7 @@ def join_pixels(lo, hi, images, channels, rows):
         for h in range(images.shape[1]):
             row = rows[n, h]
             if channels % 32 == 0:
-                row[:] = images[n, h].reshape(-1)
+                copy(images[n, h].reshape(-1), row)
                 continue
             row[:] = _U0
             for w in range(images.shape[2]):

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from bisnn.bits import counting
-from bisnn.bits.compilation import kernel
+from bisnn.bits.compilation import copy, kernel
 from bisnn.kernels.cpu_products import aligned, multiply
 from bisnn.kernels.cpu_scan import adjoint
 from bisnn.spec import windows_along
@@ -52,9 +52,9 @@ def by_rows(
             sigmoid, slope, refractory, g, image * size, pool, H, row, size, C,
         )  # fmt: skip
         for t in range(T):
-            inputs[t * n : (t + 1) * n] = x[t, b : b + n]
+            copy(x[t, b : b + n].reshape(-1), inputs[t * n : (t + 1) * n].reshape(-1))
         if k0 * k1 * x.shape[2] * W * pixels == 1:  # a dense layer: nothing to gather
-            rows[: T * n, :, 0] = inputs[: T * n]
+            copy(inputs[: T * n].reshape(-1), rows[: T * n].reshape(-1))
         else:
             counting.windows(
                 0, T * n, inputs[: T * n], W, channels, k0, k1, s0, s1, p0, p1, rows[: T * n]

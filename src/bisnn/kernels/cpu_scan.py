@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit, types
 from numba.core.extending import overload
 
-from bisnn.bits.compilation import kernel
+from bisnn.bits.compilation import copy, kernel
 from bisnn.bits.neurons import EACH, OWN, SHARED, TRACES, advance, column, loop, potential, store
 
 BLOCK = 1024  # neurons whose traces (4 bytes each, four arrays) stay in L1 while time runs
@@ -136,7 +136,7 @@ def _to_first_maximum(e, u, pool, row, C, g):
     highest = np.empty(C, np.float32)
     for w in range(e.shape[0] // C):
         e_w = e[w * C : (w + 1) * C]
-        highest[:] = u[w * pool * C : w * pool * C + C]
+        copy(u[w * pool * C : w * pool * C + C], highest)
         for dy in range(pool):
             for dx in range(pool):
                 at = dy * row + (w * pool + dx) * C
@@ -181,7 +181,7 @@ def _window_error(g_s, g_y, V, t, out, u_t, pool, row, C, e_windows, e):
     e_w = e_windows[:width]
     e_w[:] = _ZERO
     if g_s.shape[0] > 0:
-        e_w[:] = g_s[t, out * width : (out + 1) * width]
+        copy(g_s[t, out * width : (out + 1) * width], e_w)
     if g_y.shape[0] > 0:
         _add_readout_error(g_y[t], V, out * width, (out + 1) * width, e_w)
     _to_first_maximum(e_w, u_t, pool, row, C, e)
@@ -241,7 +241,7 @@ def adjoint(
             e[:] = _ZERO
             if pool == 1:
                 if has_s:
-                    e[:] = g_s[t, first:last]
+                    copy(g_s[t, first:last], e)
                 if has_y:
                     _add_readout_error(g_y[t], V, first, last, e)
             elif out >= 0:

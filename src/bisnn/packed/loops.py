@@ -15,7 +15,7 @@ from numba import njit, types
 from numba.core.extending import intrinsic
 
 from bisnn.bits import counting
-from bisnn.bits.compilation import kernel
+from bisnn.bits.compilation import copy, kernel
 from bisnn.bits.neurons import (
     EACH,
     SHARED,
@@ -134,7 +134,7 @@ def spikes(
             for t in range(m):
                 seen = images[start + t, first:last]
                 if k0 * k1 * s0 * s1 == 1 and p0 + p1 == 0:
-                    inputs[t] = seen
+                    copy(seen.reshape(-1), inputs[t].reshape(-1))
                 else:
                     counting.join_pixels(0, n, seen, channels, lines)
                     counting.windows(0, n, lines, W, channels, k0, k1, s0, s1, p0, p1, inputs[t])
@@ -188,7 +188,7 @@ def recurrent(lo, hi, x, weights, low, gap, mask, outputs, shared, each, state, 
         w, first = weights[member], item * n if kept else 0
         for t in range(T):
             row[:] = _U0
-            row[0, :inputs] = x[min(member, x.shape[0] - 1), t, b, 0, 0]
+            copy(x[min(member, x.shape[0] - 1), t, b, 0, 0], row[0, :inputs])
             _fire(fired, first, traces, shared, each)
             for k in range(-(-n // 32)):
                 word = _U0
