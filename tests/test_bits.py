@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bisnn.alphabet import Levels
-from bisnn.bits import counting
+from bisnn.bits import counting, spreading
 
 SEEDS, DENSITIES, CUTS = (
     st.integers(0, 1000),
@@ -90,7 +90,7 @@ def test_pack_reports_what_is_neither_0_nor_1(rows, n, seed, value):
     assert counting.pack(0, r, x.view(np.uint32), words), "of its own rows only"
 
 
-@given(
+CONVOLUTIONS = (
     st.integers(1, 3),
     st.sampled_from([1, 2, 11, 13, 20, 31, 32, 33, 64, 70]),
     st.tuples(st.integers(1, 3), st.integers(1, 4)),
@@ -101,15 +101,15 @@ def test_pack_reports_what_is_neither_0_nor_1(rows, n, seed, value):
     SEEDS,
     CUTS,
 )
+
+
+@given(*CONVOLUTIONS)
 def test_windows_are_the_inputs_under_the_kernel(
     n, channels, kernel, stride, padding, extra, density, seed, cut
 ):
-    H, W = (max(1, k - 2 * p) + e for k, p, e in zip(kernel, padding, extra, strict=True))
-    images = random_bits(n, H, W, channels, seed=seed, density=density)
-    framed = np.pad(images, ((0, 0), (padding[0],) * 2, (padding[1],) * 2, (0, 0)))
-    views = np.lib.stride_tricks.sliding_window_view(framed, kernel, (1, 2))[
-        :, :: stride[0], :: stride[1]
-    ]  # (n, y, x, C, k0, k1)
+    images = images_of(n, channels, kernel, padding, extra, density, seed)
+    H, W = images.shape[1:3]
+    views = views_of(images, kernel, stride, padding)
     expected = packed(
         np.moveaxis(views, 3, -1).reshape(*views.shape[:3], -1)
     )  # taps in row order, channels within
@@ -121,6 +121,50 @@ def test_windows_are_the_inputs_under_the_kernel(
     )
     ours = written(counting.windows, n, cut, out, lines, W, channels, *kernel, *stride, *padding)
     assert np.array_equal(ours, expected)
+    planes = packed(np.moveaxis(images, 3, 1).reshape(n, channels, -1))
+    assert np.array_equal(written(counting.interleave, n, cut, joined, planes, W), lines)
+
+
+def images_of(n, channels, kernel, padding, extra, density, seed) -> np.ndarray:
+    """Images (n, H, W, channels) that hold a window of the kernel and `extra` pixels more."""
+    H, W = (max(1, k - 2 * p) + e for k, p, e in zip(kernel, padding, extra, strict=True))
+    return random_bits(n, H, W, channels, seed=seed, density=density)
+
+
+def views_of(images, kernel, stride, padding) -> np.ndarray:
+    """What the kernel sees at each output pixel, (n, y, x, C, k0, k1)."""
+    framed = np.pad(images, ((0, 0), (padding[0],) * 2, (padding[1],) * 2, (0, 0)))
+    views = np.lib.stride_tricks.sliding_window_view(framed, kernel, (1, 2))
+    return views[:, :: stride[0], :: stride[1]]
+
+
+@given(*CONVOLUTIONS, NEURONS)
+def test_runs_of_active_inputs_are_a_convolution(
+    n, channels, kernel, stride, padding, extra, density, seed, cut, n_out
+):
+    """Added to outputs, and collected from them as the weights' gradient: whole numbers exactly."""
+    images = images_of(n, channels, kernel, padding, extra, density, seed)
+    views = views_of(images, kernel, stride, padding).astype(float)
+    rng, shape = np.random.default_rng(seed), (n_out, channels, *kernel)
+    w, g = (rng.integers(-9, 10, s).astype(np.float32) for s in (shape, (*views.shape[:3], n_out)))
+    runs = spreading.as_runs(w, stride[1])
+    assert np.array_equal(spreading.from_runs(runs, shape, stride[1]), w)
+    H, W = images.shape[1:3]
+    places = (packed(images.reshape(n, H, -1)), W, channels, *kernel, *stride, *padding, n_out)
+
+    def spread(lo, hi, out):
+        spreading.add_runs(lo, hi, *places, runs, out, False)
+
+    ours = written(
+        spread, n, cut, np.zeros((n, views.shape[1], views.shape[2] * n_out), np.float32)
+    )
+    expected = np.einsum("nyxckl,ockl->nyxo", views, w)
+    assert np.array_equal(ours, expected.reshape(ours.shape))
+    collected = np.ones_like(runs)
+    for lo, hi in ((0, round(cut * n)), (round(cut * n), n)):
+        spreading.add_runs(lo, hi, *places, collected, g.reshape(ours.shape), True)
+    gradient = spreading.from_runs(collected, shape, stride[1])
+    assert np.array_equal(gradient, 1 + np.einsum("nyxckl,nyxo->ockl", views, g))
 
 
 @given(SMALL, DENSITIES, SEEDS, CUTS)

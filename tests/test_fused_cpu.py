@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisnn import kernels
-from bisnn.bits import counting
+from bisnn.bits import counting, spreading
 from bisnn.bits import threads as bit_threads
 from bisnn.bits.neurons import Loop
 from bisnn.kernels import cpu
-from conftest import threads
+from conftest import spikes, threads
 from single_layers import ALL, Layer, S, Y, groups_of
 
 # The way taken
@@ -27,11 +27,13 @@ KERNELS_OF = {
     counting: (
         "pack",
         "windows",
+        "counts",
         "plane_counts",
         "add_rows",
         "add_rows_transposed",
         "add_rows_by_fours",
     ),
+    spreading: ("add_runs",),
     cpu: ("_scan", "_adjoint", "_by_rows", "_in_frequencies"),
     kernels.reference: ("product", "weight_gradient", "input_gradient"),
 }
@@ -69,42 +71,50 @@ def forward_and_backward(layer, inputs, hard, learns_x=False):
 @pytest.mark.parametrize(
     ("inputs", "hard", "forward", "backward"),
     [
-        (0.05, True, {"pack", "plane_counts"}, "add_rows_transposed"),
-        (0.25, True, {"pack", "plane_counts"}, "add_rows_by_fours"),
-        (1.0, True, {"pack", "plane_counts"}, "add_rows_by_fours"),
-        (0.05, False, {"pack", "add_rows"}, "add_rows_transposed"),
-        (0.25, False, {"pack", "add_rows"}, "add_rows_by_fours"),
-        (0.6, False, {"pack", "product"}, "add_rows_by_fours"),
-        ("real", True, {"product"}, "weight_gradient"),
-        ("real", False, {"product"}, "weight_gradient"),
+        (0.05, True, "plane_counts", "add_rows_transposed"),
+        (0.25, True, "plane_counts", "add_rows_by_fours"),
+        (1.0, True, "plane_counts", "add_rows_by_fours"),
+        (0.05, False, "add_rows", "add_rows_transposed"),
+        (0.25, False, "add_rows", "add_rows_by_fours"),
+        (0.6, False, "product", "add_rows_by_fours"),
+        ("real", True, "product", "weight_gradient"),
+        ("real", False, "product", "weight_gradient"),
     ],
 )
 @pytest.mark.parametrize("layer", [*ALL, pytest.param(Layer((3, 1, 64), (4, 64)), id="few rows")])
 def test_which_way_is_taken(layer, inputs, hard, forward, backward, learns_x, monkeypatch):
-    """Hard weights and spikes are counted, few spikes added up, all else is a dense product.
-    Backward, spikes are added up one by one or by fours, in one kernel with the adjoint unless the
-    input of a convolution learns too.
+    """Hard weights and spikes are counted, few spikes added up, all else is a dense product; the
+    readout is counted. Backward, spikes are added up one by one or by fours, in one kernel with the
+    adjoint unless the input of a convolution learns too. Of a convolution with few channels each
+    spike is added to what sees it.
     """
     monkeypatch.setattr(cpu, "RARE", 0.15)
     monkeypatch.setattr(cpu, "DENSE", 0.4)
     monkeypatch.setattr(cpu, "_is_cheaper_in_frequencies", lambda *_: False)
     *_, there, back = forward_and_backward(layer, inputs, hard, learns_x)
-    assert there.keys() - {"windows"} == forward | {"_scan"}
-    assert ("windows" in there) == bool(layer.stride and {"plane_counts", "add_rows"} & forward)
+    few = bool(layer.stride) and layer.weight[1] <= cpu.FEW_CHANNELS
+    gathers = bool(layer.stride) and (
+        forward == "plane_counts" or (forward == "add_rows" and not few)
+    )
+    if few and forward == "add_rows":
+        forward = "add_runs"
+    assert there.keys() == {"pack", forward, "_scan", "counts"} | (
+        {"windows"} if gathers else set()
+    )
     if backward == "weight_gradient":
         assert back.keys() == {"_adjoint", backward} | ({"input_gradient"} if learns_x else set())
     elif layer.stride and learns_x:
         assert back.keys() == {"_adjoint", "input_gradient", "windows", backward}
     else:
         assert back.keys() == {"_by_rows"}
-        assert all(
-            is_rare(arguments) == (backward == "add_rows_transposed")
-            for arguments in back["_by_rows"]
-        )
+        way = cpu.ONE_BY_ONE if backward == "add_rows_transposed" else cpu.BY_FOURS
+        assert {way_of(arguments) for arguments in back["_by_rows"]} == {
+            cpu.BY_RUNS if few else way
+        }
 
 
-def is_rare(arguments) -> bool:
-    """Whether rows are added one by one; weights and the inputs' gradient follow."""
+def way_of(arguments) -> int:
+    """How a weight gradient is added up; weights and the inputs' gradient follow."""
     return arguments[-3]
 
 
@@ -134,10 +144,15 @@ def test_which_convolutions_multiply_transforms(
 
 
 @pytest.mark.parametrize(
-    ("density", "rare", "dense"),
-    [(0.15, True, False), (0.16, False, False), (0.25, False, False), (0.26, False, True)],
+    ("density", "way", "dense"),
+    [
+        (0.15, cpu.ONE_BY_ONE, False),
+        (0.16, cpu.BY_FOURS, False),
+        (0.25, cpu.BY_FOURS, False),
+        (0.26, cpu.BY_FOURS, True),
+    ],
 )
-def test_densities_at_which_the_way_changes(density, rare, dense):
+def test_densities_at_which_the_way_changes(density, way, dense):
     """As they are set; the bound itself still counts as below."""
     x, layer = torch.zeros(10, 10, 40), Layer((10, 10, 40), (6, 40))
     x.view(-1)[: round(density * x.numel())] = 1
@@ -145,7 +160,7 @@ def test_densities_at_which_the_way_changes(density, rare, dense):
     with watched() as calls:
         layer.run(x, weight.requires_grad_(), state, False, True)[S].sum().backward()
     assert ("product" in calls) == dense
-    assert is_rare(calls["_by_rows"][0]) == rare
+    assert way_of(calls["_by_rows"][0]) == way
 
 
 def parts(n: int, k: int) -> list[tuple[int, int]]:
@@ -184,6 +199,19 @@ def test_threads_share_the_work(layer, inputs, hard, learns_x):
                 assert all(lo == 0 for lo, _ in ends)
                 expected = [part for _, n in ends for part in parts(n, min(n_threads, n))]
                 assert sorted(arguments[:2] for arguments in shared[name]) == sorted(expected)
+
+
+# Images whose channels lie elsewhere in memory
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5, 40])
+def test_images_are_read_in_either_order_of_memory(channels):
+    """Those of the input begin with channels, those of a layer end with them: the same bits."""
+    first = spikes(3, 4, channels, 7, 9, density=0.3)
+    last = first.movedim(2, -1).contiguous()
+    assert torch.equal(cpu.keep(first.movedim(2, -1), [0, 0]), cpu.keep(last, [0, 0]))
+    assert torch.equal(cpu.flat(last.movedim(-1, 2)), first.flatten(2))
+    assert torch.equal(cpu.flat(first), first.flatten(2))
 
 
 # Memory that is used again

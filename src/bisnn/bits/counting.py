@@ -54,7 +54,7 @@ def popcount(typingctx, x):
 
 
 @intrinsic
-def _lowest(typingctx, x):
+def lowest(typingctx, x):
     """Index of the lowest one of a uint32 or uint64 that is not 0."""
 
     def generate(context, builder, signature, arguments):
@@ -140,6 +140,27 @@ def join_pixels(lo, hi, images, channels, rows):
             row[:] = _U0
             for w in range(images.shape[2]):
                 _add_bits(images[n, h, w], 0, channels, row, w * channels)
+
+
+@kernel("void(int64, int64, uint32[:, :, ::1], int64, uint32[:, :, ::1])")
+def interleave(lo, hi, planes, W, rows):
+    """rows[n] (H, words) = planes[n] (channels, words), images of W pixels per row, with the
+    channels of a pixel side by side, as `join_pixels` has them.
+    """
+    channels = planes.shape[1]
+    for n in range(lo, hi):
+        rows[n, :, :] = _U0
+        for c in range(channels):
+            h, end = 0, W  # the row where the last bit was, and the first pixel behind it
+            for k in range(planes.shape[2]):
+                word = planes[n, c, k]
+                while word:
+                    i = 32 * k + np.int64(lowest(word))
+                    word &= word - _U1
+                    while i >= end:
+                        h, end = h + 1, end + W
+                    at = (i - end + W) * channels + c
+                    rows[n, h, at >> 5] |= _U1 << np.uint32(at & 31)
 
 
 @njit(inline="always")
@@ -346,7 +367,7 @@ def events(lo, hi, x, w, low, gap, rows, out):
         for k in range(n_words):
             word = x[r, k]
             while word:
-                index[count] = np.uint32(32 * k) + _lowest(word)
+                index[count] = np.uint32(32 * k) + lowest(word)
                 word &= word - _U1
                 count += 1
         total[:] = np.int32(0)
@@ -398,7 +419,7 @@ def add_rows(lo, hi, x, w, out):
             for k in range(first, end, 2):
                 word = _two_words(x[r], k, end)
                 while word:
-                    index[count] = np.uint32(32 * k + _lowest(word))
+                    index[count] = np.uint32(32 * k + lowest(word))
                     word &= word - _L1
                     count += 1
             _add_listed(index, count, w, out[r])
@@ -415,7 +436,7 @@ def add_rows_transposed(lo, hi, x, g, out):
             for r in range(first, min(first + ROWS, x.shape[0])):
                 word = _two_words(x[r], k, hi)
                 while word:
-                    j = np.int64(_lowest(word))
+                    j = np.int64(lowest(word))
                     index[j, count[j]] = r
                     count[j] += 1
                     word &= word - _L1

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from bisnn.alphabet import Levels
-from bisnn.bits import counting, threads
+from bisnn.bits import counting, spreading, threads
 from bisnn.bits.compilation import kernel
 from bisnn.kernels import fourier, reference
+from bisnn.kernels.cpu_gradients import BY_FOURS, BY_RUNS, ONE_BY_ONE
 from bisnn.kernels.cpu_gradients import by_rows as _by_rows
 from bisnn.kernels.cpu_scan import BLOCK
 from bisnn.kernels.cpu_scan import adjoint as _adjoint
@@ -26,10 +27,7 @@ from bisnn.kernels.fourier import Axis
 from bisnn.kernels.reference import Errors, LayerConstants
 from bisnn.neuron import SRM, FixedSRM, Neuron
 
-FEW = 12  # outputs of a readout
 _f = np.float32
-_ZERO = _f(0)
-_M = "float32[:, ::1]"  # matrix
 
 
 def run(kernel: Callable[..., Any], work: int, size: int, *arguments: object) -> list[Any]:
@@ -98,10 +96,10 @@ def scan(
     kappa: Tensor,
     constants: Tensor,
     pool: int = 1,
-    reuse: bool = False,
+    u: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `reference.scan`, bit for bit; with `reuse`, u lies where I was."""
-    return _over_time(SRM, I, (P, Q, R), constants, kappa[None], None, pool, reuse)
+    """As `reference.scan`, bit for bit; if `u` is given, that is I, whose place it takes."""
+    return _over_time(SRM, I, (P, Q, R), constants, kappa[None], None, pool, u)
 
 
 def fixed_scan(
@@ -112,12 +110,12 @@ def fixed_scan(
     kappa: Tensor,
     integers: Tensor,
     pool: int = 1,
-    reuse: bool = False,
+    u: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `reference.fixed_scan`, bit for bit; with `reuse`, u lies where I was."""
+    """As `reference.fixed_scan`, bit for bit; if `u` is given, that is I, whose place it takes."""
     unit = torch.ldexp(kappa, -integers[3])  # by a power of two, so that no product is rounded
     shared, each = integers[:4].reshape(4, -1)[:, 0].contiguous(), integers[4:]
-    return _over_time(FixedSRM, I, (P, Q, R), shared, each, unit, pool, reuse)
+    return _over_time(FixedSRM, I, (P, Q, R), shared, each, unit, pool, u)
 
 
 def _over_time(
@@ -128,11 +126,11 @@ def _over_time(
     each: Tensor,
     unit: Tensor | None,
     pool: int,
-    reuse: bool,
+    u: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Run the scan of a neuron; rows of `each`, and `unit`, are () or (N,)."""
     T, B, own = *I.shape[:2], each.ndim > 1
-    u = I.contiguous() if reuse else I.clone(memory_format=torch.contiguous_format)
+    u = I.clone(memory_format=torch.contiguous_format) if u is None else I.contiguous()
     traces = np.empty((len(state), *I.shape[1:]), neuron.dtype)
     P, Q, R = (torch.from_numpy(row).copy_(x) for row, x in zip(traces, state, strict=True))
     unit = I.new_empty(0) if unit is None else _spread([unit], I)
@@ -151,25 +149,12 @@ def _spread(rows: Sequence[Tensor] | Tensor, I: Tensor) -> Tensor:
     return torch.stack([row.expand(I.shape[1:]) for row in rows])
 
 
-@kernel(f"void(int64, int64, {_M}, {_M}, {_M})", reorder=True)
-def _readout(lo, hi, s, V, y):
-    """y (R, outputs) = V s for rows of spikes s (R, N)."""
-    for m in range(lo, hi):
-        for c in range(V.shape[0]):
-            total = _ZERO
-            for i in range(V.shape[1]):
-                total += s[m, i] * V[c, i]
-            y[m, c] = total
-
-
 def readout(s: Tensor, V: Tensor, scale: Tensor) -> Tensor:
-    """As `reference.readout`, same bits; few outputs read a row once, in half the time."""
-    if len(V) > FEW:
-        return reference.readout(s, V, scale)
+    """As `reference.readout`, same bits: spikes and weights, -1 and +1, are counted as bits."""
     y = s.new_empty(*s.shape[:2], len(V))
-    rows = s.numpy().reshape(-1, V.shape[1])
-    sums = y.numpy().reshape(len(rows), len(V))
-    run(_readout, rows.size * len(V), len(rows), rows, V.contiguous().numpy(), sums)
+    rows, weights = _words(keep(s.flatten(2), [])), _words(keep((V > 0).to(s), []))
+    sums = y.numpy().reshape(-1, len(V))
+    run(counting.counts, rows.size * len(V), len(rows), rows, np.ascontiguousarray(weights.T), sums)
     return y.mul_(scale)
 
 
@@ -234,22 +219,66 @@ def _adjoint_arguments(
 # Products with spikes. Hard weights: popcounts, over the bit planes of their alphabet. Real ones:
 # adding the rows of the active inputs, up to a density of spikes DENSE beyond which a dense product
 # is faster. The weight gradient: adding rows at all densities, by fours of inputs beyond RARE; of
-# convolutions, a product of transforms where kernels are large or inputs learn too.
+# convolutions, a product of transforms where kernels are large or inputs learn too. Convolutions
+# that read few channels gather no rows: each active input adds to the outputs that see it.
 
 RARE, DENSE = 0.15, 0.25  # as measured (benchmarks/kernels.py)
+FEW_CHANNELS = 16
 # Times of an addition of rows and of a multiplication tap by tap, to one between transforms
 ADDITION, MULTIPLICATION = 3.0, 2.0
 CACHED = 1 << 17  # numbers of a gradient that are worked on at a time
 
 
+@kernel("void(int64, int64, float32[:, :, ::1], float32[:, :, ::1])")
+def _transpose(lo, hi, x, y):
+    """y[r] = the transpose of x[r]."""
+    for r in range(lo, hi):
+        x_r, y_r = x[r], y[r]
+        for i in range(x_r.shape[1]):
+            y_i = y_r[i]
+            for j in range(x_r.shape[0]):
+                y_i[j] = x_r[j, i]
+
+
+def flat(x: Tensor) -> Tensor:
+    """As `reference.flat`, in half the time for images (T, B, C, H, W) whose channels lie last."""
+    if x.ndim != 5 or not x.movedim(2, -1).is_contiguous():
+        return reference.flat(x)
+    T, B, C, H, W = x.shape
+    y = _empty((T, B, C * H * W))
+    images = x.movedim(2, -1).numpy().reshape(T * B, H * W, C)
+    run(_transpose, x.numel(), T * B, images, y.numpy().reshape(T * B, C, H * W))
+    return y
+
+
 def keep(x: Tensor, padding: list[int]) -> Tensor:
     """Spikes as bits, packed into int32 along the last axis, or of images along their rows."""
+    if x.ndim == 5 and not x.is_contiguous() and x.movedim(-1, 2).is_contiguous():
+        return _keep_channels_first(x.movedim(-1, 2))
     x = x.contiguous()
     shape, dtype = kept_shape(x.shape, padding)
     kept = torch.empty(shape, dtype=dtype)
     words = _words(kept)
     rows = x.detach().numpy().reshape(len(words), -1).view(np.uint32)
     run(counting.pack, x.numel(), len(rows), rows, words)
+    return kept
+
+
+def _keep_channels_first(images: Tensor) -> Tensor:
+    """`keep` for images (T, B, C, H, W) as they come in: their bits, and not they, are moved."""
+    T, B, C, H, W = images.shape
+    planes, kept = (
+        keep(images.flatten(3), []),
+        torch.empty(T, B, H, -(-W * C // 32), dtype=torch.int32),
+    )
+    run(
+        counting.interleave,
+        images.numel(),
+        T * B,
+        _images(planes).reshape(T * B, C, -1),
+        W,
+        _images(kept).reshape(T * B, H, -1),
+    )
     return kept
 
 
@@ -329,6 +358,8 @@ def product(
             return reference.product(x, kept, weight, stride, padding, levels)
         x, weight = x.bfloat16(), weight.detach().bfloat16()
         return reference.product(x, kept, weight, stride, padding, levels).float()
+    if not levels and _has_few_channels(weight):
+        return _product_by_runs(kept, x.shape, weight, stride, padding)
     # Inputs in the order of `counting.windows`
     w = weight.detach() if weight.ndim == 2 else weight.detach().movedim(1, -1).flatten(1)
     I = _empty(reference.current_shape(x.shape, weight, stride, padding))
@@ -342,6 +373,24 @@ def product(
         run(counting.plane_counts, work, len(rows), rows, bits, of.low, of.gap, out)
     else:
         run(counting.add_rows, rows.size * len(w), len(rows), rows, w.t().contiguous().numpy(), out)
+    return I
+
+
+def _has_few_channels(weight: Tensor) -> bool:
+    """Whether this is a convolution that reads so few channels that none are gathered."""
+    return weight.ndim == 4 and weight.shape[1] <= FEW_CHANNELS
+
+
+def _product_by_runs(
+    kept: Tensor, shape: Sequence[int], weight: Tensor, stride: list[int], padding: list[int]
+) -> Tensor:
+    """The product of real weights of a convolution with few channels."""
+    I = _empty(reference.current_shape(shape, weight, stride, padding)).zero_()
+    images = _images(kept).reshape(-1, *kept.shape[2:])
+    places = (_width(shape), weight.shape[1], *_convolution(weight, stride, padding), len(weight))
+    runs = spreading.as_runs(weight.detach().numpy(), stride[1])
+    out = I.numpy().reshape(len(images), I.shape[2], -1)
+    run(spreading.add_runs, I.numel(), len(images), images, *places, runs, out, False)
     return I
 
 
@@ -382,11 +431,16 @@ def gradients(
         kernel, settings = _in_frequencies, _transforms(u, x_shape, layer, needs_x)
     else:
         w = weight.contiguous() if needs_x else u.new_empty(0, 1)
-        kernel, settings = _by_rows, (*_convolution(weight, *places), rare, w.numpy())
+        way = BY_RUNS if _has_few_channels(weight) else ONE_BY_ONE if rare else BY_FOURS
+        kernel, settings = _by_rows, (*_convolution(weight, *places), way, w.numpy())
     images, units = _units(u[0], layer.pool, _group(u))
     inputs = (*arguments, *units, _images(x), _width(x_shape), channels, n_out)
     sums = sum(run(kernel, u.numel(), images, *inputs, *settings, _flat(g_x)))
-    return (g_x, _in_shape_of(weight, sums), *before)
+    if not transformed and _has_few_channels(weight):
+        g_w = torch.from_numpy(spreading.from_runs(sums, weight.shape, layer.stride[1]))
+    else:
+        g_w = _in_shape_of(weight, sums[: weight[0].numel()])
+    return (g_x, g_w, *before)
 
 
 def _weight_gradient(
