@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -89,7 +90,7 @@ def ours(
         if not workload.classes:
             return Built(_forward_and_backward(net, learner, x, compiled))
         if compiled:
-            step = bisnn.compiled(net, learner, loss)
+            step = bisnn.compiled(partial(net, potentials=False), learner, loss)
             return Built(lambda: step(x, y), list(net.parameters()))
 
         def iteration() -> None:
@@ -112,7 +113,8 @@ def ours(
 def _forward_and_backward(net: Any, learner: Any, x: Tensor, compiled: bool) -> Callable[[], None]:
     import bisnn
 
-    step = bisnn.compiled(net, learner, lambda output: output.spikes[-1].sum())
+    lean = partial(net, potentials=False)
+    step = bisnn.compiled(lean, learner, lambda output: output.spikes[-1].sum())
 
     def iteration() -> None:
         learner.zero_grad()

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from bisnn import SRM, kernels
+from bisnn import SRM, Conv2d, FixedSRM, Linear, Network, STBiSNN, kernels, local_loss
 from bisnn.kernels import cpu
 from bisnn.kernels.layer import srm_layer
 from bisnn.weights import sign
@@ -17,7 +17,7 @@ from single_layers import LEVELS
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("hard", [True, False])
+@pytest.mark.parametrize(("hard", "half"), [(True, False), (False, False), (True, True)])
 @pytest.mark.parametrize(
     ("needs_x", "refractory", "beside_s", "outputs", "slope"),
     [
@@ -41,9 +41,13 @@ from single_layers import LEVELS
     ],
 )
 def test_half_precision_where_tf32_is_allowed(
-    hard, needs_x, refractory, beside_s, outputs, slope, n_in, kernel, stride, padding, pool
+    hard, half, needs_x, refractory, beside_s, outputs, slope, n_in, kernel, stride, padding, pool
 ):
-    """Gradients of weights and inputs on a GPU are close to float64 at any size of the error."""
+    """Gradients of weights and inputs on a GPU are close to float64 at any size of the error, with
+    potentials that are kept in half precision too.
+    """
+    if half and beside_s:
+        pytest.skip("potentials that carry errors are not halved")
     x, neuron = spikes(6, 5, *n_in, density=0.2), SRM(threshold=0.05)
     w = torch.randn(40, n_in[-1], *kernel, generator=seeded(1))
     w = (
@@ -65,7 +69,8 @@ def test_half_precision_where_tf32_is_allowed(
             read = (t.to(device, dtype) if outputs else None for t in readout)
             with kernels.precision("mixed"):
                 y, s, u, P, *_ = srm_layer(
-                    x_d, weight, zero, zero, zero, kappa, constants, *read, *settings
+                    *(x_d, weight, zero, zero, zero, kappa, constants, *read, *settings),
+                    half=half and device == "cuda",
                 )
                 of_spikes = [y] * bool(outputs) + [s] * (needs_x or not outputs)
                 errors = [
@@ -77,6 +82,43 @@ def test_half_precision_where_tf32_is_allowed(
         assert len(grads[0]) == 1 + needs_x
         for on_gpu, exact in zip(*grads, strict=True):
             assert (on_gpu - exact).norm() < 1e-3 * exact.norm()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("neuron", [SRM(threshold=0.05), FixedSRM(threshold=0.05)])
+@pytest.mark.parametrize("pool", [1, 2, 3])
+def test_potentials_that_nobody_reads_change_nothing(neuron, pool):
+    """Without them in half precision: spikes, readouts and state have the same bits, gradients
+    hardly differ, the first of equal potentials gets a window's error, and less memory is taken.
+    """
+    net = Network(
+        Conv2d(2, 8, 3, padding=1, pool=pool), Linear(8 * (12 // pool) ** 2, 40),
+        readout=3, neuron=neuron, input_shape=(2, 12, 12),
+    ).cuda()  # fmt: skip
+    x, found = spikes(30, 16, 2, 12, 12, density=0.1).cuda(), []
+    with kernels.precision("mixed"):
+        for potentials in (True, False):
+            rule = STBiSNN(net.parameters(), lr=0.1)
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            with rule.sampled():
+                out = net(x, net.initial_state(16), potentials=potentials)
+                local_loss(out, torch.arange(16).cuda() % 3).backward()
+            memory = torch.cuda.max_memory_allocated() - before
+            assert bool(out.potentials) == potentials
+            gradients = [p.grad.clone() for p in net.parameters()]
+            rule.zero_grad()
+            found.append((out, gradients, memory))
+    (a, exact, most), (b, ours, least) = found
+    for one, other in zip(
+        (*a.spikes, *a.readouts, *(z for layer in a.state for z in layer.traces)),
+        (*b.spikes, *b.readouts, *(z for layer in b.state for z in layer.traces)),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
+    assert all((g - h).norm() < 1e-3 * g.norm() for g, h in zip(exact, ours, strict=True))
+    assert least < most
 
 
 @pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="needs a CPU with bfloat16")

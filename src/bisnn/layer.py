@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bisnn.alphabet import BINARY, Levels
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
-from bisnn.kernels import fixed, reference
+from bisnn.kernels import fixed, halves_potentials, reference
 from bisnn.kernels.fixed import with_gradient_of
 from bisnn.kernels.scan import spike
 from bisnn.neuron import Neuron
@@ -50,7 +50,7 @@ class LayerOutput(NamedTuple):
     """What a layer returns."""
 
     spikes: Tensor  #: what leaves the layer, (T, B, ...)
-    potentials: Tensor  #: u of every neuron, before pooling, (T, B, ...)
+    potentials: Tensor | None  #: u of every neuron, before pooling, (T, B, ...), if asked for
     readout: Tensor | None  #: (T, B, outputs), where there is one
     state: LayerState | None  #: for the next chunk of time, if one was passed in
 
@@ -259,6 +259,7 @@ class Layer(nn.Module):
         weight: Tensor | None = None,
         spikes: bool = False,
         readout: Readout | None = None,
+        potentials: bool = True,
     ) -> LayerOutput:
         """Spikes and potentials of all time steps.
 
@@ -271,6 +272,7 @@ class Layer(nn.Module):
             weight: stands in for the parameter.
             spikes: promises that x is 0 or 1 everywhere.
             readout: reads what leaves the layer.
+            potentials: return them; see `Network.forward`.
         """
         if weight is None:
             weight = self.realised()
@@ -278,7 +280,9 @@ class Layer(nn.Module):
             x = x.detach()
         if self.integers is not None:
             check_whole(bool(self._levels(weight)), spikes)
-        return self._run(x, weight, state, bptt, spikes, readout)
+        half = not potentials and halves_potentials(x, self.kind == "conv")
+        output = self._run(x, weight, state, bptt, spikes, readout, half)
+        return output if potentials else output._replace(potentials=None)
 
     def _run(
         self,
@@ -288,6 +292,7 @@ class Layer(nn.Module):
         bptt: bool,
         spikes: bool,
         readout: Readout | None,
+        half: bool,
     ) -> LayerOutput:
         """The whole layer as one operation; `Recurrent` has its own way."""
         raise NotImplementedError

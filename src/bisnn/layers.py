@@ -59,6 +59,7 @@ class Linear(Layer):
         bptt: bool,
         spikes: bool,
         readout: Readout | None,
+        half: bool,
     ) -> LayerOutput:
         if not self.neuron.fused:
             return self._run_loop(x, weight, state, bptt, readout)
@@ -72,7 +73,7 @@ class Linear(Layer):
             spikes,
         )
         y, s, u, P, Q, R, _ = srm_layer(
-            x.flatten(2), weight, *before, self.kappa, self.constants, *reading, *settings, *neuron
+            x, weight, *before, self.kappa, self.constants, *reading, *settings, *neuron, half
         )
         return LayerOutput(
             s, u, y if readout else None, self._next_state(x, state, (P, Q, R), bptt)
@@ -152,6 +153,7 @@ class Conv2d(Layer):
         bptt: bool,
         spikes: bool,
         readout: Readout | None,
+        half: bool,
     ) -> LayerOutput:
         if not self.neuron.fused:
             return self._run_loop(x, weight, state, bptt, readout, self.pool)
@@ -165,7 +167,7 @@ class Conv2d(Layer):
             reading = (readout.channels_last(self.output_shape), readout.scale)
         constants = (self.kappa, self.constants)
         y, s, u, *after, _ = srm_layer(
-            x.movedim(2, -1), weight, *before, *constants, *reading, *settings, *neuron
+            x.movedim(2, -1), weight, *before, *constants, *reading, *settings, *neuron, half
         )
         P, Q, R = (z.movedim(-1, 1) for z in after)
         after = self._next_state(x, state, (P, Q, R), bptt)
@@ -274,6 +276,7 @@ class Recurrent(Layer):
         bptt: bool,
         spikes: bool,
         readout: Readout | None,
+        half: bool,
     ) -> LayerOutput:
         x = x.flatten(2)
         if bptt:

@@ -291,6 +291,11 @@ def activity_loss(
         raise ValueError(
             f"high: must lie above low={low!r} and be at most 1; got {high!r}; give e.g. 0.5"
         )
+    if not output.potentials:
+        raise ValueError(
+            "output: has no potentials, which this loss is of; got that of net(x, "
+            "potentials=False); leave that out"
+        )
     total = output.potentials[0].new_zeros(())
     for layer, u in zip(net.layers, output.potentials, strict=True):
         s = spike(u, layer.constants[3], layer.neuron.surrogate, layer.neuron.slope).flatten(2)

@@ -25,7 +25,8 @@ class Output(NamedTuple):
     """What a network returns; one entry per layer."""
 
     spikes: tuple[Tensor, ...]  #: what leaves each layer, (T, B, ...)
-    potentials: tuple[Tensor, ...]  #: u of each layer's neurons, before pooling, (T, B, ...)
+    #: u of each layer's neurons, before pooling, (T, B, ...); none if they were not asked for
+    potentials: tuple[Tensor, ...]
     #: linear readouts, (T, B, outputs); None where a layer has none
     readouts: tuple[Tensor | None, ...]
     state: NetworkState | None  #: for the next chunk of time, if one was passed in
@@ -139,6 +140,7 @@ class Network(nn.Module):
         *,
         weights: Sequence[Tensor] | None = None,
         seen: Sequence[Tensor] | None = None,
+        potentials: bool = True,
     ) -> Output:
         """Run the network over a batch of recordings, or over a chunk of time of one.
 
@@ -153,6 +155,8 @@ class Network(nn.Module):
             weights: one tensor per layer, which stand in for the parameters.
             seen: one tensor (B, n) per layer, whose readout sees the spikes times these factors:
                 dropout.
+            potentials: return them. Without, an NVIDIA GPU keeps them in half precision for the
+                backward pass, half as much memory, where PyTorch may round products (TF32).
         """
         spikes = is_spikes(x)
         x = self.checked(x, state)
@@ -163,7 +167,7 @@ class Network(nn.Module):
                 f"weights: must have the layers' shapes {shapes}; got {got}; give one per layer"
             )
         with torch.autocast(x.device.type, enabled=False):
-            return self._forward(x, state, weights, spikes, seen)
+            return self._forward(x, state, weights, spikes, seen, potentials)
 
     def _forward(
         self,
@@ -172,6 +176,7 @@ class Network(nn.Module):
         weights: Sequence[Tensor] | None,
         binary: bool,
         seen: Sequence[Tensor] | None,
+        with_potentials: bool,
     ) -> Output:
         bptt = self.gradient == "bptt"
         spikes: list[Tensor] = []
@@ -182,11 +187,12 @@ class Network(nn.Module):
             reading = readout if isinstance(readout, Readout) else None
             exact = binary or INPUT not in layer.spec.inputs  # layers give spikes
             fused = reading if seen is None else None
-            s, u, y, after = layer(self.read(i, x, spikes), before, bptt, weight, exact, fused)
+            inputs = self.read(i, x, spikes)
+            s, u, y, after = layer(inputs, before, bptt, weight, exact, fused, with_potentials)
             if seen is not None and reading is not None:
                 y = reading(s.flatten(2) * seen[i])
             spikes.append(s)
-            potentials.append(u)
+            potentials += [u] if with_potentials else []
             readouts.append(y)
             states.append(after)
         after = None if state is None else tuple(states)

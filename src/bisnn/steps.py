@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bisnn.checks import positive_int
 from bisnn.kernels.graphs import Graphs
@@ -21,7 +22,9 @@ class CompiledStep:
         net, rule, loss, samples: as for `compiled`.
     """
 
-    def __init__(self, net: nn.Module, rule: Rule, loss: Callable[..., Tensor], samples: int):
+    def __init__(
+        self, net: Callable[..., Any], rule: Rule, loss: Callable[..., Tensor], samples: int
+    ):
         self.net, self.rule, self.loss, self.samples = net, rule, loss, samples
         self._parameters = [p for group in rule.param_groups for p in group["params"]]
         self.eager_because: str | None = None  # why nothing is recorded, or None
@@ -98,7 +101,7 @@ class CompiledStep:
 
 
 def compiled(
-    net: nn.Module, rule: Rule, loss: Callable[..., Tensor], *, samples: int = 1
+    net: Callable[..., Any], rule: Rule, loss: Callable[..., Tensor], *, samples: int = 1
 ) -> CompiledStep:
     """A training step as a function of a mini-batch: `step = compiled(net, rule, loss)`, then
     `step(x, y)` draws weights, runs forward and backward, and updates.
@@ -111,7 +114,8 @@ def compiled(
     `step.eager_because` says why.
 
     Args:
-        net: any module.
+        net: any module, or a function of its inputs that calls it: `partial(net,
+            potentials=False)` takes less memory on a GPU.
         rule: of its parameters.
         loss: `loss(net(x), *targets)`, a number to differentiate; on a GPU it must not read values.
         samples: realisations of the weights per step, whose gradients are averaged.

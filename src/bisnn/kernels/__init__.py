@@ -44,6 +44,15 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None  # not on every platform that has CUDA
 
 
+def halves_potentials(x: Tensor, conv: bool) -> bool:
+    """Whether potentials that nobody reads are kept for the backward pass in half precision: by
+    `cuda`, where PyTorch may round the operands of such products.
+    """
+    backends = torch.backends
+    rounds = backends.cudnn.allow_tf32 if conv else backends.cuda.matmul.allow_tf32
+    return rounds and name_for(x.device, x.dtype) == "cuda"
+
+
 @contextmanager
 def precision(name: str) -> Iterator[None]:
     """Inside the block, PyTorch's switches for products of real numbers by `name`: "full", or

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bisnn.kernels import reference
 from bisnn.kernels.cuda_scan import adjoint, bounded, fixed_scan, scan  # noqa: F401 (part of a kernel)
-from bisnn.kernels.reference import Errors, LayerConstants
+from bisnn.kernels.reference import Errors, LayerConstants, flat  # noqa: F401 (likewise)
 from bisnn.spec import windows_along
 
 readout = reference.readout
@@ -423,6 +423,7 @@ def gradients(
     )
     if scale is None:
         g_I, scale = _halved(g_I)
-    g_x = _input_gradient(g_I, scale, x_shape, layer) if needs_x else u.new_empty(0)
-    g_w = _weight_gradient(g_I, scale, x, weight, layer.stride) if needs_weight else u.new_empty(0)
+    nothing = g_I.new_empty(0, dtype=torch.float32)
+    g_x = _input_gradient(g_I, scale, x_shape, layer) if needs_x else nothing
+    g_w = _weight_gradient(g_I, scale, x, weight, layer.stride) if needs_weight else nothing
     return (g_x, g_w, *before)  # type: ignore[return-value]

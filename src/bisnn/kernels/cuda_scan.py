@@ -89,6 +89,27 @@ def _fixed_advance(p, q, r, c, x, a_m, a_s, a_r, fraction):
 
 
 @triton.jit
+def _store_potentials(u, v, inside, WINDOW: tl.constexpr):
+    """Write potentials v (BLOCK, WINDOW). In half precision two may be alike that were not: there
+    the last bit says which is the first of the largest of its window.
+    """
+    kind: tl.constexpr = u.dtype.element_ty
+    if kind == tl.float16 and WINDOW > 1:
+        first = _is_first(tl.where(inside, v, float("-inf")), WINDOW)
+        bits = (v.to(kind).to(tl.int16, bitcast=True) & -2) | first.to(tl.int16)
+        tl.store(u, bits.to(kind, bitcast=True), inside)
+    else:
+        tl.store(u, v.to(kind), inside)
+
+
+@triton.jit
+def _is_first(u, WINDOW: tl.constexpr):
+    """Whether a neuron's is the first of the largest potentials u of its window."""
+    j = tl.arange(0, WINDOW)[None, :]
+    return j == tl.min(tl.where(u == tl.max(u, 1)[:, None], j, WINDOW), 1)[:, None]
+
+
+@triton.jit
 def _scan(
     I, u, s, P, Q, R, P_after, Q_after, R_after, kappa, constants, T, n, M, M_out,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ALONE: tl.constexpr,
@@ -117,7 +138,7 @@ def _scan(
         c = I_t.to(tl.float32)
         p, q, r = _srm_advance(p, q, r, c, x, a_m, a_s, a_r)
         if not ALONE:
-            tl.store(u + at, v, inside)
+            _store_potentials(u + at, v, inside, WINDOW)
         tl.store(s + out, tl.max(tl.where(inside, x, 0.0), 1).to(s.dtype.element_ty), whole)
         I_t, I_1 = I_1, I_2
         u += M
@@ -154,7 +175,7 @@ def _fixed_scan(
         fires = v > theta
         p, q, r = _fixed_advance(p, q, r, c, tl.where(fires, one, 0), a_m, a_s, a_r, fraction)
         if not ALONE:
-            tl.store(u + at, k * v.to(tl.float32), inside)
+            _store_potentials(u + at, k * v.to(tl.float32), inside, WINDOW)
         fired = tl.max(tl.where(fires & inside, 1.0, 0.0), 1)
         tl.store(s + out, fired.to(s.dtype.element_ty), whole)
         I += M
@@ -198,9 +219,9 @@ def _each(x, stride, mask, COUNT: tl.constexpr):
 @triton.jit
 def _to_first(e, u, WINDOW: tl.constexpr):
     """The errors e of windows, for their neurons: at the first of the largest potentials u."""
-    j = tl.arange(0, WINDOW)[None, :]
-    first = tl.min(tl.where(u == tl.max(u, 1)[:, None], j, WINDOW), 1)
-    return tl.where(j == first[:, None], e[:, None], 0.0)
+    if u.dtype == tl.float16:
+        return tl.where((u.to(tl.int16, bitcast=True) & 1) == 1, e[:, None], 0.0)
+    return tl.where(_is_first(u, WINDOW), e[:, None], 0.0)
 
 
 @triton.jit
@@ -273,7 +294,8 @@ def _adjoint(
         e = e_s[:, None] if POOL == 1 else _to_first(e_s, u_t, WINDOW)
         if REFRACTORY:
             e += r
-        g = _times_derivative(e, tl.where(inside, u_t, 0.0) - theta, slope, SIGMOID)
+        u_s = tl.where(inside, u_t, 0.0).to(tl.float32)
+        g = _times_derivative(e, u_s - theta, slope, SIGMOID)
         if HAS_U:
             g += tl.load(g_u + at, inside, 0.0)
         p, q = p + k * g, q - k * g
@@ -316,10 +338,10 @@ def scan(
     kappa: Tensor,
     constants: Tensor,
     pool: int = 1,
-    reuse: bool = False,
+    u: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `reference.scan`, bit for bit; the currents may be integers."""
-    return _scanned(I, (P, Q, R), pool, reuse, *_of_srm(kappa, constants, I))
+    """As `reference.scan`, bit for bit; the currents may be integers, and `u` in half precision."""
+    return _scanned(I, (P, Q, R), pool, u, *_of_srm(kappa, constants, I))
 
 
 def fixed_scan(
@@ -330,10 +352,10 @@ def fixed_scan(
     kappa: Tensor,
     integers: Tensor,
     pool: int = 1,
-    reuse: bool = False,
+    u: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `reference.fixed_scan`, bit for bit; the currents may be of any type."""
-    return _scanned(I, (P, Q, R), pool, reuse, *_of_fixed(kappa, integers, I))
+    return _scanned(I, (P, Q, R), pool, u, *_of_fixed(kappa, integers, I))
 
 
 def spikes(
@@ -376,7 +398,7 @@ def _scanned(
     I: Tensor,
     before: tuple[Tensor, ...],
     pool: int,
-    reuse: bool,
+    u: Tensor | None,
     kernel: Any,
     neuron: tuple[Tensor, ...],
     scalar: bool,
@@ -385,8 +407,8 @@ def _scanned(
     I = I.contiguous()
     before = tuple(x.expand(I.shape[1:]).contiguous() for x in before)
     P, Q, R = (torch.empty_like(x) for x in before)
-    u = I if reuse and I.dtype == torch.float32 else torch.empty_like(I, dtype=torch.float32)
-    s = u.new_empty(pooled_shape(I, pool))
+    u = torch.empty_like(I, dtype=torch.float32) if u is None else u
+    s = torch.empty(pooled_shape(I, pool), device=I.device)
     _start(kernel, (I, u, s, *before, P, Q, R), neuron, pool, SCALAR=scalar, ALONE=False)
     return s, u, P, Q, R
 
@@ -464,17 +486,18 @@ def adjoint(
     if g_y is None or V is None or len(V) > MANY:
         g_s, g_y, V = spike_error(g_s, g_y, V, u, pool), None, None
     u = u.contiguous()
-    before = [torch.empty_like(u[0]) for _ in range(3)]
+    before = [torch.empty_like(u[0], dtype=torch.float32) for _ in range(3)]
     g_I = torch.empty_like(u, dtype=torch.float32 if scale is None else torch.float16)
-    peaks = constants if scale is None else _peaks(g_s, g_u, g_state, g_y, V, u)
+    peaks = constants if scale is None else _peaks(g_s, g_u, g_state, g_y, V, before[0])
     state = any(g is not None for g in g_state)
     if state:
-        g_state = tuple(torch.zeros_like(u[0]) if g is None else g.contiguous() for g in g_state)  # type: ignore[assignment]
-        g_state = g_state if refractory else (*g_state[:2], torch.zeros_like(u[0]))
+        zeros = torch.zeros_like(before[0])
+        g_state = tuple(zeros if g is None else g.contiguous() for g in g_state)  # type: ignore[assignment]
+        g_state = g_state if refractory else (*g_state[:2], zeros)
     e = [u if g is None else g.contiguous() for g in (g_s, g_u, *g_state, g_y, V)]
     grid, sizes, image, options = _launch(u[0], pool, by_recording=V is not None)
     readout = (0, 0) if g_y is None or V is None else (V.shape[1], g_y[0].numel())
-    scalar, k = _kappa(kappa, u[0])
+    scalar, k = _kappa(kappa, before[0])
     options |= {
         "HAS_S": g_s is not None,
         "HAS_U": g_u is not None,

@@ -42,13 +42,13 @@ def scan(
     constants: Tensor,
     integers: Tensor | None,
     pool: int = 1,
-    reuse: bool = False,
+    u: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The scan of a kernel module: of the SRM, or with `integers` of `FixedSRM`."""
     if integers is None:
-        return kernel.scan(I, *state, kappa, constants, pool, reuse)
+        return kernel.scan(I, *state, kappa, constants, pool, u)
     before = to_integers(state, integers)
-    s, u, *after = kernel.fixed_scan(I, *before, kappa, integers, pool, reuse)
+    s, u, *after = kernel.fixed_scan(I, *before, kappa, integers, pool, u)
     P, Q, R = to_traces(after, integers)
     return s, u, P, Q, R
 

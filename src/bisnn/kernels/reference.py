@@ -41,13 +41,13 @@ def scan(
     kappa: Tensor,
     constants: Tensor,
     pool: int = 1,
-    reuse: bool = False,
+    u: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Spikes s and potentials u of all time steps, and the state after the last: (s, u, P, Q, R).
 
     With `pool`, currents are (T, B, H, W, C) and s is what leaves the layer: 1 where the highest
     potential of a window of pool x pool pixels exceeds theta, which is the OR of the window's
-    spikes. With `reuse` a kernel may overwrite I.
+    spikes. A kernel may write the potentials to `u`, which may be I.
     """
     theta = constants[3]
     s, u = (torch.empty_like(I, memory_format=torch.contiguous_format) for _ in range(2))
@@ -66,7 +66,7 @@ def fixed_scan(
     kappa: Tensor,
     integers: Tensor,
     pool: int = 1,
-    reuse: bool = False,
+    u: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `scan`, of `FixedSRM`: the state is int32, integers are those of `FixedSRM.integers`, and
     u = kappa 2^-f v in the dtype of kappa.
@@ -156,6 +156,11 @@ def adjoint(
 # The product of a layer, and its gradients. Inputs are (T, B, n_in) for weights (n_out, n_in), or
 # images (T, B, H, W, C) for kernels (C_out, C, k0, k1). `levels` promises that every weight is one
 # of them (empty: any number), `spikes` that inputs are 0 and 1: a kernel may use it.
+
+
+def flat(x: Tensor) -> Tensor:
+    """Inputs (T, B, ...) as (T, B, n)."""
+    return x.flatten(2)
 
 
 def keep(x: Tensor, padding: list[int]) -> Tensor:

@@ -318,7 +318,7 @@ class Training:
                 each=note,
             )
         else:
-            output = self.net(x, seen=seen or None)
+            output = self.net(x, seen=seen or None, potentials=bool(train.activity))
             loss = local_loss(output, y, **settings)
             if train.activity:
                 loss = loss + train.activity * activity_loss(self.net, output, mask=mask)
