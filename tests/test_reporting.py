@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -110,6 +111,15 @@ def test_same_files_same_bytes(pages, report_runs, tmp_path):
         env=os.environ | {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"},
     )
     assert (tmp_path / "again.html").read_text(encoding="utf-8") == pages["both"]
+
+
+def test_parts_that_are_drawn_elsewhere_make_the_same_page(report_runs, tmp_path):
+    folders = [report_runs[name] for name in ("validated", "line")]
+    here = reporting.write_report(folders, tmp_path / "here.html", show=False)
+    drawn = [pickle.loads(pickle.dumps(reporting.draw_parts(folder))) for folder in folders]
+    there = reporting.write_report(folders, tmp_path / "there.html", show=False, drawn=drawn)
+    assert there.path.read_bytes() == here.path.read_bytes()
+    assert there.decisions == here.decisions
 
 
 def test_style_of_the_user_stays(report_runs, tmp_path):

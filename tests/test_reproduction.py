@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bisnn.runs import config
-from bisnn_experiments import drawing, reproduction, terminal
+from bisnn_experiments import drawing, pages, reproduction, terminal
 from bisnn_experiments.reproduction import Entry, farthest, grid, in_clusters
 from bisnn_experiments.results import Figures, read
 from runs import ONE_D, small
@@ -90,6 +90,22 @@ def test_results_and_figures(stand_ins, tmp_path, monkeypatch):
             "drawn from results.json alone"
         )
     assert "ST-BiSNN" in str(list(terminal.table(moons).columns[0].cells))
+
+
+@pytest.mark.slow
+def test_pages_of_runs(stand_ins, tmp_path):
+    """A report of all runs, and the first that has a posterior, to play with."""
+    reproduction.reproduce(["fig2"], seeds=[0], out=tmp_path, jobs=2, show=False)
+    runs = reproduction.run_folders(["fig2"], "tuned", [0], tmp_path)
+    assert all(run.is_dir() for run in runs)
+    written = pages.write(runs, tmp_path, 2, False)
+    report = (tmp_path / "report.html").read_text()
+    assert all(run.name in report for run in runs)
+    assert written.network is not None
+    assert written.network.path == tmp_path / "try.html"
+    assert "moons" in (tmp_path / "try.html").read_text()
+    alone = pages.write(runs[:1], tmp_path, 1, False)
+    assert alone.network is None, "ST-BiSNN has no posterior"
 
 
 def test_other_settings_are_not_overwritten(stand_ins, tmp_path):

@@ -9,7 +9,6 @@ shorter. Each run is a run folder of its own, so the same command goes on where 
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bisnn.bits.threads import cores
 from bisnn.checks import choice
 from bisnn.data.toy import CLUSTERS, X_RANGE
 from bisnn.errors import Interrupted
@@ -141,12 +141,12 @@ def reproduce(
     _check(figures, recipe, seeds, train, data, device)
     out = Path(out or Path("out") / recipe)
     device = device or ("cuda" if "table1" in figures and torch.cuda.is_available() else "cpu")
-    cores = _cores()
-    jobs = jobs or (cores if device == "cpu" else 1)
+    there = cores()
+    jobs = jobs or (there if device == "cpu" else 1)
     began = time.monotonic()
     methods = _methods(figures, recipe, data, device)
     plan = {
-        name: _plan(of_figure, seeds, out / "runs", max(1, cores // jobs), train)
+        name: _plan(of_figure, seeds, out / "runs", max(1, there // jobs), train)
         for name, of_figure in methods.items()
     }
     tasks = [task for of_figure in plan.values() for task in of_figure]
@@ -157,7 +157,7 @@ def reproduce(
     origin = Origin(
         recipe=recipe,
         command=_command(),
-        machine=f"{_gpu(device)}{cores} cores of {processor()}, {jobs} runs at a time",
+        machine=f"{_gpu(device)}{there} cores of {processor()}, {jobs} runs at a time",
         versions=Versions(torch=torch.__version__, python=platform.python_version()),
         wall_seconds=None if resumed else round(time.monotonic() - began, 1),
         seeds=seeds,
@@ -171,6 +171,21 @@ def reproduce(
     for name, figure in made.items():
         drawing.FIGURES[name.partition("_")[0]](figure, out / f"{name}.png")
     return results
+
+
+def run_folders(
+    figures: Sequence[str],
+    recipe: str,
+    seeds: Iterable[int],
+    out: Path,
+    data: str | Path | None = None,
+) -> list[Path]:
+    """Where `reproduce` keeps its runs."""
+    methods = _methods(figures, recipe, data, "cpu")
+    plans = [
+        _plan(of_figure, list(seeds), out / "runs", 1, False) for of_figure in methods.values()
+    ]
+    return [task.folder for plan in plans for task in plan]
 
 
 def _check(
@@ -273,12 +288,6 @@ def _figure(
 def _command() -> str:
     program = "bisnn" if sys.argv[0].endswith("__main__.py") else Path(sys.argv[0]).name
     return " ".join([program, *sys.argv[1:]])
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _gpu(device: str) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.context
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
+from multiprocessing import forkserver
 from typing import Any
 
 from bisnn.display import bars
 from bisnn.errors import Interrupted, Stopped
-from bisnn.runs.monitoring import signals
 
 
 def run_all(
@@ -26,6 +27,7 @@ def run_all(
     progress: Callable[[Any], float],
     before: Sequence[Sequence[Callable[[], None]]] = (),
     meanwhile: Callable[[], None] = lambda: None,
+    things: str = "runs",
 ) -> list[Any]:
     """`function(*task)` for each task, in the order of the tasks.
 
@@ -40,7 +42,10 @@ def run_all(
         before: functions of modules that the workers call first, in stages: those of a stage at
             the same time.
         meanwhile: what this process does while the workers are at the first stage.
+        things: what the tasks are, for the bar.
     """
+    from bisnn.runs.monitoring import signals  # with PyTorch, which `start_server` is to outrun
+
     longest_first = sorted(range(len(tasks)), key=lambda i: -length(tasks[i]))
     with ExitStack() as until_all_have_stopped, _pool(jobs, function.__module__) as pool:
         first = [_submit(pool, each) for each in before[0]] if before else []
@@ -53,7 +58,7 @@ def run_all(
                 both = zip(tasks, futures, strict=True)
                 under_way = sum(progress(task) for task, future in both if future in waiting)
                 finished = len(tasks) - len(waiting)
-                text = f"{finished} of {len(tasks)} runs"
+                text = f"{finished} of {len(tasks)} {things}"
                 shown.update(bar, completed=finished + under_way, description=text)
 
             _await(first, caught)
@@ -65,6 +70,20 @@ def run_all(
         return [future.result() for future in futures]
 
 
+def start_server(*modules: str) -> None:
+    """Start the process that workers will be forked from, which imports `modules` meanwhile."""
+    context = _context()
+    if context.get_start_method() == "forkserver":
+        context.set_forkserver_preload(list(modules))
+        with _workers_ignore_ctrl_c():
+            forkserver.ensure_running()
+
+
+def _context() -> multiprocessing.context.BaseContext:
+    kinds = multiprocessing.get_all_start_methods()
+    return multiprocessing.get_context("forkserver" if "forkserver" in kinds else "spawn")
+
+
 @contextmanager
 def _pool(jobs: int, module: str) -> Iterator[ProcessPoolExecutor]:
     """Workers, which are stopped where the block does not end well.
@@ -72,9 +91,8 @@ def _pool(jobs: int, module: str) -> Iterator[ProcessPoolExecutor]:
     They are forked from a process that has imported `module`, once for all, and has no threads:
     numba's and torch's do not survive a fork.
     """
-    others, kinds = multiprocessing.active_children(), multiprocessing.get_all_start_methods()
-    context = multiprocessing.get_context("forkserver" if "forkserver" in kinds else "spawn")
-    context.set_forkserver_preload([module])
+    others, context = multiprocessing.active_children(), _context()
+    context.set_forkserver_preload([module])  # ignored by a server that runs already
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         try:
             yield pool

@@ -20,6 +20,7 @@ from bisnn.display import console, visible
 if TYPE_CHECKING:
     from bisnn.data.survey import Survey
     from bisnn.intervals import Interval
+    from bisnn.reporting.page import Written
     from bisnn.runs.exporting import Exported
     from bisnn.runs.guarantee import Guarantee
     from bisnn.runs.microcontrollers import Microcontrollers
@@ -202,6 +203,13 @@ def print_robustness(folder: Path, found: Robustness) -> None:
         means = found.mean[predictor].model_dump().items()
         text = ", ".join(f"{SHORT.get(metric, metric)} {value:.4f}" for metric, value in means)
         out.print(f"{predictor}, mean over the suite: {text}")
+
+
+def print_report(written: Written) -> None:
+    """Print where a report is, and its line on decisions."""
+    console().print(f"report: {written.path}")
+    if written.decisions:
+        console().print(written.decisions, soft_wrap=True)
 
 
 def print_exported(to: str, done: Exported) -> None:

@@ -30,6 +30,13 @@ Data = Annotated[
         "Default: scikit-learn's digits."
     ),
 ]
+Pages = Annotated[
+    bool,
+    typer.Option(
+        "--pages",
+        help="Also a report of all runs, and a page that runs the first ensemble, in OUT.",
+    ),
+]
 NoTraining = Annotated[
     bool,
     typer.Option("--no-training", help="Measure and draw what is there, also unfinished runs."),
@@ -63,17 +70,24 @@ def reproduce(
         int | None, typer.Option(min=1, help="Runs at a time. Default: one per core; one on a GPU.")
     ] = None,
     no_training: NoTraining = False,
+    pages: Pages = False,
     quiet: Quiet = False,
 ) -> None:
     """Train, measure and draw the paper's figures or table. Called again, it goes on from there."""
+    from bisnn_experiments import workers
+
+    # At the same time as this process, and once for all runs: what they import by their first step
+    modules = ("bisnn_experiments.reproduction", "torch._dynamo", "sklearn.datasets")
+    workers.start_server(*modules, *(["bisnn_experiments.pages"] if pages else []))
     from bisnn_experiments import recognition, reproduction, terminal
 
     out = out or Path("out") / recipe.value
     figures = ["fig1", "fig2"] if figure is Figure.all else [figure.value]
+    chosen = range(first_seed, first_seed + seeds)
     results = reproduction.reproduce(
         figures,
         recipe.value,
-        seeds=range(first_seed, first_seed + seeds),
+        seeds=chosen,
         out=out,
         jobs=jobs,
         train=not no_training,
@@ -89,3 +103,12 @@ def reproduce(
         console().print(terminal.table(results.figures[name]))
     drawn = ", ".join(str(out / f"{name}.png") for name in names)
     console().print(f"results: {out / 'results.json'}, figures: {drawn}")
+    if pages:
+        from bisnn import printing
+        from bisnn_experiments.pages import write
+
+        runs = reproduction.run_folders(figures, recipe.value, chosen, out, data)
+        written = write(runs, out, jobs, not quiet)
+        if written.network is not None:
+            printing.print_exported("web", written.network)
+        printing.print_report(written.report)

@@ -158,9 +158,7 @@ def report(
 
 
 def _write_report(runs: list[Path], out: Path | None, quiet: bool) -> None:
+    from bisnn import printing
     from bisnn.reporting import page as reporting
 
-    written = reporting.write_report(runs, out, show=not quiet)
-    console().print(f"report: {written.path}")
-    if written.decisions:
-        console().print(written.decisions, soft_wrap=True)
+    printing.print_report(reporting.write_report(runs, out, show=not quiet))

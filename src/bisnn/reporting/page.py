@@ -23,7 +23,7 @@ from bisnn.display import bars
 from bisnn.files import write_atomic
 from bisnn.intervals import Interval
 from bisnn.reporting import charts
-from bisnn.reporting.charts import TITLES, Run
+from bisnn.reporting.charts import TITLES, Part, Run
 from bisnn.runs import microcontrollers
 from bisnn.runs.config import Config, differences
 from bisnn.runs.evaluation import load_evaluation
@@ -43,6 +43,7 @@ HIGHER_IS_BETTER = {
     "mae": False,
 }
 PERCENT = ("accuracy", "balanced_accuracy")
+Parts = dict[str, list[Part]]  # of a run's section, by heading
 # Test recordings shown, at most, and of these, that all predictors get right
 PICTURES = 9
 RIGHT = 3
@@ -70,10 +71,23 @@ class Written(NamedTuple):
     decisions: str
 
 
+def draw_parts(folder: str | Path) -> Parts:
+    """What a report draws of a run alone, by heading."""
+    with charts.styled():
+        (run,) = _read([folder])
+        return {title: draw(run) for title, draw in charts.PARTS.items()}
+
+
 def write_report(
-    folders: Sequence[str | Path], out: str | Path | None = None, *, show: bool = True
+    folders: Sequence[str | Path],
+    out: str | Path | None = None,
+    *,
+    show: bool = True,
+    drawn: Sequence[Parts] = (),
 ) -> Written:
-    """As `report`; returns also what there is to say of decisions."""
+    """As `report`; returns also what there is to say of decisions. `drawn` has what `draw_parts`
+    returned of each folder, where that was done elsewhere.
+    """
     if isinstance(folders, (str, Path)) or not folders:
         raise ValueError(
             f"folders: must be a list of one run folder or more; got {folders!r}; "
@@ -84,19 +98,21 @@ def write_report(
     shared = _recordings(runs)
     sections = []
     with charts.styled(), bars(show=show) as progress:
-        bar = progress.add_task("charts", total=1 + len(shared) + len(runs) * len(charts.PARTS))
+        alone = 0 if drawn else len(runs) * len(charts.PARTS)
+        bar = progress.add_task("charts", total=1 + len(shared) + alone)
         verdicts = _verdicts(runs)
         progress.advance(bar)
         recordings = []
         for group in shared:
             recordings.append(_disputed(group))
             progress.advance(bar)
-        for run in runs:
-            drawn = {}
+        for i, run in enumerate(runs):
+            parts = dict(drawn[i]) if drawn else {}
             for title, draw in charts.PARTS.items():
-                drawn[title] = draw(run)
-                progress.advance(bar)
-            sections.append({"run": run, "facts": _facts(run), "parts": drawn})
+                if title not in parts:
+                    parts[title] = draw(run)
+                    progress.advance(bar)
+            sections.append({"run": run, "facts": _facts(run), "parts": parts})
     number = itertools.count(1).__next__
     content = {"verdicts": verdicts, "recordings": recordings, "sections": sections}
     page = template("report.html").render(**content, number=number, version=bisnn.__version__)
