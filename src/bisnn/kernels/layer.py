@@ -106,7 +106,7 @@ def srm_layer_backward(
     layer = LayerConstants(
         weight, kappa, constants, V, stride, padding, pool, surrogate, slope, refractory
     )
-    g_x, g_w, *before = kernels.choose(u).gradients(
+    g_x, g_w, *before = kernels.choose(constants).gradients(
         errors, u, x, x_shape, spikes, layer, needs_x, needs_weight
     )
     return (g_x, g_w, *fixed.gradients_before(before, kappa, integers))
