@@ -114,8 +114,8 @@ def compiled(
     `step.eager_because` says why.
 
     Args:
-        net: any module, or a function of its inputs that calls it: `partial(net,
-            potentials=False)` takes less memory on a GPU.
+        net: any module, or a function of its inputs that calls it: one that leaves the
+            potentials out, `functools.partial(net, potentials=False)`, takes less memory on a GPU.
         rule: of its parameters.
         loss: `loss(net(x), *targets)`, a number to differentiate; on a GPU it must not read values.
         samples: realisations of the weights per step, whose gradients are averaged.
