@@ -78,6 +78,17 @@ def test_dense_layers_of_any_size(n_in, n, K, B, density, threads):
     )
 
 
+@pytest.mark.parametrize("n", [1, 2, 8, 9, 32, 33])
+@pytest.mark.parametrize("dtype", [bool, np.uint8])
+def test_words_have_the_bits_of_short_and_long_rows(n, dtype):
+    x = (np.random.default_rng(n).random((2, n, 3)) < 0.5).astype(dtype).swapaxes(1, 2)
+    expected = [[[sum(int(v) << i for i, v in enumerate(row))] for row in rows] for rows in x]
+    found = words(x)
+    assert found.dtype == np.uint32
+    whole = (found.astype(object) << 32 * np.arange(found.shape[-1])).sum(-1, keepdims=True)
+    assert np.array_equal(whole, np.array(expected, object))
+
+
 @pytest.mark.parametrize("of", [Levels(-1, 1), Levels(-1, 0, 1), Levels(-127, 3, 127)])
 def test_few_active_inputs_are_added_and_many_counted(of):
     """Both ways are taken, and the currents are the same exact integers."""

@@ -346,7 +346,7 @@ def _packed_logits(net: Network, x: Tensor, drawn: Sequence[Tensor]) -> Tensor:
     described = packing.describe(net, list(zip(*drawn, strict=True)))
     # For one run a table does not pay
     engine = Engine(described, torch.get_num_threads(), sparse=False)
-    logits = engine.run(x.numpy()).logits
+    logits = engine.run(x.bool().numpy()).logits
     assert logits is not None
     return torch.from_numpy(logits)
 

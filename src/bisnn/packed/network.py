@@ -138,6 +138,11 @@ def spread(values: np.ndarray, layer: LayerSpec) -> np.ndarray:
 
 def words(x: np.ndarray) -> np.ndarray:
     """Booleans, or 0 and 1, packed along the last axis into 32-bit words, lowest bit first."""
+    if 0 < x.shape[-1] <= 8:  # as polarities are: `packbits` takes its time with each short row
+        word = np.zeros(x.shape[:-1], np.uint8)
+        for i in range(x.shape[-1]):
+            word |= x[..., i].astype(np.uint8) << i
+        return word[..., None].astype(np.uint32)
     packed = np.packbits(x, axis=-1, bitorder="little")
     whole = np.zeros((*packed.shape[:-1], -(-packed.shape[-1] // 4) * 4), np.uint8)
     whole[..., : packed.shape[-1]] = packed
