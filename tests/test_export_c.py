@@ -362,12 +362,28 @@ def test_a_name_goes_into_everything(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "2nd", "a-b", "a b", "_x", "größe", "string", "Math", "a\n", "../a", "main", "test"],
+    [
+        "",
+        "2nd",
+        "a-b",
+        "a b",
+        "_x",
+        "größe",
+        "string",
+        "Math",
+        "features",
+        "a\n",
+        "../a",
+        "main",
+        "test",
+    ],
 )
 def test_bad_names(name, tmp_path):
     network = describe(networks.build("dense", dtype=torch.float32))
     with pytest.raises(ValueError, match=r"prefix: must be a C identifier.*; got .*; use"):
         c.write(network, tmp_path, np.zeros((3, 6), np.uint8), prefix=name)
+    with pytest.raises(ValueError, match="prefix: must have at most 63 letters; got 300"):
+        c.check_prefix("a" * 300)
     assert not list(tmp_path.iterdir())
 
 

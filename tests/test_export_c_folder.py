@@ -143,6 +143,21 @@ def test_a_folder_with_anything_else_is_left_alone(tmp_path):
     assert (tmp_path / "file").read_text() == "text"
 
 
+def test_files_of_a_user_with_names_or_words_of_ours_are_left_alone(tmp_path):
+    """What a Makefile builds is ours beside one of ours alone, and a marked file by its name."""
+    network, x = describe(networks.build("dense", dtype=torch.float32)), np.ones((5, 6), np.uint8)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "check").write_text("#!/bin/sh\n")
+    with pytest.raises(ValueError, match="such as 'check'"):
+        c.write(network, tmp_path / "mine", x)
+    c.write(network, tmp_path / "c", x)
+    copied = (tmp_path / "c" / "stream.c").read_text()
+    (tmp_path / "c" / "my_app.c").write_text(copied)
+    with pytest.raises(ValueError, match=r"such as 'my_app\.c'"):
+        c.write(network, tmp_path / "c", x)
+    assert (tmp_path / "c" / "my_app.c").read_text() == copied
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_nothing_is_half_written(there, tmp_path, monkeypatch):
     network, x = describe(networks.build("dense", dtype=torch.float32)), np.ones((5, 6), np.uint8)

@@ -23,15 +23,15 @@ from bisnn.shipping.c_text import filled
 
 __all__ = ["write"]
 
-# Names of the standard's headers: another of that name would hide the compiler's. And those of the
-# folder's other files and targets.
+# Names of the standard's headers, and of one that glibc's include: another would hide the
+# compiler's. And those of the folder's other files and targets.
 TAKEN = (
     r"assert|complex|ctype|errno|fenv|float|inttypes|iso646|limits|locale|math|setjmp|signal|stdarg|"
-    r"stdbool|stddef|stdint|stdio|stdlib|string|tgmath|time|wchar|wctype|"
+    r"stdbool|stddef|stdint|stdio|stdlib|string|tgmath|time|wchar|wctype|features|"
     r"all|check|clean|help|install|main|stream|test"
 )
 MARK = b"ade by bisnn"  # near the start of every file of an export
-BUILT = ("*.o", "check", "stream")  # by its Makefile
+LONGEST = 63  # letters of a prefix; of a name, C99 promises no more than that many count
 MOST_BYTES = 2**31 - 1  # of tables or state: what 32-bit addresses and their differences reach
 
 
@@ -82,6 +82,10 @@ def write(
 
 def check_prefix(prefix: str) -> None:
     """See that all names made of it are C identifiers, and no file hides another."""
+    if len(prefix) > LONGEST:
+        raise ValueError(
+            f"prefix: must have at most {LONGEST} letters; got {len(prefix)}; use e.g. 'model'"
+        )
     if not re.fullmatch(r"[A-Za-z]\w*", prefix, re.ASCII) or re.fullmatch(TAKEN, prefix.lower()):
         raise ValueError(
             "prefix: must be a C identifier that starts with a letter and names no header of C and "
@@ -92,8 +96,7 @@ def check_prefix(prefix: str) -> None:
 def check_folder(folder: Path) -> None:
     """See that the folder is not there, or is an export of ours, in which nothing can be lost."""
     if folder.is_dir():
-        others = [path.name for path in sorted(folder.iterdir()) if not _is_ours(path)]
-        if others:
+        if others := sorted({path.name for path in folder.iterdir()} - _own(folder)):
             raise ValueError(
                 f"out: {folder} is there and holds what is no export, such as {others[0]!r}, which "
                 "would be lost; give another folder"
@@ -102,11 +105,22 @@ def check_folder(folder: Path) -> None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
 
 
-def _is_ours(path: Path) -> bool:
+def _own(folder: Path) -> set[str]:
+    """Names of the files in a folder that an export has written, or its Makefile built."""
+    names: set[str] = set()
+    for golden in folder.glob("*_golden.h"):
+        prefix = golden.name.removesuffix("_golden.h")
+        sources = (prefix, f"{prefix}_encode", f"{prefix}_check", "main", "stream")
+        written = {f"{stem}{end}" for stem in sources for end in (".c", ".h")}
+        written |= {golden.name, "Makefile", "CMakeLists.txt", "README.md"}
+        names |= {name for name in written if _is_marked(folder / name)}
+        names |= {"check", "stream", *(f"{stem}.o" for stem in sources)}
+    return {name for name in names if (folder / name).is_file()}
+
+
+def _is_marked(path: Path) -> bool:
     if not path.is_file():
         return False
-    if any(path.match(pattern) for pattern in BUILT):
-        return True
     with path.open("rb") as file:
         return MARK in file.read(300)
 
@@ -164,8 +178,8 @@ def _put_in_place(folder: Path, texts: dict[str, str]) -> None:
         if not there:
             os.rename(made, folder)
             return
-        for path in folder.iterdir():
-            if path.is_file() and path.name not in texts:
-                path.unlink()
+        old = _own(folder)
         for file_name in texts:
             os.replace(made / file_name, folder / file_name)
+        for file_name in old - texts.keys():
+            (folder / file_name).unlink()
