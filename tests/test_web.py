@@ -223,6 +223,16 @@ def test_keys_draw_and_scrub(chrome, digits):
     assert chrome.complaints() == []
 
 
+def controls(chrome) -> list[str]:
+    """What a screen reader calls the page's controls and pictures, each by a name of its own."""
+    nodes = chrome.call("Accessibility.getFullAXTree")["nodes"]
+    roles = {"button", "slider", "combobox", "checkbox", "image", "img", "application"}
+    found = [node for node in nodes if node.get("role", {}).get("value") in roles]
+    for node in found:
+        assert node.get("name", {}).get("value"), node
+    return [node["name"]["value"] for node in found]
+
+
 @pytest.mark.parametrize(
     ("dark", "back"), [(False, "rgb(244, 246, 248)"), (True, "rgb(14, 17, 21)")]
 )
@@ -231,15 +241,7 @@ def test_it_fits_a_phone_follows_the_theme_and_names_its_controls(chrome, digits
     assert chrome.value("document.documentElement.scrollWidth") == 400
     assert chrome.value("getComputedStyle(document.body).backgroundColor") == back
     chrome.wait("page.time && !page.playing")
-    nodes = chrome.call("Accessibility.getFullAXTree")["nodes"]
-    named = {"button", "slider", "combobox", "image", "img", "application", "list", "region"}
-    found = [node for node in nodes if node.get("role", {}).get("value") in named]
-    assert len(found) > 20
-    for node in found:
-        # browsers name a list or a region by what labels it
-        if node["role"]["value"] in ("list", "region"):
-            continue
-        assert node.get("name", {}).get("value"), node
+    assert len(controls(chrome)) > 20
     chrome.value("$('examples').querySelector('button').focus()")
     chrome.key("Enter")
     chrome.wait("page.source === DATA.examples[0]")
@@ -289,6 +291,7 @@ def test_pages_of_runs(chrome, small_runs, bisnn_, tmp_path):
             base64.b64decode(chrome.value("DATA.networks[0].packed")), "page"
         )
         engine = packed.Engine(network)
+        assert "Spikes of" in controls(chrome)
         if name in ("moons", "line", "sign"):  # drag the point to a corner
             chrome.drag(place(chrome, "plane-canvas", [(0.5, 0.5), (0.2, 0.3), (0.75, 0.9)]))
             there = [0.75, 0.1][: len(chrome.value("page.features"))]

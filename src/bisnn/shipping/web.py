@@ -82,7 +82,8 @@ class Content:
             {"name": name, "members": members, "packed": base64.b64encode(file).decode()}
             for (name, file), members in zip(self.files.items(), self.about["members"], strict=True)
         ]
-        data = json.dumps({**self.about, "networks": networks}, separators=(",", ":"))
+        content = {**self.about, "version": bisnn.__version__, "networks": networks}
+        data = json.dumps(content, separators=(",", ":"))
         style, script = _source("page.css"), "\n".join(map(_source, SCRIPTS))
         policy = {
             "default-src": "'none'",
@@ -161,7 +162,6 @@ def describe(
     assert network.readout is not None
     about |= {
         "title": title,
-        "version": bisnn.__version__,
         "members": [one.count for one in predictors.values()],
         "weights": sum(layer.synapses for layer in network.layers),
         "bytes": sum(-(-layer.synapses * layer.alphabet.planes // 8) for layer in network.layers),

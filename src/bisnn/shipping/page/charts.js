@@ -146,7 +146,8 @@ function drawSets(canvas, names, seen, path, steps, now, stop) {
     g.textBaseline = "middle";
     g.fillStyle = colour("soft");
     g.fillText(name.length > 5 ? `${name.slice(0, 4)}…` : name, left - 6, row);
-    for (let t = 1; t < first && t <= now; t++) block(t, row, [wide, tall], "s3", 0.2);
+    const before = Math.min(now, first - 1); // looks have not begun
+    if (before > 0) block((1 + before) / 2, row, [Math.max(4, x(before) - x(1)), tall], "s3", 0.2);
     for (const { time, inside } of seen) {
       const alpha = stop && time > stop.time ? 0.35 : 1;
       if (inside[c]) block(time, row, [wide, tall], "s3", alpha);

@@ -171,7 +171,8 @@ function addCategories({ name, categories }, first) {
 
 function addSlider({ name, blanks, fill }, first) {
   const [min, max] = [CODE.low[first], CODE.high[first]], value = element("output");
-  const slider = element("input", { type: "range", min, max, step: (max - min) / 200 });
+  const range = { type: "range", min, max, step: (max - min) / 200 };
+  const slider = element("input", { ...range, ariaLabel: name });
   slider.refresh = () => {
     slider.value = page.features[first];
     value.textContent = brief(page.features[first]);
