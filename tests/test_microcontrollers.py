@@ -4,6 +4,7 @@ vectors of every kind of network, float and fixed, single and ensemble; and what
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import subprocess
@@ -33,15 +34,14 @@ NAMES = {target.name: target for target in targets.TARGETS}
 BIG_ENDIAN = ("s390x-linux-gnu-gcc", "qemu-s390x")
 
 
-def needed(*tools: str) -> None:
-    missing = [tool for tool in tools if shutil.which(tool) is None]
+def needed(missing: str) -> None:
     if missing:
-        pytest.skip(f"needs {', '.join(missing)}, which .ci/run installs")
+        pytest.skip(f"needs {missing}, which .ci/run installs")
 
 
 def target_called(name: str) -> targets.Target:
     target = targets.MICROBIT if name == targets.MICROBIT.name else NAMES[name]
-    needed(target.compiler[0], target.emulator[0])
+    needed(target.missing())
     return target
 
 
@@ -99,21 +99,20 @@ def sources(names: list[str]) -> list[str]:
 def everything(tmp_path_factory) -> tuple[Path, list[str]]:
     """A folder with every kind of network, each under a name of its own, and their names."""
     folder, names = tmp_path_factory.mktemp("kinds"), []
-    for i, kind in enumerate(networks.EVERY):
-        for neuron in ("float", "fixed"):
-            if neuron == "float" and "fixed" in kind:
-                continue
-            count = 1 + 2 * ((i + (neuron == "fixed")) % 2)  # one, or three members, by turns
-            name = f"{neuron}_{kind.replace(' ', '_')}_{count}"
-            written_kind(kind, neuron, count, folder, name)
-            names.append(name)
+    for kind, neuron, count in itertools.product(networks.EVERY, ("float", "fixed"), (1, 3)):
+        if neuron == "float" and "fixed" in kind:
+            continue
+        names.append(f"{neuron}_{kind.replace(' ', '_')}_{count}")
+        written_kind(kind, neuron, count, folder, names[-1])
     for name, neuron in (("float_wide", networks.NEURON), ("fixed_wide", networks.FIXED)):
         x = spikes(8, 2, 16, 16, density=0.9).numpy().astype(np.uint8)
         c.write(wide(neuron), folder / name, x, prefix=name)
         names.append(name)
     written(points_network(POPULATION, 3, classes=("no", "yes")), folder / "points", "points")
-    c.write(with_sets(), folder / "sets", spikes(30, 6, density=0.3).numpy(), prefix="sets")
-    names += ["points", "sets"]
+    for name, neuron in (("sets", networks.NEURON), ("fixed_sets", networks.FIXED)):
+        x = spikes(30, 6, density=0.3).numpy()
+        c.write(with_sets(neuron=neuron), folder / name, x, prefix=name)
+    names += ["points", "sets", "fixed_sets"]
     (folder / "all.c").write_text(program(names))
     return folder, names
 
@@ -132,7 +131,7 @@ def test_every_kind_is_exact_on(name, option, everything):
 
 
 def test_every_kind_is_exact_on_a_big_endian_machine(everything, tmp_path):
-    needed(*BIG_ENDIAN)
+    needed(targets.missing((BIG_ENDIAN[0],), BIG_ENDIAN[1]))
     folder, names = everything
     board = "#include <stdio.h>\n#define board_print(text) fputs(text, stdout)"
     (tmp_path / "all.c").write_text(program(names, board))
@@ -251,7 +250,7 @@ def test_instructions_are_counted(name, tmp_path):
 def test_costs_of_a_network(tmp_path):
     """Twice the members: twice the tables and traces, and about twice the instructions."""
     for target in targets.TARGETS:
-        needed(target.compiler[0], target.emulator[0])
+        needed(target.missing())
     net = Network(Linear(64, 64), readout=2, neuron=networks.FIXED, seed=0)
     x = spikes(20, 64, density=0.3).numpy().astype(np.uint8)
     costs = []

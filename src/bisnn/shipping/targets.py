@@ -9,6 +9,7 @@ Instructions are not cycles: a chip takes one to several cycles for each, and wa
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 import tempfile
@@ -41,8 +42,7 @@ class Target:
 
     def missing(self) -> str:
         """What is not installed, or nothing."""
-        names = (self.compiler[0], self.emulator[0])
-        return ", ".join(name for name in names if shutil.which(name) is None)
+        return missing(self.compiler, self.emulator[0])
 
     def build(
         self, folder: Path, sources: Sequence[str], *options: str, out: str = "program"
@@ -77,6 +77,21 @@ class Target:
         except subprocess.TimeoutExpired:
             raise ValueError(f"{self.name}: did not end within {LIMIT_S} s under QEMU") from None
         return done.returncode, done.stdout + done.stderr
+
+
+def missing(compiler: tuple[str, ...], emulator: str) -> str:
+    """What is not installed, or nothing."""
+    gone = [name for name in (compiler[0], emulator) if shutil.which(name) is None]
+    if not gone and not _has_library(compiler):
+        gone = [f"the C library of {compiler[0]}"]
+    return ", ".join(gone)
+
+
+@functools.cache
+def _has_library(compiler: tuple[str, ...]) -> bool:
+    """Whether a compiler finds C's headers, which some systems have in a package of their own."""
+    include = [*compiler, "-fsyntax-only", "-x", "c", "-"]
+    return not subprocess.run(include, input=b"#include <string.h>", capture_output=True).returncode
 
 
 def _reason(text: str) -> str:
