@@ -260,8 +260,9 @@ def _print_chips(chips: Microcontrollers) -> None:
         else:
             numbers = (cost.flash, cost.ram, cost.instructions)
             table.add_row(cost.target, *(f"{number:,}" for number in numbers))
-    if table.row_count:
-        out.print(table)
+    if not table.row_count:
+        return
+    out.print(table)
     out.print(
         "flash: code and tables. RAM: state and stack. Instructions, by QEMU's counter, are not "
         "cycles: a chip takes one to several for each"

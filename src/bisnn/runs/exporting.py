@@ -45,6 +45,8 @@ PROFILES = ("exact", "cubalif")
 NOISE = 0.05  # spikes of random recordings
 # At random in the range of the features: golden vectors and disagreements need no data file
 POINTS = 50
+# Weights of all members together; while it writes, an export holds several copies of them
+MOST_DRAWN = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,9 @@ def export(
         predictor: "map", the most probable weights; "members", draws from the posterior, those of
             `bisnn predict`; "posterior", the posterior itself at 8 bits per weight, from which
             members are drawn when it is loaded ("packed" alone). By default the one that the run's
-            evaluation recommends, of lower NLL or RMSE; members where there is none, or `members`
-            says how many; the map where there is no posterior, and for "nir", a graph of one
-            network.
+            evaluation recommends, the map where its NLL or RMSE is clearly lower, else members;
+            members where there is none, or `members` says how many; the map where there is no
+            posterior, and for "nir", a graph of one network.
         members: how many; by default as many as the config says.
         profile: of "nir": "exact", or "cubalif" for importers that know no more.
         prefix: of "c": of all names, so that a program can hold several models; by default "model".
@@ -335,6 +337,16 @@ def _recommended(
     return "members" if members is not None else recommended(run, source, trained.members)
 
 
+def _check_drawn(trained: model.Model, members: int) -> None:
+    """See that there is memory for so many members, before they are drawn."""
+    weights = sum(layer.weight.numel() for layer in trained.net.layers)
+    if members * weights > MOST_DRAWN:
+        raise ValueError(
+            f"members: an export holds at most {MOST_DRAWN:,} weights; got {members:,} times "
+            f"{weights:,}; use {MOST_DRAWN // weights:,} members or fewer, or ship the posterior"
+        )
+
+
 def describe_model(
     trained: model.Model, predictor: str = "map", members: int | None = None
 ) -> PackedNetwork:
@@ -362,6 +374,8 @@ def describe_model(
     count = None
     if predictor != "map":
         count = positive_int("members", trained.members if members is None else members)
+    if predictor == "members":
+        _check_drawn(trained, count or 0)
     drawn = None if predictor == "posterior" else trained.draw(count)
     assert not isinstance(drawn, Dropout)  # for lack of a posterior
     bits = describe(net, drawn, posterior=predictor == "posterior")

@@ -1,7 +1,7 @@
 """Which predictor of a run to use, by its evaluation: the MAP weights, or the ensemble.
 
 The most probable weights were never seen in training, which draws them anew at every step: they can
-    be far worse than the ensemble.
+be far worse than the ensemble.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ def recommended(run: str | Path, file: Path, members: int) -> str:
             f"{way}"
         )
         return "members"
-    name = "MAP" if found.recommended == "map" else f"the {found.ensemble}"
-    note(f"{run}: its evaluation recommends {name}: MAP has {found} of the ensemble")
+    name, than = "MAP", "clearly better"
+    if found.recommended == "members":
+        name, than = f"the {found.ensemble}", "not clearly better"
+    note(f"{run}: its evaluation recommends {name}; MAP is {than}: it has {found} of the ensemble")
     return found.recommended

@@ -103,8 +103,9 @@ def readme(network: PackedNetwork, name: str, sizes: dict[str, int]) -> str:
     """How to build and call it, and what is guaranteed."""
     whole, result = is_whole(network), result_name(network)
     points = " after `NAME_encode_start` and `NAME_encode_step` made a point its bits"
+    decision = ", and `NAME_decision_reset(&decision)`," if network.sets is not None else ""
     lines = [
-        "1. `NAME_reset(&state)` before the first time step of a recording.",
+        f"1. `NAME_reset(&state)`{decision} before the first time step of a recording.",
         f"2. `NAME_step(&state, x, {result})` at each time step"
         f"{points if network.encoding else ''}.",
     ]

@@ -123,7 +123,8 @@ class CSource:
         names = ""
         if network.classes:
             width = name_width(network.classes)
-            names = f"\nextern const char {self.name}_classes[{name}_CLASSES][{width}];\n"
+            names = "\n/* The classes' names, in UTF-8. */"
+            names += f"\nextern const char {self.name}_classes[{name}_CLASSES][{width}];\n"
         whole = is_whole(network)
         exact = "No operation from x to the counts is one on floating-point numbers."
         if not whole:
