@@ -348,6 +348,8 @@ SCORES, LABELS = np.arange(30).reshape(1, 15, 2), np.arange(15) % 2
         ({"path": ((1, 1), (1, 1))}, "path: must be looks"),
         ({"path": ((1.5, 1),)}, "path: must be looks"),
         ({"most": 0}, "most: must be a positive"),
+        ({"most": 9}, "most: must be less than the . classes"),
+        ({"by_class": "no"}, "by_class: must be True or False; got 'no'"),
     ],
 )
 def test_bad_input(change, message):
@@ -398,6 +400,7 @@ def test_metrics_of_sets():
     sets, labels = torch.rand(50, 4) < 0.5, torch.arange(50) % 4
     assert metrics.coverage(sets, labels) == sum(bool(s[c]) for s, c in zip(sets, labels)) / 50  # noqa: B905
     assert metrics.set_size(sets) == sum(int(s.sum()) for s in sets) / 50
+    assert metrics.coverage(sets.numpy(), labels.numpy()) == metrics.coverage(sets, labels)
     with pytest.raises(ValueError, match="sets: must be bool"):
         metrics.set_size(sets.float())
     with pytest.raises(ValueError, match="one per set"):

@@ -225,7 +225,7 @@ def test_files_of_points(runs, tmp_path, capsys):
         bisnn.calibrate(run, tmp_path / "few.csv", show=False)
 
 
-def test_equal_rows_of_a_table_are_no_training_data(runs, tmp_path):
+def test_equal_rows_of_a_table_are_no_training_data(runs, tmp_path, capsys):
     """A few may be alike by chance; more are not."""
     run = shutil.copytree(runs["bayes"], tmp_path / "run")
     train = load_dataset(bisnn.load(run).config).train
@@ -238,6 +238,23 @@ def test_equal_rows_of_a_table_are_no_training_data(runs, tmp_path):
                 bisnn.calibrate(run, tmp_path / "x.npz", 0.8, show=False)
         else:
             bisnn.calibrate(run, tmp_path / "x.npz", 0.8, show=False)
+            assert "4 of 40 are equal to training points" in capsys.readouterr().err
+
+
+def test_a_model_is_saved_with_its_calibration(runs, tmp_path):
+    model = bisnn.load(runs["bayes"]).calibrate(*points(60), 0.7)
+    model.save(str(tmp_path / "model.safetensors"))
+    assert bisnn.load(tmp_path / "model.safetensors").guarantee == model.guarantee
+
+
+def test_a_report_says_that_a_run_was_calibrated_anew(runs, tmp_path, capsys):
+    run = shutil.copytree(runs["bayes"], tmp_path / "run")
+    bisnn.evaluate(run, show=False)
+    bisnn.report([run], show=False)
+    assert "calibration has changed" not in capsys.readouterr().err
+    bisnn.calibrate(run, coverage=0.7, show=False)
+    bisnn.report([run], show=False)
+    assert "its calibration has changed since it was evaluated" in capsys.readouterr().err
 
 
 def test_a_validation_share_that_chose_the_epoch(tmp_path, capsys):
@@ -371,7 +388,8 @@ def test_answers_are_given_where_calibration_shows_that_few_are_wrong(runs, tmp_
     assert {"don't know"} < {row["answer"] for row in rows}
     for command, message in {
         (run, "--abstain", "0.005"): "60 calibration recordings do not show, with 90 % confidence",
-        (run, "--abstain", "1.5"): "error: must lie in (0, 1); got 1.5",
+        (run, "--abstain", "1.5"): "abstain: must lie in (0, 1); got 1.5; give e.g. 0.005",
+        (run, "--tempered", "--map"): "tempered: the temperature is that of the predictor",
         (run, "--abstain", "0.45", "--map"): "abstain: needs a run that is calibrated, for this",
         (runs["st"], "--abstain", "0.45"): "do it with: bisnn calibrate",
     }.items():

@@ -186,7 +186,7 @@ def test_a_single_recording():
         ),
         (lambda: metrics.ece(5 * PROBS, LABELS), "probs: rows must be probabilities"),
         (lambda: metrics.ece(PROBS.log(), LABELS), "probs: rows must be probabilities.*softmax"),
-        (lambda: metrics.brier(PROBS * math.nan, LABELS), "probs: rows must be probabilities"),
+        (lambda: metrics.brier(PROBS * math.nan, LABELS), "probs: must be finite; got .* NaN"),
         (lambda: metrics.brier(PROBS, LABELS + 1), r"labels: must lie in 0..3; got 1..4"),
         (
             lambda: metrics.paired("nll", [], [PROBS], LABELS),

@@ -81,7 +81,12 @@ def test_recordings_of_other_things_and_of_the_runs_own(place):
         stored.other_entropy["own classes, recorded there"]["ensemble of 3"], theirs.entropy
     )
     assert json.loads((place / "run" / "evaluation.json").read_text())["ood"]["sets"][1]["control"]
-    assert evaluation.evaluate(place / "run", show=False).ood is None
+    assert evaluation.evaluate(place / "run", show=False).ood == found, "nothing is lost"
+    kept = evaluation.load_evaluation(place / "run").other_entropy
+    assert kept.keys() == stored.other_entropy.keys()
+    model, loaded = evaluation.load_run(place / "run", show=False)
+    tempered = evaluation.evaluate_model(place / "run", model.tempered(2.0), loaded, show=False)
+    assert tempered.ood is None, "it was found at another temperature"
 
 
 def test_pictures_go_in_front_of_a_camera_and_so_do_the_runs_own_digits(place):

@@ -137,18 +137,15 @@ def test_too_few_points_are_told_how_many_would_do():
     assert found.bound <= 0.005
 
 
-def test_points_needed_are_enough_and_no_more():
-    """As many errors per answer, on as many points as it says."""
-    correct = torch.arange(1000) > 3
-    found = metrics.abstention_threshold(torch.full((1000,), 0.9), correct)
-    assert found[:3] == (None, 1000, 4)
-    assert found.needed is not None
-    bounds = [
-        stats.beta.ppf(0.9, 0.004 * n + 1, 0.996 * n) for n in (found.needed, found.needed - 2)
-    ]
-    assert bounds[0] <= 0.005 < bounds[1]
-    many = metrics.abstention_threshold(torch.full((1000,), 0.9), torch.arange(1000) > 5)
-    assert many.needed is None, "the error is above the limit however many are seen"
+def test_where_errors_are_too_many_it_takes_surer_answers():
+    """As many as it says, all right, above those that failed."""
+    failed, right = torch.full((1000,), 0.9), torch.arange(1000) > 5
+    found = metrics.abstention_threshold(failed, right)
+    assert found[:3] == (None, 1000, 6)
+    for more, enough in ((found.needed - 1, False), (found.needed, True)):
+        sure = torch.cat([failed, torch.full((more,), 0.99)])
+        again = metrics.abstention_threshold(sure, torch.cat([right, torch.ones(more).bool()]))
+        assert (again.threshold is not None and again.threshold > 0.9) == enough
 
 
 def drawn(rng, kind, n, error):

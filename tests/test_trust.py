@@ -140,6 +140,13 @@ def test_corruptions_are_small_multiples(drawn, runs):  # noqa: F811
     lines = [ax.lines[0].get_ydata().tolist() for ax in figures["A worse camera"].axes]
     assert lines[0] == pytest.approx([0.95, 0.8, 0.7, 0.6, 0.5, 0.4])
     assert lines[1] == pytest.approx([0.95, 0.7, 0.6, 0.5, 0.4, 0.3])
+    for quality_, title in (("nll", "NLL"), ("ece", "calibration")):
+        ax = figures[f"A worse camera: {title}"].axes[1]
+        expected = [found.clean, *(row.predictors for row in rows[5:])]
+        expected = [getattr(of["MAP"], quality_) for of in expected]
+        assert ax.lines[0].get_ydata().tolist() == pytest.approx(expected)
+        assert ax.get_ylim()[1] >= max(expected)
+    assert load_robustness(folder, found.model, temperature=2.0) is None
     folder.corruptions_file.write_text("{}")
     with pytest.raises(Damaged, match=r"corruptions\.json: is damaged .* --corruptions"):
         load_robustness(folder, found.model)

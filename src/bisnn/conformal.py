@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bisnn.checks import choice, positive_int
+from bisnn.checks import choice, flag, positive_int
 
 __all__ = ["ConformalSets", "PredictionSets", "calibrate_sets", "even_path", "margins"]
 __all__ += ["ConformalIntervals", "PredictionIntervals", "calibrate_intervals"]
@@ -125,6 +125,8 @@ def p_values(calibration: np.ndarray, scores: np.ndarray) -> np.ndarray:
             raise ValueError(
                 f"{name}: must be finite; got NaN or infinite values; check the model and its input"
             )
+    if len(calibration) == 0:
+        raise ValueError("calibration: must have a score or more; got none; give some")
     below = np.searchsorted(np.sort(calibration), scores, side="left")
     return (1 + len(calibration) - below) / (len(calibration) + 1)
 
@@ -146,7 +148,7 @@ def order(n: int, coverage: float, looks: int = 1) -> int:
     if found > n:
         over = f" at {looks} looks, each corrected for the others," if looks > 1 else ""
         raise ValueError(
-            f"coverage: {coverage:g}{over} needs {math.ceil(1 / alpha) - 1} calibration "
+            f"coverage: {coverage}{over} needs {math.ceil(1 / alpha) - 1} calibration "
             f"recordings or more; got {n}; give more of them, or lower the coverage"
             + (", the number of looks, or use the joint correction" if looks > 1 else "")
         )
@@ -163,7 +165,7 @@ def check_enough(n: int, coverage: float, correction: str, looks: int) -> None:
     least = math.ceil(1 / (1 - Fraction(str(checked_coverage(coverage))))) - 1
     if n - n // 2 < least:
         raise ValueError(
-            f"coverage: {coverage:g} needs {2 * least - 1} calibration recordings or more, half of "
+            f"coverage: {coverage} needs {2 * least - 1} calibration recordings or more, half of "
             f"which give ranks; got {n}; give more of them, or lower the coverage"
         )
 
@@ -345,7 +347,13 @@ def calibrate_sets(
     if first is None:
         first = np.arange(len(labels)) < len(labels) // 2
     first = np.asarray(first, bool)
+    flag("by_class", by_class)
     classes = scores.shape[2]
+    if positive_int("most", most) >= classes:
+        raise ValueError(
+            f"most: must be less than the {classes} classes, or every first look would decide; got "
+            f"{most}; give 1"
+        )
     true = np.take_along_axis(scores, labels[None, :, None], 2)[:, :, 0]  # (P, N)
 
     def thresholds(chosen: np.ndarray) -> np.ndarray:
@@ -363,7 +371,7 @@ def calibrate_sets(
         float(coverage),
         correction,
         score,
-        positive_int("most", most),
+        most,
         by_class,
         len(labels),
     )

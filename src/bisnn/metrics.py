@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bisnn import intervals
-from bisnn.checks import choice, number, positive_int, tensor
+from bisnn.checks import choice, finite, number, positive_int, tensor
 from bisnn.intervals import Calibration, Interval
 from bisnn.selection import (
     Abstention,
@@ -194,11 +194,13 @@ def mae(predicted: Tensor, target: Tensor) -> float:
 
 
 def coverage(sets: Tensor, labels: Tensor) -> float:
-    """Share of recordings whose class is in their prediction set; `sets` (N, C) bool.
+    """Share of recordings whose class is in their prediction set; `sets` (N, C) bool, of torch or
+    numpy.
 
     >>> coverage(torch.tensor([[True, True], [True, False]]), torch.tensor([1, 1]))
     0.5
     """
+    sets, labels = torch.as_tensor(sets), torch.as_tensor(labels)
     _check_sets(sets)
     _check_labels(labels, sets)
     return float(sets.gather(1, labels[:, None]).double().mean())
@@ -210,6 +212,7 @@ def set_size(sets: Tensor) -> float:
     >>> set_size(torch.tensor([[True, True], [True, False]]))
     1.5
     """
+    sets = torch.as_tensor(sets)
     _check_sets(sets)
     return float(sets.sum(1).double().mean())
 
@@ -474,12 +477,14 @@ def _check(probs: Tensor, labels: Tensor) -> None:
             f"probs, labels: must be floating point and int64; got {probs.dtype} and "
             f"{labels.dtype}; use .float(), .long()"
         )
-    sums = probs.sum(-1)
-    whole = torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
-    if not (whole and torch.isfinite(probs).all() and (probs >= 0).all()):
+    if probs.isnan().any():
+        finite("probs", probs)
+    wrong = ((probs.sum(-1) - 1).abs() > 1.1e-4) | (probs < 0).any(-1)
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
         raise ValueError(
-            "probs: rows must be probabilities, >= 0 and summing to 1; got others; apply softmax "
-            "to logits first"
+            "probs: rows must be probabilities, >= 0 and summing to 1; got "
+            f"{probs[row].tolist()[:4]} in row {row}; apply softmax to logits first"
         )
     _check_range(labels, probs.shape[-1])
 

@@ -279,9 +279,13 @@ def _changes_text(changes: Changes) -> str:
 def print_guarantee(found: Guarantee, path: Path) -> None:
     """Print what `calibrate` found."""
     from bisnn.conformal import ConformalIntervals
+    from bisnn.prediction import TEMPERATURES
 
     out, rule = console(), found.rule
-    by = "the one set of weights" if found.samples is None else f"{found.samples} members"
+    members = found.samples or 1
+    if not isinstance(rule, ConformalIntervals):
+        members = rule.path[-1][1]
+    by = "the one set of weights" if members == 1 else f"{members} members"
     promise = f"hold the truth in {rule.coverage:.10g} of all cases like these"
     on = f"calibrated on {rule.recordings} by {by}"
     if isinstance(rule, ConformalIntervals):
@@ -291,7 +295,11 @@ def print_guarantee(found: Guarantee, path: Path) -> None:
         looks = f"{len(rule.path)} looks from time step {rule.path[0][0]} to {rule.path[-1][0]}"
         out.print(f"sets {promise}, at all of {looks}; {on}, {rule.correction}")
     if found.temperature is not None:
-        out.print(f"temperature {found.temperature:.3g}, for --tempered")
+        low, high = TEMPERATURES
+        bound = ""
+        if not 1.01 * low < found.temperature < high / 1.01:
+            bound = ": the bound, as there is too little to fit one to, so better not"
+        out.print(f"temperature {found.temperature:.3g}, for --tempered{bound}")
     out.print(f"calibration: {path}")
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy import optimize, special
+from scipy import special
 from torch import Tensor
 
 from bisnn.checks import finite, number, tensor
@@ -35,9 +35,7 @@ class Abstention(NamedTuple):
     answered: int  #: calibration points at the threshold, or at the one that failed first
     errors: int  #: among them
     bound: float  #: on the share of errors among all answers, at the confidence level
-    #: where none holds, the calibration points that would do if the shares of answers and of errors
-    #: stayed as they are; None where a thousand times as many would not
-    needed: int | None
+    needed: int  #: answers, all of them right, that show so small an error
 
 
 def auroc(own: Tensor, other: Tensor) -> float:
@@ -171,24 +169,15 @@ def abstention_threshold(
             continue
         bound = _upper_bound(errors, n, confidence_level)
         if bound > error:
-            needed = _points_needed(errors, n, len(sure), error, confidence_level)
-            return best or Abstention(None, n, errors, bound, needed)
-        best = Abstention(threshold, n, errors, bound, None)
+            return best or Abstention(None, n, errors, bound, enough)
+        best = Abstention(threshold, n, errors, bound, enough)
     n, errors = len(sure), int((~right).sum())
     return best or Abstention(None, n, errors, _upper_bound(errors, n, confidence_level), enough)
 
 
-def _upper_bound(errors: float, n: float, level: float) -> float:
+def _upper_bound(errors: int, n: int, level: float) -> float:
     """Clopper and Pearson's one-sided bound on a share of which `errors` of n were seen."""
     return float(special.betaincinv(errors + 1, n - errors, level)) if errors < n else 1.0
-
-
-def _points_needed(errors: int, n: int, points: int, error: float, level: float) -> int | None:
-    """Calibration points for which the same shares, answered and wrong, would keep the bound."""
-    excess = lambda factor: _upper_bound(factor * errors, factor * n, level) - error  # noqa: E731
-    if excess(1000) > 0:
-        return None
-    return math.ceil(points * optimize.brentq(excess, 1, 1000))
 
 
 def _sorted_scores(own: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

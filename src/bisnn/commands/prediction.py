@@ -72,6 +72,12 @@ def predict(
         points, files, labels = _test_points(run, moved, quiet)
     members = model.count(None if map_ else samples or "usual")
     calibrated = _calibrated(run, model, members)
+    if tempered and not calibrated:
+        raise ValueError(
+            "tempered: the temperature is that of the predictor that was calibrated; got another, "
+            f"of {'one set of weights' if members is None else f'{members} members'}; predict with "
+            "the same one, or calibrate this one"
+        )
     if tempered and abstain is not None:
         raise ValueError(
             "abstain: is of probabilities as they are, not at a temperature; got --tempered too; "

@@ -19,7 +19,7 @@ import torch
 
 import bisnn
 from bisnn import metrics
-from bisnn.display import bars
+from bisnn.display import bars, note
 from bisnn.files import write_atomic
 from bisnn.intervals import Interval
 from bisnn.reporting import charts
@@ -28,6 +28,7 @@ from bisnn.runs import microcontrollers
 from bisnn.runs.config import Config, differences
 from bisnn.runs.evaluation import load_evaluation
 from bisnn.runs.folder import RunFolder
+from bisnn.runs.guarantee import digest_beside
 from bisnn.runs.results import Metrics, Slices
 from bisnn.runs.robustness import load_robustness
 from bisnn.shipping.energy import ANN, HYPOTHETICAL, si
@@ -170,6 +171,12 @@ def _read(folders: Sequence[str | Path]) -> list[Run]:
         for name, folder in zip(names, folders, strict=True)
     ]
     files = [RunFolder(folder) for folder in folders]
+    for file, found in zip(files, judged, strict=True):
+        if found.calibration_file != digest_beside(file.model_file):
+            note(
+                f"{file.path}: its calibration has changed since it was evaluated, and the report "
+                f"has the earlier one; judge it with: bisnn evaluate {file.path}"
+            )
     return [
         Run(
             label,
@@ -177,7 +184,7 @@ def _read(folders: Sequence[str | Path]) -> list[Run]:
             f.read_metrics(),
             j,
             microcontrollers.load(f.path),
-            load_robustness(f, j.model),
+            load_robustness(f, j.model, j.temperature),
         )
         for label, f, j in zip(labels, files, judged, strict=True)
     ]

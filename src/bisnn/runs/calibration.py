@@ -101,6 +101,11 @@ def _others(model: Model, data: LoadedData, on: Path) -> tuple[Tensor | Clips, n
             f"{on}: must not have been trained on; {same} of {len(x)} were; a model is surer of "
             "what it was trained on than of anything else: give data that it has not seen"
         )
+    if same:
+        note(
+            f"{on}: {same} of {len(x)} are equal to training points; a few may be so by chance, "
+            "but leave out what was trained on"
+        )
     seen = sum(one in tested for one in found)
     if seen:
         note(

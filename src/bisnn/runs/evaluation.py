@@ -26,7 +26,7 @@ from bisnn.files import file_digest, write_atomic
 from bisnn.prediction import Classification, Regression
 from bisnn.runs.decisions import Margins, kept
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
-from bisnn.runs.guarantee import answers
+from bisnn.runs.guarantee import answers, digest_beside
 from bisnn.runs.inputs import check_unchanged, load_dataset, located, spikes
 from bisnn.runs.labels import (
     is_ragged,
@@ -141,10 +141,13 @@ def evaluate_model(
         tree["energy"] = energy(model, data.test[0], costs)
         tree["recordings"] = data.test.x.digest().hex() if isinstance(data.test.x, Clips) else ""
         tree["guarantee"] = kept(model, data.test, progress)
-        if ood is not None:
+        if ood is None:
+            tree |= _told_apart_before(folder, model, tree["recordings"])
+        else:
             tree["ood"], tree["other_entropy"] = _told_apart(
                 model, Path(ood), others, tree, progress
             )
+        tree["calibration_file"] = digest_beside(run.model_file)
         tree |= {"seconds": _seconds(run), "epoch": model.epoch}
         tree["temperature"] = model.temperature
         tree |= {"model": file_digest(run.model_file), "format": FORMAT}
@@ -164,6 +167,17 @@ def _told_apart(
     total = sum(map(model.size, members.values())) * sum(len(some.x) for some in others)
     advance = partial(progress.advance, progress.add_task("other recordings", total=total))
     return told_apart(model, folder, others, tree["predictors"], members, advance)
+
+
+def _told_apart_before(folder: str | Path, model: Model, recordings: str) -> dict[str, Any]:
+    """What an earlier evaluation found of other data, by the same model on the same recordings."""
+    try:
+        before = load_evaluation(folder)
+    except ValueError:  # none, or of another model
+        return {}
+    if (before.temperature, before.recordings) != (model.temperature, recordings):
+        return {}
+    return {"ood": before.ood, "other_entropy": before.other_entropy}
 
 
 def _beaten_by(judged: dict[str, Metrics], baselines: dict[str, Metrics]) -> list[str]:

@@ -69,19 +69,17 @@ class Guarantee:
                 f"abstain: is for classes, and this model predicts targets; got {error}; "
                 "leave it out"
             )
+        if not 0 < error < 1:
+            raise ValueError(f"abstain: must lie in (0, 1); got {error:g}; give e.g. 0.005")
         sure, right = torch.tensor(self.confidence), torch.tensor(self.correct)
         found = abstention_threshold(sure, right, error, confidence_level)
         if found.threshold is None:
-            more = (
-                f"about {found.needed:,} would show it: calibrate on more"
-                if found.needed
-                else "no number of them would show it: allow more"
-            )
             raise ValueError(
                 f"abstain: {len(right):,} calibration recordings do not show, with "
                 f"{100 * confidence_level:g} % confidence, that at most {error:g} of the answers "
                 f"are wrong, however sure they are; got {found.errors} wrong of the "
-                f"{found.answered:,} surest; {more}"
+                f"{found.answered:,} surest; it takes {found.needed:,} as sure and all right: "
+                "calibrate on more, or allow more"
             )
         return found
 
@@ -310,15 +308,22 @@ def read(model_file: Path, classes: int) -> Guarantee | None:
     again = f"calibrate again with: bisnn calibrate {model_file.parent}"
     try:
         body = json.loads(read_text(path))
+        if not isinstance(body, dict):
+            raise ValueError("it has no names")
         stated = body.pop("digest")
         if stated != _digest(body) or body["version"] != VERSION:
             raise ValueError("its content does not match its digest")
+        if body["model"] != file_digest(model_file):
+            raise OtherModel(
+                f"{path}: is of another model than {model_file.name}: its guarantee does not hold "
+                f"for this one; {again}, or remove the file"
+            )
         rule: ConformalSets | ConformalIntervals = (
             ConformalSets.from_json(body["sets"], classes)
             if classes
             else ConformalIntervals.from_json(body["intervals"])
         )
-        samples, data, model = body["samples"], body["data"], body["model"]
+        samples, data = body["samples"], body["data"]
         if not (samples is None or (type(samples) is int and samples > 0)) or type(data) is not str:
             raise ValueError("its predictor or its data are not named")
         temperature = body["temperature"]
@@ -326,13 +331,10 @@ def read(model_file: Path, classes: int) -> Guarantee | None:
             number("temperature", temperature, above=0)
         confidence, correct = body["answers"]["confidence"], body["answers"]["correct"]
         _check_given(confidence, correct, rule.recordings if classes else 0)
+    except OtherModel:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"{path}: is damaged or no calibration ({error}); {again}") from None
-    if model != file_digest(model_file):
-        raise OtherModel(
-            f"{path}: is of another model than {model_file.name}: its guarantee does not hold for "
-            f"this one; {again}, or remove the file"
-        )
     return Guarantee(rule, samples, data, temperature, tuple(confidence), tuple(correct))
 
 
@@ -351,6 +353,12 @@ def usable(model_file: Path, classes: int) -> Guarantee | None:
     except (OtherModel, Damaged) as error:
         note(f"{error}; it is not used")
         return None
+
+
+def digest_beside(model_file: Path) -> str:
+    """Of the calibration beside a model, whatever it is; empty where there is none."""
+    path = model_file.with_name(FILE)
+    return file_digest(path) if path.exists() else ""
 
 
 def _digest(body: dict[str, Any]) -> str:

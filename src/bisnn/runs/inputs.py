@@ -154,10 +154,14 @@ def points_of(config: Config, x: Any, schema: Schema | None, low: Tensor, high: 
             f"x: must be points, (N, {len(low)}); got series {x.shape}, (N, T, D), which take a "
             'model trained with data.name = "series"'
         )
-    if x.ndim != 2 or x.shape[1] != len(low) or len(x) == 0 or not np.isfinite(x).all():
+    if x.ndim != 2 or x.shape[1] != len(low) or len(x) == 0:
         raise ValueError(
-            f"x: must be finite, (N, {len(low)}) with N >= 1; got shape {x.shape}; "
-            "one row per point"
+            f"x: must be (N, {len(low)}) with N >= 1; got shape {x.shape}; one row per point"
+        )
+    if bad := len(x) - int(np.isfinite(x).all(1).sum()):
+        raise ValueError(
+            f"x: must be finite; got NaN or infinite values in {bad} of {len(x)} rows; fill them "
+            "in, or leave these out"
         )
     return rescaled(x, low, high)
 

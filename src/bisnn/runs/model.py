@@ -36,6 +36,7 @@ from bisnn.runs.building import build_network, planned_layers
 from bisnn.runs.config import Config
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
 from bisnn.runs.guarantee import Guarantee, answers, calibrated, usable
+from bisnn.runs.guarantee import write as write_guarantee
 from bisnn.runs.inputs import (
     input_shape,
     points_of,
@@ -387,8 +388,10 @@ class Model:
         )
         return f"accuracy {sum(right) / len(rows):.4f} {where}{more}"
 
-    def save(self, path: Path) -> None:
-        """Write latents, constants and readouts to `path`, a safetensors file; settings too."""
+    def save(self, path: str | Path) -> None:
+        """Write latents, constants and readouts to `path`, a safetensors file; settings too, and
+        what calibration found to calibration.json beside it.
+        """
         about: dict[str, Any] = {
             "config": self.config.model_dump(exclude_none=True),
             "classes": list(self.classes),
@@ -402,7 +405,9 @@ class Model:
         about["scale"] = {"low": self.low, "high": self.high}
         if self.others:
             about["others"] = [list(weights) for weights in self.others]
-        save_tree(path, {**about, "net": self.net.state_dict()}, "model")
+        save_tree(Path(path), {**about, "net": self.net.state_dict()}, "model")
+        if self.guarantee is not None:
+            write_guarantee(self.guarantee, Path(path))
 
 
 def file_of(path: str | Path) -> Path:

@@ -121,6 +121,7 @@ class Verdict(Finding):
     energy: Ledger  #: of an inference
     guarantee: Kept | None = None  #: of a calibrated run
     temperature: float = 1.0  #: of the probabilities
+    calibration_file: str = ""  #: its digest, where the run had one
     decisions: Decisions | None = None  #: of classes, where there are points enough
     ood: OtherData | None = None  #: where other data were given
 

@@ -52,6 +52,7 @@ class Robustness(Finding):
     recordings: str  # digest of the test recordings
     points: int  # tested, under each corruption
     seed: int  # of the corruptions
+    temperature: float = 1.0  # of the probabilities
     clean: dict[str, Quality]  # by predictor
     corrupted: list[CorruptedTest]
     mean: dict[str, Quality]  # over all kinds and strengths, by predictor
@@ -106,6 +107,7 @@ def evaluate_corruptions(
             recordings=clips.digest().hex(),
             points=len(y),
             seed=SEED,
+            temperature=model.temperature,
             clean=clean,
             corrupted=rows,
             mean={name: mean_quality([row.predictors[name] for row in rows]) for name in clean},
@@ -114,20 +116,21 @@ def evaluate_corruptions(
     return found
 
 
-def load_robustness(run: RunFolder, model: str) -> Robustness | None:
-    """What `evaluate_corruptions` wrote of the model of this digest; None where there is none, or
-    of another model."""
+def load_robustness(run: RunFolder, model: str, temperature: float = 1.0) -> Robustness | None:
+    """What `evaluate_corruptions` wrote of the model of this digest at this temperature; None where
+    there is nothing of it.
+    """
     if not run.corruptions_file.exists():
         return None
     try:
         found = Robustness.model_validate_json(read_bytes(run.corruptions_file))
     except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
+        where = ".".join(map(str, error.errors()[0]["loc"])) or "its first line"
         raise Damaged(
             f"{run.corruptions_file}: is damaged (see {where}); do it again with: "
             f"bisnn evaluate {run.path} --corruptions"
         ) from None
-    return found if found.model == model else None
+    return found if (found.model, found.temperature) == (model, temperature) else None
 
 
 def mean_quality(some: list[Quality]) -> Quality:

@@ -30,6 +30,7 @@ from bisnn.reporting.charts.canvas import (
     plot,
 )
 from bisnn.runs.results import Decisions, Looked
+from bisnn.runs.robustness import Robustness
 
 COLUMNS = 3  # of small multiples
 ROW = 9  # height of a class in a picture of sets, in points
@@ -185,27 +186,45 @@ def _entropies(run: Run, name: str) -> Chart:
     return chart(f"Entropy of other data, {name}", caption, figure, list(sets)[: len(SERIES)])
 
 
+QUALITIES = {
+    "accuracy": ("Accuracy", "A worse camera"),
+    "nll": ("NLL", "A worse camera: NLL"),
+    "ece": ("Plain ECE", "A worse camera: calibration"),
+}
+
+
 def _corruptions(run: Run) -> list[Part]:
-    """Accuracy under each kind of corruption by strength, as small multiples."""
+    """Accuracy, NLL and ECE under each kind of corruption by strength, as small multiples."""
     found = run.corruptions
-    if found is None:
-        return []
+    return [] if found is None else [_by_strength(found, quality) for quality in QUALITIES]
+
+
+def _by_strength(found: Robustness, quality: str) -> Part:
+    """One number of every predictor from clean recordings to the strongest corruption."""
     kinds = list(dict.fromkeys(row.kind for row in found.corrupted))
     figure, axes = _small_multiples(len(kinds))
+    most = 1.0
+    if quality != "accuracy":
+        every = [found.clean, *(row.predictors for row in found.corrupted)]
+        most = 1.05 * max(getattr(q, quality) for one in every for q in one.values()) or 1.0
     for ax, kind in zip(axes, kinds, strict=True):
         rows = [row for row in found.corrupted if row.kind == kind]
-        for (name, clean), colour in zip(found.clean.items(), SERIES, strict=False):
-            values = [clean.accuracy, *(row.predictors[name].accuracy for row in rows)]
+        for name, colour in zip(found.clean, SERIES, strict=False):
+            each = [found.clean[name], *(row.predictors[name] for row in rows)]
+            values = [getattr(q, quality) for q in each]
             ax.plot(range(len(values)), values, color=colour, lw=1.5)
-        ax.set(ylim=(0, 1), xlim=(0, len(rows)), xticks=[0, len(rows)], yticks=[0, 0.5, 1])
+        ax.set(ylim=(0, most), xlim=(0, len(rows)), xticks=[0, len(rows)])
+        if quality == "accuracy":
+            ax.set_yticks([0, 0.5, 1])
         ax.set_title(kind.replace("_", " "), fontsize=9.5, pad=3)
-    means = "; ".join(f"{name} {100 * q.accuracy:.1f} %" for name, q in found.mean.items())
+    means = "; ".join(f"{name} {getattr(q, quality):.3g}" for name, q in found.mean.items())
+    label, title = QUALITIES[quality]
     caption = (
-        "Accuracy on the test recordings as a worse camera would have seen them, from clean to "
+        f"{label} on the test recordings as a worse camera would have seen them, from clean to "
         f"strength 5. Mean over all: {means}."
     )
     names = list(found.clean)
-    return [chart("A worse camera", caption, figure, names if len(names) > 1 else ())]
+    return chart(title, caption, figure, names if len(names) > 1 else ())
 
 
 def _small_multiples(count: int) -> tuple[Figure, list[Axes]]:
