@@ -5,7 +5,7 @@ const DASHED = { wide: 1.5, dash: [4, 3] }; // lines of MAP, beside the ensemble
 const LINGER = 0.42; // what is left of a spike's light after a time step
 
 function show() {
-  $("play").textContent = page.playing ? "⏸" : "▶";
+  $("play").classList.toggle("playing", page.playing);
   $("play").ariaLabel = page.playing ? "Pause" : "Play";
   $("time").max = STEPS;
   $("time").value = page.time;
