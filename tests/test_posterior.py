@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from bisnn.data.corruption import CORRUPTIONS
 from bisnn.runs import config
 from bisnn_experiments import posterior, posterior_choice, posterior_runs, posterior_table
-from bisnn_experiments.posterior_methods import CHOSEN, ENSEMBLE, METHODS, POSTERIORS, ST, Method
+from bisnn_experiments.posterior_methods import CHOSEN, ENSEMBLES, METHODS, POSTERIORS, ST, Method
 from bisnn_experiments.posterior_runs import CLEAN, HELD, OTHER, SHARE, Said, corruption
 from bisnn_experiments.posterior_table import JUDGED, Answers, Ask
 
@@ -67,20 +67,22 @@ def test_every_network_has_a_config_and_a_file_of_its_own():
 
 def test_methods_share_the_networks_that_are_the_same():
     tasks = posterior.tasks([20], [3])
-    # full, ST, dropout, snapshots, Adam, momentum, strong prior
-    assert len(tasks) == 1 + 4 + 1 + 1 + 2 + 2 + 1
+    # full, ST, the same with dropout, snapshots, Bayes, the same with dropout
+    assert len(tasks) == 1 + 4 + 1 + 1 + 2 + 2
     wanted = [posterior.predictors_of(task) for task in tasks]
     assert wanted.count({"map"}) == 5
-    assert {"map", "members"} in wanted, "the first network by Adam is asked for both"
+    assert wanted.count({"map", "members"}) == 4, "each Bayes-BiSNN is asked for both"
 
 
-def test_posteriors_cost_what_the_ensemble_costs():
-    by_name = {method.name: method for method in METHODS}
-    assert {method.inferences for method in (*POSTERIORS, by_name[ENSEMBLE])} == {4}
+def test_a_posterior_is_compared_with_what_costs_as_much():
+    scores = {m.name: {"operations": np.array([k + 1.0])} for k, m in enumerate(ENSEMBLES)}
+    for spent, networks in ((0.7, 1), (1.04, 1), (1.3, 2), (2.0, 2), (3.1, 3), (3.9, 4), (9.0, 4)):
+        scores["it"] = {"operations": np.array([spent])}
+        assert posterior_table.rival_of("it", scores) == ENSEMBLES[networks - 1].name
 
 
 def test_members_of_several_networks_are_one_ensemble(tmp_path):
-    mixture = next(m for m in POSTERIORS if m.name == "2 by Adam")
+    mixture = next(m for m in POSTERIORS if m.name == "Bayes-BiSNN, 2 networks, 2 members")
     every = []
     for k, task in enumerate(posterior.networks_of(mixture.parts[0], 20, 0)):
         assert posterior.answers_of(mixture, tmp_path, 20, 0) is None, "a network is missing"
@@ -122,7 +124,7 @@ def test_recordings_have_the_mean_of_their_own_corruptions(of):
             p = torch.from_numpy(said[name][0] / t).softmax(-1).numpy()
             for row, i in enumerate(range((k + strength) % SHARE, N, SHARE)):
                 every[i].append(-np.log(p[row, LABELS[name][row]]))
-    assert [len(one) for one in every] == [10] * N
+    assert [len(one) for one in every] == [5 * len(CORRUPTIONS) // SHARE] * N
     assert np.allclose(scores["worse_nll"], [np.mean(one) for one in every])
     assert scores["kinds"].mean() == pytest.approx(scores["worse_nll"].mean())
 
@@ -136,9 +138,10 @@ def test_bars_are_met_by_a_better_predictor_alone(gain, good):
     assert (bars.nll.high < 0) == good
     assert found.seeds == {20: [0, 1, 2]}
     assert ("missed" in posterior_table.text_of(found)) != good
+    assert bars.rival == ENSEMBLES[-1].name
     rows = {row.method: row for row in found.rows}
     assert rows.keys() == {method.name for method in JUDGED}
-    assert rows[ENSEMBLE].members == 4
+    assert rows[ENSEMBLES[-1].name].members == 4
     assert rows[ST].operations.mean == 1
 
 
@@ -153,9 +156,10 @@ def test_nothing_is_chosen_where_networks_are_missing():
 
 
 def test_the_best_posterior_on_held_out_recordings_is_chosen():
-    choice = posterior_choice.choice_of(asked({"momentum": 4.0}), LABELS, [20, 100], range(2))
-    assert choice.best == "momentum"
+    good = POSTERIORS[-1].name
+    choice = posterior_choice.choice_of(asked({good: 4.0}), LABELS, [20, 100], range(2))
+    assert choice.best == good
     assert choice.seeds == {20: [0, 1], 100: [0, 1]}
-    assert "momentum" in posterior_choice.text_of(choice)
-    better = posterior_choice.choice_of(asked({ENSEMBLE: 9.0}), LABELS, [20], range(2))
+    assert good in posterior_choice.text_of(choice)
+    better = posterior_choice.choice_of(asked({ENSEMBLES[-1].name: 9.0}), LABELS, [20], range(2))
     assert better.best in {method.name for method in POSTERIORS}, "a rival is not chosen"

@@ -9,11 +9,11 @@ import numpy as np
 from bisnn.runs.results import Finding
 from bisnn_experiments import results
 from bisnn_experiments.measurement import table
-from bisnn_experiments.posterior_methods import BASELINES, ENSEMBLE, POSTERIORS, ST
+from bisnn_experiments.posterior_methods import BASELINES, ENSEMBLES, POSTERIORS, ST
 from bisnn_experiments.posterior_runs import HELD
-from bisnn_experiments.posterior_table import Ask, scores_by_method
+from bisnn_experiments.posterior_table import Ask, Scores, rival_of, scores_by_method
 
-COMPARED = (*(m for m in BASELINES if m.name in (ST, ENSEMBLE)), *POSTERIORS)
+COMPARED = (*ENSEMBLES, *(m for m in BASELINES if "dropout" in m.name), *POSTERIORS)
 
 
 class Candidate(Finding):
@@ -26,6 +26,8 @@ class Candidate(Finding):
     nll: float
     worse_nll: float  # over all corruptions
     operations: float  # beside ST-BiSNN's
+    rival: str  # the ensemble of ST-BiSNNs of the same cost
+    gain: float  # mean of the logs of both NLLs, of ST-BiSNN's and of the rival's, less its own
 
 
 class Choice(Finding):
@@ -34,8 +36,23 @@ class Choice(Finding):
     command: str
     seeds: dict[int, list[int]]  # by size
     recordings: int  # held out
-    best: str  # the posterior of the lowest geometric mean of both NLLs over all sizes
+    best: str  # the posterior that gains most over all sizes
     rows: list[Candidate]
+
+
+def candidate_of(name: str, size: int, scores: Scores) -> Candidate:
+    own, st, rival = scores[name], scores[ST], rival_of(name, scores)
+    clean = st["nll"].mean() / own["nll"].mean()
+    worse = scores[rival]["worse_nll"].mean() / own["worse_nll"].mean()
+    return Candidate(
+        method=name,
+        size=size,
+        nll=float(own["nll"].mean()),
+        worse_nll=float(own["worse_nll"].mean()),
+        operations=float((own["operations"] / st["operations"]).mean()),
+        rival=rival,
+        gain=float(np.log([clean, worse]).mean()),
+    )
 
 
 def choice_of(
@@ -45,38 +62,24 @@ def choice_of(
     rows, found = [], {}
     for size in sizes:
         scores, found[size] = scores_by_method(ask, COMPARED, labels, size, seeds, HELD)
-        rows += [
-            Candidate(
-                method=method.name,
-                size=size,
-                nll=float(scores[method.name]["nll"].mean()),
-                worse_nll=float(scores[method.name]["worse_nll"].mean()),
-                operations=float(
-                    (scores[method.name]["operations"] / scores[ST]["operations"]).mean()
-                ),
-            )
-            for method in COMPARED
-            if scores
-        ]
+        rows += [candidate_of(method.name, size, scores) for method in COMPARED if scores]
     if not rows:
         raise ValueError("--out: holds all networks of no seed; train them first with `train`")
-
-    def price(name: str) -> float:
-        return float(np.mean([np.log([r.nll, r.worse_nll]) for r in rows if r.method == name]))
-
+    gains = {m.name: [row.gain for row in rows if row.method == m.name] for m in POSTERIORS}
     return Choice(
         command=results.command(),
         seeds=found,
         recordings=len(labels[HELD]),
-        best=min((method.name for method in POSTERIORS), key=price),
+        best=max(gains, key=lambda name: sum(gains[name])),
         rows=rows,
     )
 
 
 def text_of(choice: Choice) -> str:
     """The rows as text."""
-    lines = [
-        (f"{r.size} a class, {r.method}", [f"{v:.4f}" for v in (r.nll, r.worse_nll, r.operations)])
-        for r in choice.rows
-    ]
-    return f"{table('held out', ('NLL', 'worse NLL', 'operations'), lines)}\n{choice.best}"
+    lines = []
+    for r in choice.rows:
+        numbers = [f"{v:.4f}" for v in (r.nll, r.worse_nll, r.operations, r.gain)]
+        lines.append((f"{r.size} a class, {r.method}", [*numbers, r.rival]))
+    columns = ("NLL", "worse NLL", "operations", "gain", "rival")
+    return f"{table('held out', columns, lines)}\n{choice.best}"
