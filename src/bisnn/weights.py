@@ -401,11 +401,14 @@ def _draw_levels(
     limits = torch.ceil(latents.limits(w_r.cpu().double()) * 2**24) * 2.0**-24
     limits = limits.float().to(w_r.device)
     levels = level_tensor(latents.alphabet, torch.int8, w_r.device).flip(0)
-    numbers = (
-        draws.uniform_like(limits[0], layer, seed, Purpose.MEMBERS, k)
-        for k in range(first, first + count)
-    )
-    return torch.stack([levels[(u >= limits).sum(0)] for u in numbers])
+    drawn = []
+    for k in range(first, first + count):
+        u = draws.uniform_like(limits[0], layer, seed, Purpose.MEMBERS, k)
+        w = levels[0].expand_as(u)
+        for limit, level in zip(limits, levels[1:], strict=True):  # limits ascend
+            w = torch.where(u >= limit, level, w)
+        drawn.append(w)
+    return torch.stack(drawn)
 
 
 def _shares(z: Tensor, K: int) -> Tensor:
