@@ -47,7 +47,7 @@ KINDS = {
 # By other commands, or by commands that are gone
 OTHERS = (
     *("coverage", "energy", "gradient_bias", "guarantee", "loading", "loading_gpu"),
-    *("readouts", "two_moons_earlier_settings"),
+    *("readouts", "two_moons_earlier_settings", "posterior_half_width"),
 )
 FILES = {
     file: kind
