@@ -223,6 +223,49 @@ def test_keys_draw_and_scrub(chrome, digits):
     assert chrome.complaints() == []
 
 
+@pytest.mark.parametrize("clear", ["Delete", "the button", "a recording"])
+def test_the_pen_is_up_after_a_drawing_is_cleared(chrome, digits, clear):
+    opened(chrome, digits)
+    chrome.value("$('drawing').focus()")
+    for key in (" ", "ArrowDown", "ArrowDown"):
+        chrome.key(key)
+    if clear == "Delete":
+        chrome.key(clear)
+    else:
+        button = "$('clear')" if clear == "the button" else "$('examples').querySelector('button')"
+        chrome.value(f"{button}.click()")
+        chrome.value("$('drawing').focus()")
+    for key in ("ArrowDown", "ArrowRight"):
+        chrome.key(key)
+    assert chrome.value("page.strokes.length") == 0
+    chrome.key(" ")
+    chrome.key("ArrowDown")
+    assert chrome.value("page.strokes.map((stroke) => stroke.length)") == [2]
+    assert chrome.complaints() == []
+
+
+def test_one_pointer_draws_at_a_time_and_by_the_first_button(chrome, digits):
+    opened(chrome, digits)
+    (x, y), *_, far = place(chrome, "drawing", [(0.2, 0.2), (0.5, 0.5), (0.8, 0.8)])
+
+    def touch(kind, *places):
+        points = [{"x": a, "y": b, "id": i} for i, (a, b) in enumerate(places)]
+        chrome.call("Input.dispatchTouchEvent", type=kind, touchPoints=points)
+
+    touch("touchStart", (x, y))
+    touch("touchStart", (x, y), far)  # another finger
+    touch("touchMove", (x, y + 20), far)
+    touch("touchMove", (x, y + 20), (far[0], far[1] - 20))
+    touch("touchEnd")
+    (stroke,) = chrome.value("page.strokes")
+    assert [round(a, 1) for a, _ in stroke] == [0.2] * len(stroke)
+    assert len(stroke) == 2
+    chrome.wait("page.source === 'drawing' && page.run && page.run.done && !page.playing")
+    chrome.call("Input.dispatchMouseEvent", type="mousePressed", x=far[0], y=far[1], button="right")
+    assert chrome.value("page.strokes.length") == 1
+    assert chrome.complaints() == []
+
+
 def controls(chrome) -> list[str]:
     """What a screen reader calls the page's controls and pictures, each by a name of its own."""
     nodes = chrome.call("Accessibility.getFullAXTree")["nodes"]
@@ -296,6 +339,9 @@ def test_pages_of_runs(chrome, small_runs, bisnn_, tmp_path):
             chrome.drag(place(chrome, "plane-canvas", [(0.5, 0.5), (0.2, 0.3), (0.75, 0.9)]))
             there = [0.75, 0.1][: len(chrome.value("page.features"))]
             assert chrome.value("page.features") == pytest.approx(there, abs=0.02)
+        if name == "moons":  # a class has one colour, on the plane and beside it
+            tones = chrome.value("[...$('bars').querySelectorAll('b')].map((b) => b.className)")
+            assert tones == [chrome.value(f"planeTone({c})") for c in range(2)]
         else:
             chrome.value(
                 "(() => { const s = $('features').querySelector('input'); s.value = s.max;"

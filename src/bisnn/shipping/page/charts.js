@@ -45,8 +45,8 @@ function drawNeurons(canvas, shape, level) {
     const fits = Math.min(width / (n * (W + gap)), height / (Math.ceil(C / n) * (H + gap)));
     if (fits > edge) [columns, edge] = [n, fits];
   }
-  const left = (width - edge * columns * (W + gap)) / 2;
-  const top = (height - edge * Math.ceil(C / columns) * (H + gap)) / 2;
+  const left = (width - edge * (columns * (W + gap) - gap)) / 2;
+  const top = (height - edge * (Math.ceil(C / columns) * (H + gap) - gap)) / 2;
   const dot = edge * (gap ? 0.92 : 0.8), [idle, lit] = [colour("line"), colour("s3")];
   for (let n = 0; n < C * H * W; n++) {
     const c = Math.floor(n / (H * W)), value = level(n);
@@ -156,10 +156,12 @@ function drawSets(canvas, names, seen, path, steps, now, stop) {
   });
 }
 
+const planeTone = (c) => `s${(c % 5) + 1}`;
+
 // The plane of two features: what the network says there, test points, and the point.
 function drawPlane(canvas, plane, { low, high }, point) {
   const [g, width, height] = surface(canvas), edge = width / plane.size;
-  const style = (c) => colour(`s${(c % 5) + 1}`), at = (i, v) => (v - low[i]) / (high[i] - low[i]);
+  const style = (c) => colour(planeTone(c)), at = (i, v) => (v - low[i]) / (high[i] - low[i]);
   const place = (i) => Math.round(edge * i); // whole pixels: no seams
   plane.classes.forEach((c, n) => {
     const x = n % plane.size, y = plane.size - 1 - Math.floor(n / plane.size);

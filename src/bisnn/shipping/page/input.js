@@ -22,19 +22,24 @@ function placeIn(canvas, event) {
 
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-// Call back with the place of a pointer that is held down on a canvas, and once it is let go.
+// Call back with the place of the first pointer that is held down on a canvas, by the first button
+// of a mouse, and once it is let go.
 function onDrag(canvas, begin, move, end) {
-  let held = false;
+  let held = null;
   canvas.addEventListener("pointerdown", (event) => {
-    canvas.setPointerCapture(event.pointerId);
-    held = true;
+    if (held !== null || event.button !== 0) return;
+    held = event.pointerId;
+    canvas.setPointerCapture(held);
     begin(placeIn(canvas, event));
   });
-  canvas.addEventListener("pointermove", (event) => { if (held) move(placeIn(canvas, event)); });
+  canvas.addEventListener("pointermove", (event) => {
+    if (event.pointerId === held) move(placeIn(canvas, event));
+  });
   for (const name of ["pointerup", "pointercancel"])
-    canvas.addEventListener(name, () => {
-      if (held) end();
-      held = false;
+    canvas.addEventListener(name, (event) => {
+      if (event.pointerId !== held) return;
+      held = null;
+      end();
     });
 }
 
@@ -52,7 +57,7 @@ function setUpPad() {
       beginStroke(place);
     },
     (place) => {
-      page.strokes.at(-1).push(place);
+      page.strokes.at(-1)?.push(place); // unless keys have cleared it meanwhile
       drawPad();
     },
     () => { waiting = setTimeout(showDrawing, ANOTHER_MS); },
@@ -69,9 +74,16 @@ function beginStroke(place) {
   show();
 }
 
-function clearPad() {
-  halt({ source: null, strokes: [] });
+// Forget the drawing; whoever draws by keys has to put the pen down again.
+function wipe() {
+  page.strokes = [];
+  if (page.pen) page.pen.down = false;
   drawPad();
+}
+
+function clearPad() {
+  halt({ source: null });
+  wipe();
   show();
 }
 
@@ -212,8 +224,7 @@ function setUpPlane() {
 // Examples
 
 function choose(example) {
-  page.strokes = [];
-  if (DATA.sketchpad) drawPad();
+  if (DATA.sketchpad) wipe();
   if (CODE) setPoint(example.features, example);
   else start(trainsOf(example), example);
 }

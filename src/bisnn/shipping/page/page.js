@@ -43,7 +43,7 @@ function showCheck({ wrong, bits, logits, rate }) {
   const [failed, spikes, values, speed] = [wrong, bits, logits, rate].map((n) => whole.format(n));
   $("check").textContent = wrong
     ? `${failed} checks failed: these are not the network’s own spikes`
-    : `${spikes} spikes and ${values} logits are Python’s, bit for bit; ` +
+    : `${spikes} bits of spikes and ${values} logits are Python’s, bit for bit; ` +
       `${speed} time steps a second here`;
 }
 

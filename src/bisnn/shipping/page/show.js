@@ -84,7 +84,7 @@ function showBars() {
   if (first && order.length > MOST_BARS) order.sort((a, b) => first.mean[b] - first.mean[a]);
   const items = order.slice(0, MOST_BARS).map((c) => {
     const rank = leading.indexOf(c), p = first ? first.mean[c] : 0, name = DATA.classes[c];
-    const bar = element("b", { className: rank < 0 ? "s6" : `s${rank + 1}` });
+    const bar = element("b", { className: toneOf(c, rank) });
     const track = element("div", { className: "track" }, bar);
     bar.style.width = `${100 * p}%`;
     if (second) {
@@ -150,11 +150,11 @@ function showProbabilities() {
   markTimes(chart, page.time, stop && stop.time);
   for (const c of others) drawLine(chart, line(0, c), colour("s6"), { wide: 1, alpha: 0.6 });
   leading.forEach((c, rank) => {
-    const style = colour(`s${rank + 1}`);
+    const style = colour(toneOf(c, rank));
     drawLine(chart, line(0, c), style, { wide: 2.5 });
     if (NETWORKS.length > 1) drawLine(chart, line(1, c), style, DASHED);
   });
-  const entries = leading.map((c, rank) => [`s${rank + 1}`, DATA.classes[c]]);
+  const entries = leading.map((c, rank) => [toneOf(c, rank), DATA.classes[c]]);
   if (NETWORKS.length > 1) entries.push(["ink", NETWORKS[0].name], ["dash", NETWORKS[1].name]);
   const entry = ([className, name]) => element("li", {}, element("i", { className }), name);
   $("chart-legend").replaceChildren(...entries.map(entry));
@@ -166,7 +166,7 @@ function showProbabilities() {
 function showOutputs() {
   const views = viewsSoFar(), now = viewsNow(), canvas = $("chart");
   const values = views.flatMap((view) => [...view[0].members]);
-  const [low, high] = [Math.min(...values, 0), Math.max(...values, 0)];
+  const [low, high] = values.length ? [Math.min(...values), Math.max(...values)] : [0, 1];
   const ticks = [low, (low + high) / 2, high];
   const short = (v) => String(Number(v.toPrecision(2)));
   const chart = axes(canvas, STEPS, DATA.burn_in, low, high, ticks, short);

@@ -64,3 +64,10 @@ function leaders() {
   for (const [first] of page.run.views) first.mean.forEach((p, c) => { shares[c] += p; });
   return [...shares.keys()].sort((a, b) => shares[b] - shares[a]).slice(0, 3);
 }
+
+// A class's colour: the one that it has on the plane; where there is none, that of its rank among
+// the leaders.
+function toneOf(c, rank) {
+  if (DATA.plane) return planeTone(c);
+  return rank < 0 ? "s6" : `s${rank + 1}`;
+}
