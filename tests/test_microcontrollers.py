@@ -82,7 +82,7 @@ CHECK = """
     }"""
 
 
-def program(names: list[str], board: str = '#include "board.h"') -> str:
+def program(names: list[str], board: str = '#include "_board.h"') -> str:
     """A program that checks these models, one after the other."""
     includes = "\n".join([board, *(f'#include "{name}_check.h"' for name in names)])
     return PROGRAM % (includes, "".join(CHECK % {"name": name} for name in names))
@@ -223,7 +223,7 @@ LOOPS = {
     "riscv": '"1: addi %0, %0, -1\\n nop\\n bnez %0, 1b"',
 }
 COUNTED = """
-#include "board.h"
+#include "_board.h"
 int main(void)
 {
     uint32_t before = 0, count = 1000000;
@@ -300,7 +300,9 @@ def test_sizes_of_a_run_are_kept_for_its_report(tmp_path, monkeypatch, capsys):
     bisnn.evaluate(run, show=False)
     assert microcontrollers.load(run) is None
     assert "On microcontrollers" not in bisnn.report([run], show=False).read_text()
-    done = bisnn.export(run, "c", predictor="members", members=2, sizes=True)
+    done = bisnn.export(
+        run, "c", predictor="members", members=2, sizes=True, prefix="board"
+    )  # whose files are called as some of QEMU's board might be
     chip, missing = done.chips.costs
     assert missing.reason == "not installed: no"
     assert done.flash < chip.flash < done.flash + 20_000

@@ -50,7 +50,7 @@ class Target:
         """Link C sources of a folder into a program for the board; a ValueError says why not."""
         texts = {
             "board.c": filled("board.c.in"),
-            "board.h": filled("board.h.in"),
+            "_board.h": filled("board.h.in"),  # no prefix begins so: it hides no model's header
             "board.ld": filled(
                 "board.ld.in",
                 flash=hex(self.flash[0]),
@@ -190,7 +190,7 @@ def _cost(
             target.build(work, ["measure.c", source], include, "-DNETWORK", out="with")
             status, text = target.run(work / "with")
         except ValueError as error:
-            return Cost(target.name, reason=str(error))
+            return Cost(target.name, reason=str(error).removeprefix(f"{target.name}: "))
         if status:
             return Cost(target.name, reason=f"ended with status {status} under QEMU: {text[-200:]}")
         ticks, stack = map(int, text.split())
