@@ -137,5 +137,7 @@ def test_intervals_go_along(tmp_path, scaled, capsys):
         engine.predict_feature_sets(x)
     other = bisnn.export(run, "packed", tmp_path / "q.safetensors", members=2)
     assert "its prediction intervals stay behind" in capsys.readouterr().err
+    bisnn.export(run, "c", tmp_path / "c", members=3)
+    assert "--to c has no place for the run's calibrated intervals" in capsys.readouterr().err
     with pytest.raises(ValueError, match="predict_intervals: needs a calibration"):
         bisnn.packed.load(other.path).predict_feature_intervals(x)

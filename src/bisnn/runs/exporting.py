@@ -166,6 +166,11 @@ def export_model(
     converted = neuron is not None and neuron != trained.config.neuron.kind
     if trained.guarantee is not None:
         packed = _calibrated(trained, packed, chosen, converted)
+        if packed.intervals is not None and to in ("c", "web"):
+            note(
+                f"--to {to} has no place for the run's calibrated intervals, which stay behind; "
+                "--to packed takes them along"
+            )
     if neuron is not None and converted:
         packed, changes = _with_neuron(packed, neuron, trained, data)
     if to == "web":
