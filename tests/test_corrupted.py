@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from bisnn import intervals
 from bisnn.data import Dataset
 from bisnn.data.archives import NMNIST
 from bisnn.data.camera import MNIST_DVS, watch
@@ -158,20 +159,61 @@ def test_kinds_are_judged_by_runs_that_have_not_trained_with_them():
         row("st", "first", 0, 0.75, turned_sensor=0.5),
         row("st", "second", 0, 0.7),
     ]
-    full, st = robustness.summarised(rows)
+    full, _ = robustness.summarised(rows)
     assert full.accuracy["lost_events"] == 0.6
     assert full.accuracy["noise_events"] == 0.7
     assert full.accuracy["dead_pixels"] == 0.8
     assert full.suite_accuracy == pytest.approx((0.6 + 4 * 0.7 + 5 * 0.8) / 10)
-    (loss,) = robustness.losses([full, st])
+    (loss,) = robustness.losses(rows)
     assert (loss.worst_kind, round(loss.worst, 6)) == ("turned_sensor", 0.3)
     assert loss.mean == pytest.approx((-0.1 + 4 * 0 + 4 * 0.05 + 0.3) / 10)
     assert not list(robustness.summarised(rows[:1])), "half of the kinds have no judge"
 
 
-@pytest.mark.parametrize("name", ["robustness_explored", "robustness_nmnist"])
+def test_losses_have_intervals_over_seeds_and_recordings_that_judge():
+    """Against numbers of the seeds and recordings taken one by one."""
+    rng, rows = np.random.default_rng(0), []
+    for method, half, seed in itertools.product(("full", "st"), HALVES, range(3)):
+        counts = {kind: rng.integers(0, 6, 40) for part in HALVES.values() for kind in part}
+        clean = rng.integers(0, 2, 40)
+        text = {kind: "".join(map(str, count)) for kind, count in counts.items()}
+        changes = {
+            "clean_accuracy": clean.mean(),
+            "accuracy": {kind: [count.mean() / 5] * 5 for kind, count in counts.items()},
+            "clean_right": "".join(map(str, clean)),
+            "right": text,
+        }
+        rows.append(row(method, half, seed, 0).model_copy(update=changes))
+    (loss,) = robustness.losses(rows)
+    shares = {  # of each method, seed by seed, for each recording
+        method: [
+            [
+                sum(
+                    int(run.right[kind][i]) / 5
+                    for run in rows
+                    for kind in run.right
+                    if (run.method, run.seed) == (method, seed) and kind not in HALVES[run.half]
+                )
+                / 10
+                for i in range(40)
+            ]
+            for seed in range(3)
+        ]
+        for method in ("full", "st")
+    }
+    difference = np.subtract(shares["full"], shares["st"])
+    assert loss.mean.value == pytest.approx(difference.mean())
+    assert loss.mean[1:] == pytest.approx(intervals.of_crossed_mean(difference))
+    assert loss.worst.low < loss.worst.value < loss.worst.high
+    assert loss.clean == (0, 0, 0), "today's, less today's"
+    rows[0] = rows[0].model_copy(update={"right": None})  # as of older files
+    (loss,) = robustness.losses(rows)
+    assert loss.mean == pytest.approx(difference.mean())
+
+
+@pytest.mark.parametrize("name", ["robustness_explored", "robustness_nmnist", "robustness_digits"])
 def test_the_published_summary_follows_from_its_rows(name):
     file = Path(__file__).parents[1] / "docs" / "results" / f"{name}.json"
     found = results.read(file, robustness.Robust)
     assert list(robustness.summarised(found.rows)) == found.summary
-    assert list(robustness.losses(found.summary)) == found.losses
+    assert list(robustness.losses(found.rows)) == found.losses

@@ -92,6 +92,9 @@ def show(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, tuple):  # a value and its interval
+        middle, low, high = map(show, value)
+        return f"{middle} [{low}, {high}]"
     if not isinstance(value, float):
         return str(value)
     size = abs(value)

@@ -34,20 +34,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bisnn import kernels, metrics
+from bisnn import intervals, kernels, metrics
 from bisnn.data import cache
 from bisnn.data.archives import Recordings
 from bisnn.data.corrupted import amounts_of, corrupted
 from bisnn.data.corruption import CORRUPTIONS, STRENGTHS
 from bisnn.data.loading import Batches, Clips, LoadedData, Split
 from bisnn.data.simulation import SimulatedEvents
+from bisnn.intervals import Interval
 from bisnn.prediction import Classification
 from bisnn.runs.config import Config
 from bisnn.runs.evaluation import load_run
 from bisnn.runs.loop import Training
 from bisnn.runs.model import Model
 from bisnn.runs.processes import Processes
-from bisnn.runs.results import Finding
+from bisnn.runs.results import Finding, Metric
 from bisnn.runs.robustness import SEED
 from bisnn_experiments import recognition, results
 from bisnn_experiments.measurement import machine, note, table
@@ -80,6 +81,8 @@ RECIPES = {
     "corrupted": Recipe({}),
     "corrupted, threshold 0.1": Recipe(LOWER),
     "threshold 0.1": Recipe(LOWER, False),
+    "threshold 0.15": Recipe(LOW, False),
+    "threshold 0.2": Recipe({"neuron.threshold": 0.2}, False),
     "corrupted, through layers and time": Recipe(THROUGH),
     "corrupted, threshold 0.15": Recipe(LOW),
     "corrupted, threshold 0.1, through layers and time": Recipe(LOWER | THROUGH),
@@ -101,6 +104,9 @@ class RobustRow(Finding):
     clean_nll: float
     accuracy: dict[str, list[float]]
     nll: dict[str, list[float]]
+    # For each recording a digit: whether it is right when clean, at how many strengths of each kind
+    clean_right: str | None = None
+    right: dict[str, str] | None = None
 
 
 class RobustSummary(Finding):
@@ -118,14 +124,18 @@ class RobustSummary(Finding):
 
 
 class Loss(Finding):
-    """How much more accuracy binary weights lose than real ones, trained by the same recipe."""
+    """How much more accuracy binary weights lose than real ones, trained by the same recipe.
+
+    With intervals over seeds and recordings where rows of both have the same seeds, and say which
+    recordings were right.
+    """
 
     data: str
     recipe: str
     explored: bool
-    clean: float  # accuracy of binary weights, less that of today's
-    mean: float  # over the suite: real weights less binary ones
-    worst: float
+    clean: Metric | float  # accuracy of binary weights, less that of today's
+    mean: Metric | float  # over the suite: real weights less binary ones
+    worst: Metric | float
     worst_kind: str
 
 
@@ -245,13 +255,13 @@ def _share_events(data: LoadedData) -> None:
             source.read.made = _EVENTS.setdefault(tuple(source.read.samples), source.read.made)
 
 
-def quality(model: Model, split: Split) -> tuple[float, float]:
-    """Accuracy and NLL of the usual predictor."""
+def judged(model: Model, split: Split) -> tuple[np.ndarray, float]:
+    """Which answers of the usual predictor are right, and their NLL."""
     with kernels.precision("full"):
         result = model.predict_points(split.x, model.members)
     assert isinstance(result, Classification)
     probs = result.mean.cpu()
-    return metrics.accuracy(probs, split.y), metrics.nll(probs, split.y)
+    return (probs.argmax(-1) == split.y).numpy(), metrics.nll(probs, split.y)
 
 
 def measured(case: Case, options: argparse.Namespace) -> RobustRow:
@@ -261,12 +271,12 @@ def measured(case: Case, options: argparse.Namespace) -> RobustRow:
     seconds = time.monotonic() - began
     split = data.validation if options.explore else data.test
     assert split is not None
-    clean = quality(model, split)
-    accuracy: dict[str, list[float]] = {}
+    clean, clean_nll = judged(model, split)
+    right: dict[str, list[np.ndarray]] = {}
     nll: dict[str, list[float]] = {}
     for kind, _, worse in suite(split, case.kind):
-        found = quality(model, worse)
-        accuracy.setdefault(kind, []).append(found[0])
+        found = judged(model, worse)
+        right.setdefault(kind, []).append(found[0])
         nll.setdefault(kind, []).append(found[1])
     return RobustRow(
         data=case.kind,
@@ -276,11 +286,17 @@ def measured(case: Case, options: argparse.Namespace) -> RobustRow:
         seed=case.seed,
         explored=options.explore,
         seconds=round(seconds, 1),
-        clean_accuracy=clean[0],
-        clean_nll=clean[1],
-        accuracy=accuracy,
+        clean_accuracy=float(clean.mean()),
+        clean_nll=clean_nll,
+        accuracy={kind: [float(one.mean()) for one in some] for kind, some in right.items()},
         nll=nll,
+        clean_right=_text(clean),
+        right={kind: _text(np.sum(some, 0)) for kind, some in right.items()},
     )
+
+
+def _text(counts: np.ndarray) -> str:
+    return "".join(map(str, counts.astype(int)))
 
 
 def summarised(rows: Sequence[RobustRow]) -> Iterator[RobustSummary]:
@@ -311,24 +327,63 @@ def summarised(rows: Sequence[RobustRow]) -> Iterator[RobustSummary]:
         )
 
 
-def losses(summary: Sequence[RobustSummary], binary: str = "st") -> Iterator[Loss]:
+def losses(rows: Sequence[RobustRow], binary: str = "st") -> Iterator[Loss]:
     """Of every recipe that both kinds of weights were trained by."""
-    found = {(s.data, s.recipe, s.method, s.explored): s for s in summary}
-    for (data, recipe, method, explored), real in found.items():
-        bits, today = (found.get((data, name, binary, explored)) for name in (recipe, "today"))
+    summary = {(s.data, s.recipe, s.method, s.explored): s for s in summarised(rows)}
+    for (data, recipe, method, explored), real in summary.items():
+        bits, today = (summary.get((data, name, binary, explored)) for name in (recipe, "today"))
         if method != "full" or bits is None:
             continue
+        today = today or bits
         gaps = {kind: real.accuracy[kind] - bits.accuracy[kind] for kind in real.accuracy}
         worst = max(gaps, key=lambda kind: gaps[kind])
         yield Loss(
             data=data,
             recipe=recipe,
             explored=explored,
-            clean=bits.clean_accuracy - (today or bits).clean_accuracy,
-            mean=fmean(gaps.values()),
-            worst=gaps[worst],
+            clean=_difference(bits.clean_accuracy - today.clean_accuracy, rows, bits, today),
+            mean=_difference(fmean(gaps.values()), rows, real, bits, list(gaps)),
+            worst=_difference(gaps[worst], rows, real, bits, [worst]),
             worst_kind=worst,
         )
+
+
+def _difference(
+    value: float,
+    rows: Sequence[RobustRow],
+    a: RobustSummary,
+    b: RobustSummary,
+    kinds: Sequence[str] = (),
+) -> Interval | float:
+    """The accuracy of a less that of b, on clean recordings or over these kinds of corruption, with
+    its interval where one can be had.
+    """
+    right_a, right_b = (_right(rows, of, kinds) for of in (a, b))
+    if right_a is None or right_b is None or right_a.keys() != right_b.keys():
+        return value
+    low, high = intervals.of_crossed_mean(np.stack([right_a[s] - right_b[s] for s in right_a]))
+    return Interval(value, float(low), float(high))
+
+
+def _right(
+    rows: Sequence[RobustRow], of: RobustSummary, kinds: Sequence[str]
+) -> dict[int, np.ndarray] | None:
+    """By seed, the share right of each recording over all strengths of kinds; None if unknown."""
+    key = (of.data, of.recipe, of.method, of.explored)
+    found: dict[int, list[np.ndarray]] = {}
+    for row in rows:
+        if (row.data, row.recipe, row.method, row.explored) != key:
+            continue
+        if row.clean_right is None or row.right is None:
+            return None
+        judges = [kind for kind in kinds if kind not in HALVES.get(row.half, ())]
+        some = [_digits(row.right[kind]) / STRENGTHS for kind in judges]
+        found.setdefault(row.seed, []).extend(some if kinds else [_digits(row.clean_right)])
+    return {seed: np.mean(right, 0) for seed, right in sorted(found.items()) if right}
+
+
+def _digits(text: str) -> np.ndarray:
+    return np.array(list(text), np.float64)
 
 
 def do_all(options: argparse.Namespace) -> None:
@@ -369,7 +424,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     do_all(options)
     rows = [results.read(file, RobustRow) for file in sorted((options.out / "rows").glob("*.json"))]
     summary = list(summarised(rows))
-    found = list(losses(summary))
+    found = list(losses(rows))
     kinds = [*CORRUPTIONS, *(["higher_threshold", "lower_light"])]
     lines = [
         (
