@@ -121,6 +121,54 @@ def test_potentials_that_nobody_reads_change_nothing(neuron, pool):
     assert least < most
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("conv", [False, True])
+def test_potentials_that_nobody_reads_of_real_inputs(conv):
+    layer = Conv2d(2, 8, 3, padding=1, pool=2) if conv else Linear(2 * 6 * 6, 8)
+    shape = (2, 6, 6)
+    net = Network(layer, readout=3, neuron=SRM(threshold=0.05), input_shape=shape).cuda()
+    x, labels = torch.rand(9, 4, *shape, generator=seeded(0)).cuda(), torch.arange(4).cuda() % 3
+    gradients = []
+    with kernels.precision("mixed"):
+        for potentials in (True, False):
+            rule = STBiSNN(net.parameters(), lr=0.1)
+            with rule.sampled():
+                local_loss(net(x, potentials=potentials), labels).backward()
+            gradients += [p.grad.clone() for p in net.parameters()]
+            rule.zero_grad()
+    assert (gradients[0] - gradients[1]).norm() < 1e-3 * gradients[0].norm()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_potentials_beyond_half_precision_have_no_gradient():
+    """Far beyond the threshold the surrogate is flat, also where windows are pooled."""
+    x, w = spikes(8, 3, 6, 6, 4, density=0.2).cuda(), sign(torch.randn(8, 4, 3, 3)).cuda()
+    zero, constants = torch.zeros(3, 6, 6, 8).cuda(), constants_of(SRM(tau_mem=500), torch.float32)
+    neuron = (torch.tensor(1e6).cuda(), constants.cuda(), None, None, [1, 1], [1, 1], 2)
+    w.requires_grad_()
+    settings = ([-1, 1], True, "sigmoid", 4.0, False)
+    _, s, u, *_ = srm_layer(x, w, zero, zero, zero, *neuron, *settings, half=True)
+    s.sum().backward()
+    assert u.abs().max() > 60_000
+    assert w.grad.isfinite().all()
+
+
+def test_potentials_are_halved_where_their_rounding_does_not_show():
+    """By the kernel, PyTorch's own switches, and how steep the surrogate is at the threshold."""
+    x, halved = torch.zeros(1), kernels.halves_potentials
+    with kernels.precision("mixed"):
+        assert not halved(x, True, SRM()), "on a CPU"
+        with kernels.forced("cuda"):
+            assert halved(x, True, SRM(threshold=0.25, slope=4))
+            assert halved(x, False, FixedSRM(threshold=0.25, slope=4))
+            assert not halved(x, True, SRM(threshold=1, slope=10))
+            assert not halved(x, True, SRM(surrogate="box"))
+    with kernels.precision("full"), kernels.forced("cuda"):
+        assert not halved(x, True, SRM())
+
+
 @pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="needs a CPU with bfloat16")
 @pytest.mark.parametrize("kind", ["linear", "conv"])
 def test_bfloat16_where_it_is_allowed(kind):

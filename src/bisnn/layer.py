@@ -280,7 +280,7 @@ class Layer(nn.Module):
             x = x.detach()
         if self.integers is not None:
             check_whole(bool(self._levels(weight)), spikes)
-        half = not potentials and halves_potentials(x, self.kind == "conv")
+        half = not potentials and halves_potentials(x, self.kind == "conv", self.neuron)
         output = self._run(x, weight, state, bptt, spikes, readout, half)
         return output if potentials else output._replace(potentials=None)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from bisnn.checks import choice
+from bisnn.neuron import Neuron
 
 __all__ = ["forced", "name_for", "precision"]
 
@@ -44,13 +45,18 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None  # not on every platform that has CUDA
 
 
-def halves_potentials(x: Tensor, conv: bool) -> bool:
+def halves_potentials(x: Tensor, conv: bool, neuron: Neuron) -> bool:
     """Whether potentials that nobody reads are kept for the backward pass in half precision: by
     `cuda`, where PyTorch may round the operands of such products.
+
+    They are kept for the surrogate's derivative. Rounding u changes that of "sigmoid" by a share of
+    about slope u / 2^12: near the threshold, where it is large, by a part in 1,000 at most, or they
+    are not halved. The edges of "box" bear no rounding.
     """
-    backends = torch.backends
-    rounds = backends.cudnn.allow_tf32 if conv else backends.cuda.matmul.allow_tf32
-    return rounds and name_for(x.device, x.dtype) == "cuda"
+    if name_for(x.device, x.dtype) != "cuda" or neuron.surrogate != "sigmoid":
+        return False  # before PyTorch's switches, which raise where they were set in two ways
+    rounds = torch.backends.cudnn.allow_tf32 if conv else torch.backends.cuda.matmul.allow_tf32
+    return rounds and bool(neuron.slope * neuron.constants()[-1] <= 4)
 
 
 @contextmanager

@@ -91,12 +91,14 @@ def _fixed_advance(p, q, r, c, x, a_m, a_s, a_r, fraction):
 @triton.jit
 def _store_potentials(u, v, inside, WINDOW: tl.constexpr):
     """Write potentials v (BLOCK, WINDOW). In half precision two may be alike that were not: there
-    the last bit says which is the first of the largest of its window.
+    the last bit says which is the first of the largest of its window. Infinity with that bit would
+    be NaN, so what half precision cannot hold becomes the largest number that it can.
     """
     kind: tl.constexpr = u.dtype.element_ty
     if kind == tl.float16 and WINDOW > 1:
         first = _is_first(tl.where(inside, v, float("-inf")), WINDOW)
-        bits = (v.to(kind).to(tl.int16, bitcast=True) & -2) | first.to(tl.int16)
+        held = tl.minimum(tl.maximum(v, -65504.0), 65504.0).to(kind)
+        bits = (held.to(tl.int16, bitcast=True) & -2) | first.to(tl.int16)
         tl.store(u, bits.to(kind, bitcast=True), inside)
     else:
         tl.store(u, v.to(kind), inside)

@@ -2,8 +2,8 @@
 adjoint scan and one product.
 
 As one operation it keeps little: currents never leave it, and of input spikes what is kept for the
-    backward pass takes a bit (CPU)
-or a byte each. Axes: (T, B, N) for dense layers, (T, B, H, W, C), channels last, for convolutions.
+backward pass takes a bit (CPU) or a byte each. Axes: (T, B, N) for dense layers, (T, B, H, W, C),
+channels last, for convolutions.
 """
 
 from __future__ import annotations

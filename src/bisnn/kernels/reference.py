@@ -278,6 +278,7 @@ def gradients(
     weight, places = layer.weight, (layer.stride, layer.padding)
     g_s = spike_error(errors.s, errors.y, layer.V, u, layer.pool)
     g_I, *g_before = adjoint(g_s, errors.u, errors.state, u, *layer.neuron, layer.pool)
-    g_x = input_gradient(g_I, x_shape, weight, *places) if needs_x else u.new_empty(0)
-    g_w = weight_gradient(g_I, x.to(u.dtype), weight, *places) if needs_weight else u.new_empty(0)
+    g_x = input_gradient(g_I, x_shape, weight, *places) if needs_x else g_I.new_empty(0)
+    x = x.to(g_I.dtype)
+    g_w = weight_gradient(g_I, x, weight, *places) if needs_weight else g_I.new_empty(0)
     return (g_x, g_w, *g_before)  # type: ignore[return-value]
