@@ -131,14 +131,6 @@ def compared(old: Version, new: Version, name: str, rounds: int, count: int) -> 
     return {**medians, "ratio": mean, "low": mean - half, "high": mean + half}
 
 
-def _commit(folder: Path) -> str | None:
-    """Of the checkout that a folder belongs to; None where it is none."""
-    git = subprocess.run(
-        ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-    )
-    return git.stdout.strip() or None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folders", nargs="*", type=Path, help="OLD NEW")
@@ -157,7 +149,6 @@ def main() -> None:
         parser.error("give two folders, OLD and NEW, and at least two rounds")
     passed = [f"--case={case}" for case in cases] + [f"--device={options.device}"]
     old, new = (Version(folder, passed) for folder in options.folders)
-    versions = dict(zip(("old", "new"), map(_commit, options.folders), strict=True))
     found = {}
     for name in rows(cases, options.device):
         found[name] = row = compared(old, new, name, options.rounds, options.iterations)
@@ -169,8 +160,9 @@ def main() -> None:
     if options.out:
         # Here, because the process of a version must not import another one
         from bisnn_experiments import results
-        from bisnn_experiments.measurement import machine
+        from bisnn_experiments.measurement import commit, machine
 
+        versions = dict(zip(("old", "new"), map(commit, options.folders), strict=True))
         about = {name: getattr(options, name) for name in ("device", "rounds", "iterations")}
         results.write(
             options.out, about | {"versions": versions, "machine": machine(), "rows": found}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -52,8 +53,19 @@ def processor() -> str:
     return fact("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
 
 
+def commit(folder: Path) -> str | None:
+    """Of the checkout that a folder belongs to, and whether files differ from it; None where there
+    is no checkout, or no git.
+    """
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+    except OSError:
+        return None
+
+
 def machine() -> dict[str, Any]:
-    """What the JSON says about this machine."""
+    """What the JSON says about this machine, and about the code that is measured on it."""
     flags = (fact("/proc/cpuinfo", "flags") or fact("/proc/cpuinfo", "Features") or "").split()
     memory = mib("/proc/meminfo", "MemTotal")
     return {
@@ -66,6 +78,7 @@ def machine() -> dict[str, Any]:
         "system": platform.system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "commit": commit(Path(__file__).parent),
     }
 
 

@@ -33,7 +33,7 @@ from bisnn.runs.folder import RunFolder
 from bisnn.runs.inputs import load_dataset
 from bisnn.runs.results import Evaluation
 from bisnn_experiments import compilation, drawing, recognition, workers
-from bisnn_experiments.measurement import processor
+from bisnn_experiments.measurement import commit, processor
 from bisnn_experiments.results import (
     FigureResults,
     Figures,
@@ -158,7 +158,11 @@ def reproduce(
         recipe=recipe,
         command=_command(),
         machine=f"{_gpu(device)}{there} cores of {processor()}, {jobs} runs at a time",
-        versions=Versions(torch=torch.__version__, python=platform.python_version()),
+        versions=Versions(
+            torch=torch.__version__,
+            python=platform.python_version(),
+            commit=commit(Path(__file__).parent),
+        ),
         wall_seconds=None if resumed else round(time.monotonic() - began, 1),
         seeds=seeds,
     )

@@ -28,6 +28,7 @@ N = TypeVar("N")
 class Versions(Finding):
     torch: str
     python: str
+    commit: str | None = None  # of this repository; older files do not say
 
 
 class Machine(Finding):
@@ -41,6 +42,7 @@ class Machine(Finding):
     system: str
     python: str
     torch: str
+    commit: str | None = None
 
 
 def command() -> str:
