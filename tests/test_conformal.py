@@ -342,6 +342,7 @@ SCORES, LABELS = np.arange(30).reshape(1, 15, 2), np.arange(15) % 2
         ({"labels": LABELS + 0.5}, "labels: must be whole numbers"),
         ({"labels": 0 * LABELS, "by_class": True}, "got none of class 1"),
         ({"coverage": 0.8, "by_class": True}, "class 0: coverage: 0.8 needs 4"),
+        ({"coverage": 0.9, "by_class": True}, "class 0: coverage: 0.9 needs 17 .*; got 8"),
         ({"scores": SCORES / 2.0}, "scores: must be whole numbers"),
         ({"scores": SCORES - 5}, "scores: must be 0 or more"),
         ({"path": ()}, "path: must be looks"),

@@ -180,7 +180,7 @@ def test_a_calibrated_run_ships_its_sets(tmp_path, capsys):
     assert outcome(tmp_path / "c")[1].startswith("after ")
     capsys.readouterr()
     bisnn.export(run, "c", tmp_path / "map", predictor="map")
-    assert "its prediction sets stay behind" in capsys.readouterr().err
+    assert "so the prediction sets are left out" in capsys.readouterr().err
     assert "decided" not in (tmp_path / "map" / "model.h").read_text()
 
 

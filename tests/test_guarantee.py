@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ import torch
 import bisnn
 from bisnn import conformal, metrics, weights
 from bisnn.data import events, toy
+from bisnn.data.loading import fingerprints
+from bisnn.intervals import Interval
 from bisnn.realisation import hard
 from bisnn.runs import calibration, evaluation, guarantee, training
 from bisnn.runs.folder import Damaged
@@ -162,7 +165,7 @@ def test_intervals_of_a_regression(runs):
     low, high = scaled.predict_set(x)
     std = model.predict(x).std[:, 0].double().numpy()
     assert np.allclose(high - low, 2 * scaled.guarantee.rule.width * std)
-    with pytest.raises(ValueError, match="are of sets of classes"):
+    with pytest.raises(ValueError, match="most: is of sets of classes"):
         model.calibrate(x, y, 0.5, most=2)
     with pytest.raises(ValueError, match="scaled: is of intervals"):
         bisnn.load(runs["bayes"]).calibrate(*points(50), scaled=True)
@@ -239,6 +242,40 @@ def test_equal_rows_of_a_table_are_no_training_data(runs, tmp_path, capsys):
         else:
             bisnn.calibrate(run, tmp_path / "x.npz", 0.8, show=False)
             assert "4 of 40 are equal to training points" in capsys.readouterr().err
+
+
+def test_python_recognises_training_points_too(runs, tmp_path):
+    """Of a loaded model, and of one that was saved again; other targets at the same place are no
+    training points.
+    """
+    model = bisnn.load(runs["bayes"])
+    train = load_dataset(model.config).train
+    with pytest.raises(ValueError, match="x: must not have been trained on; 60 of 60 were"):
+        model.calibrate(train.x.numpy(), train.y.numpy())
+    model.save(tmp_path / "again.safetensors")
+    with pytest.raises(ValueError, match="x: must not have been trained on; 20 of 20 were"):
+        bisnn.load(tmp_path / "again.safetensors").calibrate(
+            train.x.numpy()[5:25], train.y.numpy()[5:25], 0.8
+        )
+    with pytest.raises(ValueError, match=r"y: must have a label .* each of 60 points; got 59"):
+        model.calibrate(train.x.numpy(), train.y.numpy()[1:])
+    targets = bisnn.load(runs["one_d"])
+    data = load_dataset(targets.config)
+    x, y = data.train.x * (data.high - data.low) + data.low, data.train.y
+    assert np.array_equal(targets.inputs(x.numpy()), data.train.x)
+    with pytest.raises(ValueError, match="x: must not have been trained on"):
+        targets.calibrate(x.numpy(), y.numpy(), 0.8)
+    targets.calibrate(x.numpy(), y.numpy() + 0.01, 0.8)
+
+
+def test_equal_rows_are_common_where_training_rows_are_equal(runs):
+    """A table of two kinds of rows: new ones are equal to training rows, and are no such."""
+    model = bisnn.load(runs["bayes"])
+    x, y = np.tile([[0.2, 0.3], [0.7, 0.6]], (20, 1)), np.tile([0, 1], 20)
+    seen = fingerprints(model.inputs(x))
+    replace(model, trained_on=seen).calibrate(x, y, 0.8)
+    with pytest.raises(ValueError, match="40 of 40 were"):
+        replace(model, trained_on=seen.unique()).calibrate(x, y, 0.8)
 
 
 def test_a_model_is_saved_with_its_calibration(runs, tmp_path):
@@ -322,7 +359,7 @@ def test_the_verdict_says_how_the_guarantee_held(runs):
     test = load_dataset(bisnn.load(runs["bayes"]).config).test
     x, y = test.x.numpy(), test.y.numpy()
     answer = bisnn.load(runs["bayes"]).predict_set(x)
-    inside = answer.sets[np.arange(len(y)), y]
+    inside = answer.hold(y)
     found = verdict.guarantee
     values = {name: interval.value for name, interval in found.metrics.items()}
     assert values == {
@@ -333,7 +370,8 @@ def test_the_verdict_says_how_the_guarantee_held(runs):
         "accuracy_of_decided": inside[answer.sizes == 1].mean(),
     }
     assert all(i.low <= i.value <= i.high for i in found.metrics.values())
-    assert (found.coverage, found.steps, found.samples) == (0.8, 30, 3)
+    assert (found.coverage, found.steps, found.predictor) == (0.8, 30, "ensemble of 3")
+    assert not found.doubt()
     assert evaluation.load_evaluation(runs["bayes"]).guarantee == found
     rows = verdict.energy.rows
     some = np.rint(np.linspace(0, len(y) - 1, 16)).astype(int)
@@ -345,6 +383,47 @@ def test_the_verdict_says_how_the_guarantee_held(runs):
     assert evaluation.evaluate(runs["st"], show=False).guarantee is None
     names = set(evaluation.evaluate(runs["one_d"], show=False).guarantee.metrics)
     assert names == {"coverage", "width"}
+
+
+def test_sets_of_any_calibrated_predictor_are_judged(runs, tmp_path):
+    """Of the most probable weights, and of more members than the usual ones."""
+    run = shutil.copytree(runs["bayes"], tmp_path / "run")
+    for samples, name in ((None, "MAP"), (4, "ensemble of 4")):
+        bisnn.calibrate(run, coverage=0.8, samples=samples, show=False)
+        verdict = evaluation.evaluate(run, show=False)
+        assert list(verdict.metrics)[-1] == "ensemble of 3"
+        assert verdict.guarantee.predictor == name
+        test = load_dataset(bisnn.load(run).config).test
+        answer = bisnn.load(run).predict_set(test.x.numpy())
+        assert verdict.guarantee.metrics["coverage"].value == answer.hold(test.y.numpy()).mean()
+        assert verdict.decisions.own
+        assert verdict.decisions.covered == answer.hold(test.y.numpy()).sum()
+
+
+def test_a_calibration_on_the_test_points_is_no_test(runs, tmp_path, bisnn_):
+    run = shutil.copytree(runs["bayes"], tmp_path / "run")
+    test = load_dataset(bisnn.load(run).config).test
+    np.savez(tmp_path / "test.npz", x=test.x.numpy().astype(float), y=test.y.numpy())
+    bisnn.calibrate(run, tmp_path / "test.npz", 0.8, show=False)
+    said = "80 of the 80 calibration points are test points: this is no test of the guarantee"
+    code, out, error = bisnn_("evaluate", run, "-q")
+    assert code == 0, error
+    assert said in " ".join(out.split())
+    code, out, error = bisnn_("report", run, "-q")
+    assert code == 0, error
+    assert " ".join(out.split()).endswith(said)
+    assert said in (run / "report.html").read_text()
+
+
+def test_coverage_below_what_was_asked_for_is_said(runs):
+    kept = evaluation.evaluate(runs["bayes"], show=False).guarantee
+    low = {**kept.metrics, "coverage": Interval(0.7, 0.65, 0.75)}
+    assert (
+        "below what was asked for, beyond chance"
+        in kept.model_copy(update={"metrics": low}).doubt()
+    )
+    chance = {**kept.metrics, "coverage": Interval(0.7, 0.6, 0.81)}
+    assert not kept.model_copy(update={"metrics": chance}).doubt()
 
 
 def test_prediction_and_sets_take_one_pass(runs, monkeypatch):
@@ -424,7 +503,7 @@ def test_the_command_line(runs, tmp_path, bisnn_):
     assert "was not calibrated for the one set of weights" in error
     code, out, error = bisnn_("evaluate", run, "-q")
     assert code == 0, error
-    assert "sets that hold the truth in 0.7" in out
+    assert "sets of ensemble of 3, to hold the truth in 0.7 of all cases" in " ".join(out.split())
     assert "accuracy of decided" in out
     for arguments, message in {
         ("--coverage", "1.5"): "coverage: must lie in (0, 1); got 1.5",

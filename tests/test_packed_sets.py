@@ -92,7 +92,7 @@ def test_a_packed_file_carries_its_sets(run, tmp_path, capsys):
     capsys.readouterr()
     for options in ({"predictor": "map"}, {"predictor": "posterior"}, {"members": 2}):
         made = bisnn.export(run, out=tmp_path / "other.safetensors", **options)
-        assert "its prediction sets stay behind" in capsys.readouterr().err
+        assert "so the prediction sets are left out" in capsys.readouterr().err
         assert bisnn.packed.read(made.path).sets is None
     fixed = bisnn.export(
         run, out=tmp_path / "fixed.safetensors", predictor="members", neuron="fixed"
@@ -136,7 +136,7 @@ def test_intervals_go_along(tmp_path, scaled, capsys):
     with pytest.raises(ValueError, match="predict_sets: needs a calibration"):
         engine.predict_feature_sets(x)
     other = bisnn.export(run, "packed", tmp_path / "q.safetensors", members=2)
-    assert "its prediction intervals stay behind" in capsys.readouterr().err
+    assert "so the prediction intervals are left out" in capsys.readouterr().err
     bisnn.export(run, "c", tmp_path / "c", members=3)
     assert "--to c has no place for the run's calibrated intervals" in capsys.readouterr().err
     with pytest.raises(ValueError, match="predict_intervals: needs a calibration"):

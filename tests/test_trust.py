@@ -85,7 +85,44 @@ def test_a_calibrated_run_is_judged_by_its_own_thresholds_on_all_points(runs):
     assert (said.own, said.judged, said.calibrated_on, said.coverage) == (True, 200, 40, 0.8)
     assert said.decided == answer.decided.sum()
     assert np.array_equal(found.looked.stops.numpy(), answer.steps)
-    assert found.looked.times.tolist() == [8, 15, 23, 30]
+    assert found.looked.path.tolist() == [[8, 3], [15, 3], [23, 3], [30, 3]]
+
+
+def test_looks_at_one_time_step_are_one_bar(drawn, runs, tmp_path):  # noqa: F811
+    """Members asked one by one: bars count what was answered at a time step, whoever was asked."""
+    run = shutil.copytree(runs["plain"], tmp_path / "run")
+    path = [(8, 1), (20, 1), (20, 2), (20, 3), (30, 3)]
+    calibration.calibrate(run, coverage=0.8, looks=path, show=False)
+    evaluation.evaluate(run, show=False)
+    _, figures = drawn(trust.parts_of, read(run)[0])
+    found = evaluation.load_evaluation(run)
+    stops = found.looked.stops[found.looked.decided].tolist()
+    bars = figures["Time to decision"].axes[0].patches
+    assert all(bar.get_width() > 1 for bar in bars)
+    assert [bar.get_height() for bar in bars[:3]] == [stops.count(t) for t in (8, 20, 30)]
+    assert "20, 2" in [
+        text.get_text() for text in figures["Sets as they shrink"].axes[-1].get_xticklabels()
+    ]
+
+
+def test_intervals_of_a_calibrated_regression_are_in_the_report(runs, tmp_path):
+    held_out = {"data": {**ONE_D["data"], "per_unit": 20, "validation": 0.5}}
+    run = training.train(small("st", {**ONE_D, **held_out}), tmp_path / "run", show=False)
+    calibration.calibrate(run, coverage=0.8, show=False)
+    evaluation.evaluate(run, show=False)
+    (table,) = trust.parts_of(read(run)[0])
+    coverage, width = evaluation.load_evaluation(run).guarantee.metrics.values()
+    assert [row[:2] for row in table.rows] == [
+        ("coverage", f"{coverage.value:.4g}"),
+        ("width", f"{width.value:.4g}"),
+    ]
+    assert "to hold the truth in 80 % of all cases" in table.caption
+
+
+def test_larger_sets_are_no_decisions_for_one_class(runs):
+    said = evaluation.load_evaluation(runs["plain"]).decisions.model_copy(update={"most": 3})
+    assert "got a set of at most 3 classes" in said.sentence()
+    assert f"{said.right} of these sets hold the right one" in said.sentence()
 
 
 def test_too_few_points_and_targets_have_no_decisions(drawn, runs):  # noqa: F811
@@ -94,7 +131,7 @@ def test_too_few_points_and_targets_have_no_decisions(drawn, runs):  # noqa: F81
     titled, _ = drawn(trust.parts_of, read(runs["few"])[0])
     assert list(titled) == ["Risk and coverage"]
     assert trust.parts_of(read(runs["targets"])[0]) == [
-        "No sets of classes: this run predicts targets."
+        "No prediction intervals: this run is not calibrated."
     ]
 
 
@@ -168,12 +205,12 @@ def test_other_data_are_a_table_and_their_entropies(drawn, runs):  # noqa: F811
     table = parts["Other data"]
     assert table.rows[0] == ("rain", names[0], "entropy", "0.900", "0.800", "0.300")
     assert table.rows[2][0] == "own (control)"
-    assert "the camera alone" in table.caption
+    assert "camera and hand alone" in table.caption
     (title,) = (title for title in figures if title.startswith("Entropy of other data"))
     assert len(figures[title].axes[0].patches) == 3
 
 
-def test_a_report_ends_with_the_decisions_of_the_best_run(runs, tmp_path, bisnn_):
+def test_a_report_ends_with_the_decisions_of_the_first_run_that_has_some(runs, tmp_path, bisnn_):
     code, out, error = bisnn_(
         "report", runs["few"], runs["plain"], "--out", tmp_path / "r.html", "-q"
     )

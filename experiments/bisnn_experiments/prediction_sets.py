@@ -144,7 +144,7 @@ def operations(
 def judged(rule: ConformalSets, scores: np.ndarray, labels: np.ndarray) -> tuple[float, ...]:
     """Coverage, set size, time steps, share decided, accuracy of these."""
     answer = rule.stop(scores)
-    inside = answer.sets[np.arange(len(labels)), labels]
+    inside = answer.hold(labels)
     right = inside[answer.decided].mean() if answer.decided.any() else np.nan
     means = (inside, answer.sizes, answer.steps, answer.decided)
     return (*(float(part.mean()) for part in means), float(right))
@@ -209,7 +209,9 @@ def summaries(
                         )
                         if score == "margin"
                     ]
-                    error = np.std([row[0] for row in found], ddof=1) / np.sqrt(len(found))
+                    # Seeds share the recordings and the splits: these are what is independent
+                    of_splits = np.reshape([row[0] for row in found], (len(runs), count)).mean(0)
+                    error = np.std(of_splits, ddof=1) / np.sqrt(count)
                     yield SetSummary(
                         data=data.replace("_", " "),
                         method=method,

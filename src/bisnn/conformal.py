@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -204,8 +205,8 @@ def joint_thresholds(first: np.ndarray, second: np.ndarray, coverage: float) -> 
 
 
 class _RankMap:
-    """From whole scores >= 0 to their ranks among some of them: increasing, so that scores without
-    ties have ranks without ties."""
+    """From whole scores >= 0 to their ranks among some of them: increasing from the lowest of these
+    on, so that scores without ties have ranks without ties but below it."""
 
     def __init__(self, scores: np.ndarray):
         self.n = len(scores)
@@ -244,6 +245,10 @@ class PredictionSets:
     steps: np.ndarray  #: (N,) time steps seen
     members: np.ndarray  #: (N,) asked
     decided: np.ndarray  #: bool (N,): whether the set is as small as was asked for
+
+    def hold(self, labels: np.ndarray) -> np.ndarray:
+        """Whether each set holds its recording's true class, bool (N,)."""
+        return self.sets[np.arange(len(labels)), labels]
 
 
 @dataclass(frozen=True)
@@ -333,8 +338,8 @@ def calibrate_sets(
         coverage: how often the true class is to be in the sets of all looks, in (0, 1).
         correction: "joint", or "bonferroni", which takes each look by itself.
         first: of the joint correction, bool (N,): the recordings that give ranks, chosen without a
-            look at their scores; the others give the bound. By default the first half, which is
-            right where recordings come in no order.
+            look at their scores; the others give the bound. By default the first half, with
+            `by_class` of each class, which is right where recordings come in no order.
         most: a set of so many classes is small enough to stop.
         by_class: calibrate each class by itself (Mondrian): the coverage then holds within every
             class, and each needs as many recordings as all do otherwise.
@@ -344,11 +349,11 @@ def calibrate_sets(
     choice("correction", correction, CORRECTIONS)
     choice("score", score, SCORES)
     _check_scores(scores, labels, path)
-    if first is None:
-        first = np.arange(len(labels)) < len(labels) // 2
-    first = np.asarray(first, bool)
-    flag("by_class", by_class)
     classes = scores.shape[2]
+    flag("by_class", by_class)
+    if first is None:
+        first = first_half(np.arange(len(labels)), labels if by_class else None)
+    first = np.asarray(first, bool)
     if positive_int("most", most) >= classes:
         raise ValueError(
             f"most: must be less than the {classes} classes, or every first look would decide; got "
@@ -362,13 +367,14 @@ def calibrate_sets(
         return joint_thresholds(true[:, chosen & first], true[:, chosen & ~first], coverage)
 
     if by_class:
-        rows = np.stack([_of_class(c, labels, thresholds) for c in range(classes)], 1)
+        enough = partial(check_enough, coverage=coverage, correction=correction, looks=len(path))
+        rows = np.stack([_of_class(c, labels == c, enough, thresholds) for c in range(classes)], 1)
     else:
         rows = np.repeat(thresholds(np.ones(len(labels), bool))[:, None], classes, 1)
     return ConformalSets(
         path,
         tuple(map(tuple, rows.tolist())),
-        float(coverage),
+        checked_coverage(coverage),
         correction,
         score,
         most,
@@ -377,15 +383,29 @@ def calibrate_sets(
     )
 
 
-def _of_class(c: int, labels: np.ndarray, thresholds: Any) -> np.ndarray:
-    """The thresholds of one class, from its own recordings."""
-    chosen = labels == c
+def first_half(order: np.ndarray, labels: np.ndarray | None = None) -> np.ndarray:
+    """Which of N recordings are in the first half of an `order` of them, bool (N,); with `labels`,
+    in the first half of their class.
+
+    >>> first_half(np.array([2, 0, 1, 3]), np.array([0, 1, 0, 1])).tolist()
+    [False, True, True, False]
+    """
+    groups = [order] if labels is None else [order[labels[order] == c] for c in np.unique(labels)]
+    found = np.zeros(len(order), bool)
+    for group in groups:
+        found[group[: len(group) // 2]] = True
+    return found
+
+
+def _of_class(c: int, chosen: np.ndarray, enough: Any, thresholds: Any) -> np.ndarray:
+    """The thresholds of a class, from its own recordings, where these are enough."""
     if not chosen.any():
         raise ValueError(
             f"labels: sets by class need recordings of every class; got none of class {c}; "
             "give some, or leave out by_class"
         )
     try:
+        enough(int(chosen.sum()))
         return thresholds(chosen)
     except ValueError as error:
         raise ValueError(f"class {c}: {error}") from None
@@ -495,7 +515,7 @@ def calibrate_intervals(
         )
     errors = np.abs(targets - mean) / (std if scaled else 1)
     width = float(np.sort(errors)[order(len(errors), coverage) - 1])
-    return ConformalIntervals(width, float(coverage), scaled, len(errors))
+    return ConformalIntervals(width, checked_coverage(coverage), scaled, len(errors))
 
 
 def checked_coverage(value: Any) -> float:
@@ -503,4 +523,4 @@ def checked_coverage(value: Any) -> float:
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not number or not 0 < value < 1:
         raise ValueError(f"coverage: must lie in (0, 1); got {value!r}; give e.g. 0.9")
-    return float(value)
+    return float(str(value)) if isinstance(value, np.floating) else float(value)

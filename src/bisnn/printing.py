@@ -99,21 +99,23 @@ def print_classes(found: Evaluation, most: int = 20) -> None:
 def _print_kept(found: Kept) -> None:
     """Print how the guarantee of a calibrated run holds."""
     by = f", {found.correction}" if found.correction else ""
-    what = "sets" if found.correction else "intervals"
+    what = "prediction sets" if found.correction else "intervals"
     table = Table(
-        title=f"{what} that hold the truth in {found.coverage:.10g} of all cases"
-        f" (calibrated on {found.recordings}{by}); time steps of {found.steps}",
+        title=f"{what} of {found.predictor}, to hold the truth in {found.coverage:.10g} of all "
+        f"cases (calibrated on {found.recordings:,}{by}); time steps of {found.steps}",
         box=box.SIMPLE,
     )
     for name in found.metrics:
         table.add_column(name.replace("_", " "))
     table.add_row(*map(_interval, found.metrics.values()))
     console().print(table)
+    if found.doubt():
+        console().print(found.doubt())
 
 
 def _print_told_apart(found: OtherData) -> None:
-    """Print how well other data are told from the test recordings."""
-    table = Table(title=f"{found.folder}: told from the test recordings", box=box.SIMPLE)
+    """Print how well other data are told apart from the test recordings."""
+    table = Table(title=f"{found.folder}: told apart from the test recordings", box=box.SIMPLE)
     for name in ("set", "predictor", "score", "AUROC", "AUPR", "FPR95"):
         table.add_column(name, justify="right" if name[0].isupper() else "left")
     for other in found.sets:
@@ -126,7 +128,7 @@ def _print_told_apart(found: OtherData) -> None:
     out = console()
     out.print(table)
     if any(other.control for other in found.sets):
-        out.print("control: the run's own classes there; what tells these apart is the camera")
+        out.print("control: the run's own classes there, told apart by camera and hand alone")
 
 
 def _interval(found: Interval) -> str:
@@ -230,6 +232,8 @@ def print_exported(to: str, done: Exported) -> None:
             "(RAM)"
         )
         out.print(f"check every bit: make -C {shlex.quote(str(done.path))} test")
+        if done.sets_call:
+            out.print(f"with the guarantee of its calibration, stopping early: {done.sets_call}")
         if done.chips is not None:
             _print_chips(done.chips)
     elif to == "web":
@@ -298,7 +302,7 @@ def print_guarantee(found: Guarantee, path: Path) -> None:
         low, high = TEMPERATURES
         bound = ""
         if not 1.01 * low < found.temperature < high / 1.01:
-            bound = ": the bound, as there is too little to fit one to, so better not"
+            bound = ": the end of what is tried, so do not use it"
         out.print(f"temperature {found.temperature:.3g}, for --tempered{bound}")
     out.print(f"calibration: {path}")
 

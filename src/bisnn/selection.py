@@ -34,7 +34,6 @@ class Abstention(NamedTuple):
     threshold: float | None  #: answer where confidence >= threshold; None: no threshold holds
     answered: int  #: calibration points at the threshold, or at the one that failed first
     errors: int  #: among them
-    bound: float  #: on the share of errors among all answers, at the confidence level
     needed: int  #: answers, all of them right, that show so small an error
 
 
@@ -148,8 +147,8 @@ def abstention_threshold(
     >>> right = torch.ones(1000, dtype=torch.bool)
     >>> right[900:950] = False
     >>> found = abstention_threshold(torch.cat([sure, torch.full((100,), 0.6)]), right)
-    >>> 0.6 < found.threshold < 0.99, found.answered, found.errors, round(found.bound, 4)
-    (True, 900, 0, 0.0026)
+    >>> 0.6 < found.threshold < 0.99, found.answered, found.errors, found.needed
+    (True, 900, 0, 460)
     """
     _check_answers(confidence, correct)
     _check_share("error", error)
@@ -167,12 +166,10 @@ def abstention_threshold(
         n, errors = int(chosen.sum()), int((chosen & ~right).sum())
         if n < enough:
             continue
-        bound = _upper_bound(errors, n, confidence_level)
-        if bound > error:
-            return best or Abstention(None, n, errors, bound, enough)
-        best = Abstention(threshold, n, errors, bound, enough)
-    n, errors = len(sure), int((~right).sum())
-    return best or Abstention(None, n, errors, _upper_bound(errors, n, confidence_level), enough)
+        if _upper_bound(errors, n, confidence_level) > error:
+            return best or Abstention(None, n, errors, enough)
+        best = Abstention(threshold, n, errors, enough)
+    return best or Abstention(None, len(sure), int((~right).sum()), enough)
 
 
 def _upper_bound(errors: int, n: int, level: float) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from numbers import Integral
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -57,7 +58,8 @@ def corrupt(recording: Recording, kind: str, strength: int, *, seed: int = 0) ->
     """
     choice("kind", kind, tuple(CORRUPTIONS))
     seed_number(seed)
-    if isinstance(strength, bool) or strength not in range(STRENGTHS + 1):
+    whole = isinstance(strength, Integral) and not isinstance(strength, bool)
+    if not whole or not 0 <= strength <= STRENGTHS:
         raise ValueError(
             f"strength: must be a whole number from 0 to {STRENGTHS}; got {strength!r}; "
             f"give e.g. {STRENGTHS}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,6 +18,8 @@ from bisnn.data.archives import Recordings
 from bisnn.kernels.graphs import to_device
 from bisnn.packed import encoding
 from bisnn.packed.columns import Schema
+
+TOGETHER = 64  # recordings that are looked at together
 
 
 class Batches(Protocol):
@@ -84,6 +87,17 @@ class LoadedData:
     target_mean: float = 0.0
     target_scale: float = 1.0
 
+    @cached_property
+    def trained_on(self) -> Tensor:
+        """The fingerprints of the training points; of a regression with their targets, as other
+        points may well lie at the same place.
+        """
+        return self.fingerprints(self.train)
+
+    def fingerprints(self, part: Split) -> Tensor:
+        """Those of a part of the data."""
+        return fingerprints(part.x, None if self.classes else part.y)
+
     def digest(self) -> str:
         """A fingerprint of all points: a file that was edited is another dataset."""
         digest = hashlib.blake2b(repr(self.classes).encode(), digest_size=16)
@@ -98,6 +112,24 @@ class LoadedData:
     @property
     def outputs(self) -> int:
         return len(self.classes) or self.train.y.shape[-1]
+
+
+def fingerprints(x: Tensor | Clips, targets: Tensor | np.ndarray | None = None) -> Tensor:
+    """Of each point or recording as the network sees it, with its target where there are `targets`,
+    int64 (N,): alike where these are, and otherwise once in 2^64 pairs.
+    """
+    rows, found = len(x), []
+    beside = np.asarray(np.empty((rows, 0)) if targets is None else targets, np.float32)
+    for index in torch.arange(rows).split(TOGETHER):
+        some = x[index]
+        each = (
+            np.packbits(some.spikes().movedim(1, 0).flatten(1).numpy(), axis=1)
+            if isinstance(some, Clips)
+            else some.numpy()
+        )
+        for row, target in zip(each, beside[index.numpy()], strict=True):
+            found.append(hashlib.blake2b(row.tobytes() + target.tobytes(), digest_size=8).digest())
+    return torch.from_numpy(np.frombuffer(bytearray(b"".join(found)), np.int64))
 
 
 def _bytes(x: Tensor) -> bytes:

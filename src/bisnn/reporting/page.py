@@ -125,21 +125,19 @@ def write_report(
             f"{error.strerror}; the report was not written: give another file with out",
             str(path),
         ) from None
-    return Written(path, _best_decisions(runs))
+    return Written(path, _decisions(runs))
 
 
-def _best_decisions(runs: Sequence[Run]) -> str:
-    """One line on the run that decided most test points rightly, of those with few bits per weight
-    if there are any: how many, how early, and what was guaranteed; empty where no run decides.
+def _decisions(runs: Sequence[Run]) -> str:
+    """One line on the first run that decides, of those with few bits per weight if there are any:
+    how many, how early, and what was guaranteed; empty where no run decides.
     """
-    found = [(run, run.judged.decisions) for run in runs if run.judged.decisions is not None]
-    if not found:
-        return ""
-    best, decisions = max(
-        found,
-        key=lambda pair: (not pair[0].config.rule.real_weights(), pair[1].right / pair[1].judged),
-    )
-    return f"{best.label}: {decisions.sentence(best.things)}"
+    for run in sorted(runs, key=lambda run: run.config.rule.real_weights()):
+        if run.judged.decisions is not None:
+            kept = run.judged.guarantee
+            doubt = f"; but {kept.doubt()}" if kept is not None and kept.doubt() else ""
+            return f"{run.label}: {run.judged.decisions.sentence(run.things)}{doubt}"
+    return ""
 
 
 def _checked_path(folders: Sequence[str | Path], out: str | Path | None) -> Path:

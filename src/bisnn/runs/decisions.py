@@ -6,20 +6,21 @@ of the test points give the thresholds, and the other half is judged: what a cal
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
-from rich.progress import Progress
 from torch import Tensor
 
 from bisnn import conformal, intervals, metrics
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
-from bisnn.conformal import ConformalSets, Looks, PredictionIntervals
-from bisnn.data.loading import Split
+from bisnn.conformal import ConformalIntervals, ConformalSets, Looks
 from bisnn.intervals import Interval
-from bisnn.runs.guarantee import answers, score_readouts
+from bisnn.prediction import Classification, Regression
+from bisnn.runs.guarantee import outputs, score_readouts
 from bisnn.runs.model import Model
-from bisnn.runs.results import Decisions, Kept, Looked
+from bisnn.runs.results import Decisions, Kept, Looked, Metrics
 
 COVERAGE = 0.95  # of runs that are not calibrated
 TARGETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99)
@@ -27,29 +28,48 @@ SPLITS = 10  # in halves, that coverage is the mean over
 MOST = 2000  # points that these are of
 
 
-class Margins:
-    """Collects the scores of the usual predictor's looks while it predicts the test points."""
+class Scores:
+    """Collects the scores of the looks while a predictor, of `samples` members of each network,
+    says what the test points are.
+    """
 
-    def __init__(self, model: Model):
+    def __init__(self, model: Model, samples: int | None):
         self.model, found = model, model.guarantee
-        shared = found is not None and found.samples == model.members
-        rule = found.rule if found is not None and shared else None
-        self.rule = rule if isinstance(rule, ConformalSets) and rule.score == "margin" else None
+        own = found.rule if found is not None and found.samples == samples else None
+        self.rule = own if isinstance(own, ConformalSets) else None
+        self.score = self.rule.score if self.rule else conformal.SCORES[0]
         self.path: Looks = (
             self.rule.path
             if self.rule
-            else conformal.even_path(model.config.steps, model.size(model.members))
+            else conformal.even_path(model.config.steps, model.size(samples))
         )
         self.parts: list[np.ndarray] = []
 
     def look(self, readouts: list[Tensor]) -> None:
         """Score what `Model.readouts` gives of some points."""
-        self.parts.append(score_readouts(self.model, readouts, self.path))
+        self.parts.append(score_readouts(self.model, readouts, self.path, self.score))
+
+    def kept(self, rule: ConformalSets, y: np.ndarray) -> Metrics:
+        """How sets by a rule are, whose path this is."""
+        answer = rule.stop(np.concatenate(self.parts, 1))
+        inside = answer.hold(y)
+        judged = {
+            "coverage": _share(inside),
+            "set_size": metrics.mean_interval(answer.sizes),
+            "time_steps": metrics.mean_interval(answer.steps),
+            "decided": _share(answer.decided),
+        }
+        if answer.decided.any():
+            right = "accuracy" if rule.most == 1 else "coverage"
+            judged[f"{right}_of_decided"] = _share(inside[answer.decided])
+        return judged
 
     def decisions(self, y: np.ndarray, shown: np.ndarray) -> tuple[Decisions, Looked] | None:
         """What the looks decide, and what a report draws of it; `shown` are the points whose sets
         it shows. None where there are too few points for a guarantee.
         """
+        if not self.parts:
+            return None
         scores, seed = np.concatenate(self.parts, 1), self.model.config.seed
         order = philox.permutation(len(y), seed, Purpose.DECISION_SPLIT)
         some, judged = order[: len(y) // 2], order[len(y) // 2 :]
@@ -62,11 +82,12 @@ class Margins:
         else:
             judged = np.arange(len(y))
         answer = rule.stop(scores[:, judged])
-        inside = answer.sets[np.arange(len(judged)), y[judged]]
+        inside = answer.hold(y[judged])
         found = Decisions(
             coverage=rule.coverage,
             calibrated_on=rule.recordings,
             own=self.rule is not None,
+            most=rule.most,
             judged=len(judged),
             steps=self.model.config.steps,
             covered=int(inside.sum()),
@@ -76,7 +97,7 @@ class Margins:
         )
         targets, coverage = _coverages(scores, y, self.path, seed)
         return found, Looked(
-            times=torch.tensor([t for t, _ in self.path]),
+            path=torch.tensor(self.path),
             sets=torch.from_numpy(np.stack([rule.at(p, s[shown]) for p, s in enumerate(scores)])),
             stops=torch.from_numpy(answer.steps),
             decided=torch.from_numpy(answer.decided),
@@ -102,41 +123,36 @@ def _coverages(
             except ValueError:
                 break
             answer = rule.stop(scores[:, others])
-            kept.append(answer.sets[np.arange(len(others)), y[others]].mean())
+            kept.append(answer.hold(y[others]).mean())
         if kept:
             targets.append(target)
             found.append(float(np.mean(kept)))
     return targets, found
 
 
-def kept(model: Model, test: Split, progress: Progress) -> Kept | None:
-    """How the guarantee of a calibrated model holds on the test points."""
-    if model.guarantee is None:
-        return None
-    bar = progress.add_task("sets", total=len(test.x))
-    found = answers(model, test.x, lambda points: progress.advance(bar, points))
-    rule, y = model.guarantee.rule, test.y.numpy()
-    if isinstance(found, PredictionIntervals):
-        inside = (found.low <= y[:, 0]) & (y[:, 0] <= found.high)
-        widths = metrics.mean_interval(found.high - found.low)
-        judged = {"coverage": _share(inside), "width": widths}
+def kept(
+    model: Model, predictor: str, result: Classification | Regression, scores: Scores, y: np.ndarray
+) -> Kept:
+    """How the guarantee of a calibrated model holds on test points y, of which the calibrated
+    `predictor` says `result`; or of classes, at each look, the `scores`.
+    """
+    assert model.guarantee is not None
+    rule = model.guarantee.rule
+    about: dict[str, Any] = {"correction": "", "most": 1}
+    if isinstance(rule, ConformalIntervals):
+        low, high = rule.around(*outputs(result))
+        inside = (low <= y[:, 0]) & (y[:, 0] <= high)
+        judged = {"coverage": _share(inside), "width": metrics.mean_interval(high - low)}
     else:
-        inside = found.sets[np.arange(len(y)), y]
-        judged = {
-            "coverage": _share(inside),
-            "set_size": metrics.mean_interval(found.sizes),
-            "time_steps": metrics.mean_interval(found.steps),
-            "decided": _share(found.decided),
-        }
-        if found.decided.any():
-            judged["accuracy_of_decided"] = _share(inside[found.decided])
+        about, judged = {"correction": rule.correction, "most": rule.most}, scores.kept(rule, y)
     return Kept(
         coverage=rule.coverage,
-        correction=rule.correction if isinstance(rule, ConformalSets) else "",
         recordings=rule.recordings,
+        tested=model.guarantee.tested,
         steps=model.config.steps,
-        samples=model.guarantee.samples,
+        predictor=predictor,
         metrics=judged,
+        **about,
     )
 
 

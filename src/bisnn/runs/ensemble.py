@@ -44,6 +44,11 @@ class Ensemble:
             raise ValueError(
                 f"models: must be a list of two or more; got {models!r}; give e.g. [run, other]"
             )
+        for model in models:
+            if not isinstance(model, (Model, str, Path)):
+                raise ValueError(
+                    f"models: must be models or run folders; got {model!r}; load it with bisnn.load"
+                )
         loaded = [model if isinstance(model, Model) else load(model) for model in models]
         self.models = tuple(loaded)
         first = loaded[0]
@@ -92,6 +97,19 @@ class Ensemble:
             x, samples, over_time: as in `Model.predict_spikes`.
         """
         return self._joined(lambda model: model.predict_spikes(x, samples, over_time))
+
+    def predict_series(
+        self,
+        x: Any,
+        samples: int | Literal["usual"] | None = "usual",
+        over_time: str | None = None,
+    ) -> Classification | Regression:
+        """Predict series of values, or of spikes.
+
+        Args:
+            x, samples, over_time: as in `Model.predict_series`.
+        """
+        return self._joined(lambda model: model.predict_series(x, samples, over_time))
 
     def tempered(self, temperature: float | None = None) -> Ensemble:
         """All models at a `temperature`, by default each at its own; see `Model.tempered`."""

@@ -24,7 +24,7 @@ from bisnn.data.series import Series
 from bisnn.display import bars, note
 from bisnn.files import file_digest, write_atomic
 from bisnn.prediction import Classification, Regression
-from bisnn.runs.decisions import Margins, kept
+from bisnn.runs.decisions import Scores, kept
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
 from bisnn.runs.guarantee import answers, digest_beside
 from bisnn.runs.inputs import check_unchanged, load_dataset, located, spikes
@@ -61,12 +61,12 @@ SLICES = 6  # of time, that the events of a recording are counted in
 MAPS = 8  # channels of a convolutional layer whose spikes are counted
 COUNTED = 16  # test points that the energy ledger counts
 BINS = 40  # of the histogram of p
-FORMAT = 5  # of what is stored: it grows with what a report shows
+FORMAT = 6  # of what is stored: it grows with what a report shows
 
 
 def predictors(model: Model) -> dict[str, int | None]:
     """Name of each predictor of a run, and how many members it draws from every network; the first
-    draws none.
+    draws none, the last is the usual one, and one that was calibrated is among them.
     """
     networks, count = 1 + len(model.others), model.members
     single = "sign" if model.net.alphabet == BINARY else "nearest level"
@@ -79,7 +79,9 @@ def predictors(model: Model) -> dict[str, int | None]:
     }
     if count is not None:
         by = "dropout" if model.config.predict.dropout else "ensemble"
-        found[f"{by} of {model.size(count)}"] = count
+        calibrated = None if model.guarantee is None else model.guarantee.samples
+        for members in dict.fromkeys((calibrated or count, count)):
+            found[f"{by} of {model.size(members)}"] = members
     return found
 
 
@@ -140,7 +142,6 @@ def evaluate_model(
         tree = _judged(model, data, progress)
         tree["energy"] = energy(model, data.test[0], costs)
         tree["recordings"] = data.test.x.digest().hex() if isinstance(data.test.x, Clips) else ""
-        tree["guarantee"] = kept(model, data.test, progress)
         if ood is None:
             tree |= _told_apart_before(folder, model, tree["recordings"])
         else:
@@ -243,23 +244,26 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
     bar = progress.add_task("test points", total=sum(map(model.size, names.values())) * work)
     results, judged, over_time, planes = {}, {}, {}, {}
     calibration: dict[str, PlainCalibration] = {}
-    margins = Margins(model)
+    watched = model.members if model.guarantee is None else model.guarantee.samples
+    scores, kept_as = Scores(model, watched), None
     for name, members in names.items():
         each = model.size(members)
         advance = lambda points, each=each: progress.advance(bar, points * each)  # noqa: E731
-        usual = members == model.members and bool(model.classes) and of is None
-        look: Any = {"look": margins.look} if usual and not is_ragged(x) else {}
+        watch = members == watched and of is None
+        look: Any = {"look": scores.look} if watch and model.classes else {}
         result = model.predict_labelled(x, members, advance, **look)
         results[name] = _parts(result)
         judged[name] = judge(result, y, model.config.seed, of)
         if isinstance(result, Classification):
             calibration[name] = _ece(result, y, model.config.seed)
+        if watch and model.guarantee is not None:
+            kept_as = kept(model, name, result, scores, y.numpy())
         over_time[name] = _curves(model, x[some], data.test.y[some], members, advance)
         if len(plane):
             probs = model.predict_points(plane, members, advance=advance).mean.cpu()
             planes[name] = probs.reshape(PLANE, PLANE, -1)
     few = _examples(result, y) if of is None else _evenly(len(x), EXAMPLES)
-    decided = margins.decisions(y.numpy(), few.numpy()) if margins.parts else None
+    decided = None if is_ragged(x) else scores.decisions(y.numpy(), few.numpy())
     count = (1 + len(model.others)) * weight_count(model.net)
     bits = 1 if model.net.alphabet is None else model.net.alphabet.planes
     return {
@@ -278,6 +282,7 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
         "plane": _plane(planes, model, data.train),
         **_activity(model, x, some, few),
         **(dict(zip(("decisions", "looked"), decided, strict=True)) if decided else {}),
+        "guarantee": kept_as,
         "posterior": _posterior(model),
         "memory": Memory(
             weights=count, bits=bits, bytes=-(-bits * count // 8), bytes_32_bit=4 * count

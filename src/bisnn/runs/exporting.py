@@ -58,7 +58,7 @@ class Exported:
     weights: int = 0  #: of "packed"
     members: int = 0  #: of "packed", "c" and "web"; 0: the posterior itself
     call: str = ""  #: of "packed": the engine's method that predicts
-    sets_call: str = ""  #: of "packed", calibrated: the one that predicts sets, or intervals
+    sets_call: str = ""  #: of "packed" and "c", calibrated: what predicts sets, or intervals
     flash: int = 0  #: bytes of tables, of "c"
     ram: int = 0  #: bytes of state, of "c"
     prefix: str = ""  #: of "c"
@@ -168,7 +168,7 @@ def export_model(
         packed = _calibrated(trained, packed, chosen, converted)
         if packed.intervals is not None and to in ("c", "web"):
             note(
-                f"--to {to} has no place for the run's calibrated intervals, which stay behind; "
+                f"--to {to} has no place for the run's calibrated intervals, which are left out; "
                 "--to packed takes them along"
             )
     if neuron is not None and converted:
@@ -201,10 +201,10 @@ def _calibrated(
         return replace(packed, sets=rule)
     by = "the one set of weights" if found.samples is None else f"{found.samples} members"
     sets = isinstance(rule, ConformalSets)
-    score = f" and the score {rule.score}" if isinstance(rule, ConformalSets) else ""
+    score = f", with the score {rule.score}" if isinstance(rule, ConformalSets) else ""
     note(
-        f"the run's calibration is by {by} as trained{score}, and what is shipped differs: its "
-        f"prediction {'sets' if sets else 'intervals'} stay behind"
+        f"the run was calibrated by {by}, with neurons as trained{score}; what is exported "
+        f"differs, so the prediction {'sets' if sets else 'intervals'} are left out"
     )
     return packed
 
@@ -262,8 +262,14 @@ def _written(
     if to == "c":
         path, prefix = Path(out or folder / "c"), prefix or "model"
         made = c.write(packed, path, golden_recording(trained), prefix=prefix)
+        call = f"{prefix}_decided()" if packed.sets else ""
         return Exported(
-            path, members=packed.count, flash=made["flash"], ram=made["ram"], prefix=prefix
+            path,
+            members=packed.count,
+            sets_call=call,
+            flash=made["flash"],
+            ram=made["ram"],
+            prefix=prefix,
         )
     from bisnn.shipping import nir, nir_simulation
 

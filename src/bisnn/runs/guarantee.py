@@ -27,7 +27,7 @@ from bisnn.conformal import (
     PredictionIntervals,
     PredictionSets,
 )
-from bisnn.data.loading import Clips
+from bisnn.data.loading import Clips, fingerprints
 from bisnn.display import note
 from bisnn.files import file_digest, read_text, write_atomic
 from bisnn.layer import Readout
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from bisnn.runs.model import Model
 
 FILE = "calibration.json"
-VERSION = 3  # of the file
+VERSION = 4  # of the file
+SAME = 0.1  # of the points of a table that may be training points by chance, beside twins there
 
 
 class OtherModel(ValueError):
@@ -58,6 +59,7 @@ class Guarantee:
     temperature: float | None = None
     confidence: tuple[float, ...] = ()  #: of classes: in each calibration recording
     correct: tuple[bool, ...] = ()  #: and whether it was right
+    tested: int = 0  #: calibration recordings that the run is tested on too
 
     def abstention(self, error: float, confidence_level: float = 0.9) -> Abstention:
         """From which confidence on at most a share `error` of all answers is wrong, with the
@@ -69,7 +71,7 @@ class Guarantee:
                 f"abstain: is for classes, and this model predicts targets; got {error}; "
                 "leave it out"
             )
-        if not 0 < error < 1:
+        if not number("abstain", error, above=0) < 1:
             raise ValueError(f"abstain: must lie in (0, 1); got {error:g}; give e.g. 0.005")
         sure, right = torch.tensor(self.confidence), torch.tensor(self.correct)
         found = abstention_threshold(sure, right, error, confidence_level)
@@ -127,25 +129,23 @@ def calibrated(
         conformal.check_labels(y, len(x), len(model.classes))
         options = {"correction": correction, "most": most, "by_class": by_class, "score": score}
         return _sets(model, x, y, coverage, samples, looks, options, advance)
-    given = (correction, looks, most, by_class, score)
-    if given != (CORRECTIONS[0], LOOKS, 1, False, SCORES[0]):
-        raise ValueError(
-            "correction, looks, most, by_class, score: are of sets of classes, and this model "
-            f"predicts targets; got {given}; leave them out"
-        )
+    for name, value, usual in (
+        ("correction", correction, CORRECTIONS[0]),
+        ("looks", looks, LOOKS),
+        ("most", most, 1),
+        ("by_class", by_class, False),
+        ("score", score, SCORES[0]),
+    ):
+        if value != usual:
+            raise ValueError(
+                f"{name}: is of sets of classes, and this model predicts targets; got {value!r}; "
+                "leave it out"
+            )
     conformal.order(len(x), coverage)
     y = y.reshape(-1)
-    mean, std = _outputs(model.predict_points(x, samples, advance=advance))
+    mean, std = outputs(model.predict_points(x, samples, advance=advance))
     rule = conformal.calibrate_intervals(mean, std, y, coverage, scaled=scaled)
-    return Guarantee(rule, samples, digest_of(fingerprints(model, x), y))
-
-
-def _first_half(model: Model, recordings: int) -> np.ndarray:
-    """Which of the calibration recordings give ranks and the temperature, (N,); the others give
-    the bound of joint thresholds.
-    """
-    order = philox.permutation(recordings, model.config.seed, Purpose.CALIBRATION_SPLIT)
-    return np.isin(np.arange(recordings), order[: recordings // 2])
+    return Guarantee(rule, samples, _digest_of(x, y))
 
 
 def _sets(
@@ -161,12 +161,15 @@ def _sets(
     members = model.size(samples)
     path = (
         conformal.even_path(model.config.steps, members, looks)
-        if isinstance(looks, int)
+        if isinstance(looks, int | np.integer)
         else conformal.checked_path(looks, model.config.steps, members)
     )
     # Too few recordings are refused before the network runs
     conformal.check_enough(len(y), coverage, options["correction"], len(path))
-    first, score = _first_half(model, len(y)), options["score"]
+    # Those that give ranks and the temperature; the others give the bound of joint thresholds
+    order = philox.permutation(len(y), model.config.seed, Purpose.CALIBRATION_SPLIT)
+    first = conformal.first_half(order, y if options["by_class"] else None)
+    score = options["score"]
     result, scores = _scored(model.tempered(1.0), x, samples, path, score, advance)
     rule = conformal.calibrate_sets(scores, y, path, coverage, first=first, **options)
     truth, some = torch.from_numpy(y), torch.from_numpy(first)
@@ -174,11 +177,11 @@ def _sets(
     if options["correction"] == "joint":
         temperature = fit_temperature(result.members.cpu()[:, some], truth[some])
     confidence, best = (part.cpu() for part in result.mean.max(-1))
-    data, correct = digest_of(fingerprints(model, x), y), tuple((best == truth).tolist())
+    data, correct = _digest_of(x, y), tuple((best == truth).tolist())
     return Guarantee(rule, samples, data, temperature, tuple(confidence.tolist()), correct)
 
 
-def _outputs(result: Any) -> tuple[np.ndarray, np.ndarray]:
+def outputs(result: Any) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation of a regression, (N,) each."""
     assert isinstance(result, Regression)
     mean, std = (part[:, 0].double().cpu().numpy() for part in (result.mean, result.std))
@@ -251,28 +254,37 @@ def predictions_and_answers(
         result, scores = _scored(model, x, samples, rule.path, rule.score, advance)
         return result, rule.stop(scores)
     found = model.predict_points(x, samples, advance=advance)
-    return found, rule.around(*_outputs(found))
+    return found, rule.around(*outputs(found))
 
 
-def fingerprints(model: Model, x: Tensor | Clips) -> list[bytes]:
-    """Of each point or recording as the network sees it."""
-    found = []
-    for index in torch.arange(len(x)).split(model.batch):
-        some = x[index]
-        rows = (
-            np.packbits(some.spikes().movedim(1, 0).flatten(1).numpy(), axis=1)
-            if isinstance(some, Clips)
-            else some.numpy()
+def check_unseen(model: Model, x: Tensor | Clips, y: Any, name: str = "x") -> None:
+    """Refuse points, encoded alike, or recordings that the model was trained on; of a regression
+    with the same targets y.
+
+    Rows of a table may be equal by chance: about as often as training rows are equal among
+    themselves.
+    """
+    trained = model.trained_on
+    same = int(torch.isin(fingerprints(x, None if model.classes else y), trained).sum())
+    allowed = 0.0
+    if not model.config.recorded and len(trained):
+        counts = trained.unique(return_counts=True)[1]
+        allowed = (SAME + float(counts[counts > 1].sum()) / len(trained)) * len(x)
+    if same > allowed:
+        raise ValueError(
+            f"{name}: must not have been trained on; {same} of {len(x)} were; a model is surer of "
+            "what it was trained on than of anything else: give data that it has not seen"
         )
-        found += [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows]
-    return found
+    if same:
+        note(
+            f"{name}: {same} of {len(x)} are equal to training points; a few may be so by chance, "
+            "but leave out what was trained on"
+        )
 
 
-def digest_of(recordings: Sequence[bytes], y: np.ndarray) -> str:
-    """Of recordings in their order, with their labels or targets."""
-    digest = hashlib.blake2b(b"".join(recordings), digest_size=16)
-    digest.update(np.asarray(y, np.float64).tobytes())
-    return digest.hexdigest()
+def _digest_of(x: Tensor | Clips, y: np.ndarray) -> str:
+    """Of points or recordings in their order, with their labels or targets."""
+    return hashlib.blake2b(fingerprints(x, y).numpy().tobytes(), digest_size=16).hexdigest()
 
 
 # The file
@@ -286,6 +298,7 @@ def write(found: Guarantee, model_file: Path) -> Path:
         "kind": kind,
         "model": file_digest(model_file),
         "data": found.data,
+        "tested": found.tested,
         "samples": found.samples,
         "temperature": found.temperature,
         kind: found.rule.to_json(),
@@ -323,9 +336,11 @@ def read(model_file: Path, classes: int) -> Guarantee | None:
             if classes
             else ConformalIntervals.from_json(body["intervals"])
         )
-        samples, data = body["samples"], body["data"]
+        samples, data, tested = body["samples"], body["data"], body["tested"]
         if not (samples is None or (type(samples) is int and samples > 0)) or type(data) is not str:
             raise ValueError("its predictor or its data are not named")
+        if type(tested) is not int or tested < 0:
+            raise ValueError("it does not say how many of its recordings are tested on")
         temperature = body["temperature"]
         if temperature is not None:
             number("temperature", temperature, above=0)
@@ -335,7 +350,7 @@ def read(model_file: Path, classes: int) -> Guarantee | None:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"{path}: is damaged or no calibration ({error}); {again}") from None
-    return Guarantee(rule, samples, data, temperature, tuple(confidence), tuple(correct))
+    return Guarantee(rule, samples, data, temperature, tuple(confidence), tuple(correct), tested)
 
 
 def _check_given(confidence: Any, correct: Any, count: int) -> None:

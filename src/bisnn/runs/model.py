@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ from bisnn.runs import config as config_module
 from bisnn.runs.building import build_network, planned_layers
 from bisnn.runs.config import Config
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
-from bisnn.runs.guarantee import Guarantee, answers, calibrated, usable
+from bisnn.runs.guarantee import Guarantee, answers, calibrated, check_unseen, usable
 from bisnn.runs.guarantee import write as write_guarantee
 from bisnn.runs.inputs import (
     input_shape,
@@ -73,6 +73,8 @@ class Model:
     #: trained beside it, or snapshots of its training
     others: tuple[tuple[Tensor, ...], ...] = ()
     temperature: float = 1.0  #: of the probabilities; see `tempered`
+    #: fingerprints of the training points, (N,): no guarantee comes from these
+    trained_on: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     @classmethod
     def of(cls, net: Network, config: Config, data: LoadedData, epoch: int) -> Model:
@@ -88,6 +90,7 @@ class Model:
             data.digest(),
             data.schema,
             *target,
+            trained_on=data.trained_on,
         )
 
     @property
@@ -219,7 +222,8 @@ class Model:
     ) -> Model:
         """This model with prediction sets, or intervals, that hold the truth as often as asked for.
 
-        The guarantee is for data like (x, y), which must not have been trained on.
+        The guarantee is for data like (x, y), which must not have been trained on: points of the
+        training are recognised, and refused.
 
         Args:
             x: features (N, d), a list of recordings, or spikes (N, T, ...).
@@ -229,7 +233,13 @@ class Model:
             options: of `bisnn.runs.guarantee.calibrated`: correction, looks, most, by_class, score;
                 scaled for intervals.
         """
-        points, members = self.inputs(x), self.count(samples)
+        points, members, y = self.inputs(x), self.count(samples), np.asarray(y)
+        if len(y) != len(points):
+            raise ValueError(
+                f"y: must have a label or target for each of {len(points)} points; got {len(y)}; "
+                "give as many"
+            )
+        check_unseen(self, points, y)
         found = calibrated(self, points, y, coverage, samples=members, **options)
         return replace(self, guarantee=found)
 
@@ -243,12 +253,16 @@ class Model:
         """This model with probabilities at a `temperature`, by default the one that calibration
         found: above 1 softer, below it sharper, each member's p^(1/temperature), normalised.
         """
+        if not self.classes:
+            raise ValueError(
+                "temperature: is of probabilities, and this model predicts targets; leave it out"
+            )
         if temperature is None and self.guarantee is not None:
             temperature = self.guarantee.temperature
         if temperature is None:
             raise ValueError(
-                "temperature: this model has none from its calibration; got None; use "
-                "`bisnn calibrate RUN` with the joint correction, or give a number"
+                "temperature: this model has none from its calibration; got None; calibrate it "
+                "with the joint correction"
             )
         return replace(self, temperature=number("temperature", temperature, above=0))
 
@@ -403,6 +417,7 @@ class Model:
         }
         about["target"] = {"mean": self.target_mean, "scale": self.target_scale}
         about["scale"] = {"low": self.low, "high": self.high}
+        about["trained_on"] = self.trained_on
         if self.others:
             about["others"] = [list(weights) for weights in self.others]
         save_tree(Path(path), {**about, "net": self.net.state_dict()}, "model")
@@ -436,6 +451,7 @@ def load(path: str | Path) -> Model:
         net = build_network(config, input_shape(config, len(low)), len(classes) or 1)
         net.load_state_dict(tree["net"])
         options = {**_units(tree, len(low)), "others": _others(tree, net)}
+        options["trained_on"] = _trained_on(tree)
         model = Model(net, config, classes, low, high, tree["epoch"], tree["data"], **options)
     except FileNotFoundError:
         raise ValueError(
@@ -496,6 +512,14 @@ def _others(tree: dict[str, Any], net: Network) -> tuple[tuple[Tensor, ...], ...
     if any([(w.shape, w.dtype) for w in weights] != own for weights in others):
         raise ValueError("its networks differ in more than their weights")
     return others
+
+
+def _trained_on(tree: dict[str, Any]) -> Tensor:
+    """The fingerprints of the training points that a model file holds, checked."""
+    found = tree.get("trained_on", torch.empty(0, dtype=torch.int64))  # 0.2.0 did not write it
+    if not isinstance(found, Tensor) or found.dtype != torch.int64 or found.ndim != 1:
+        raise ValueError("its training points have no fingerprints")
+    return found
 
 
 def _units(tree: dict[str, Any], features: int) -> dict[str, Any]:

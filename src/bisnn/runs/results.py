@@ -39,42 +39,64 @@ class Memory(Finding):
 
 class Kept(Finding):
     """How a guarantee held on the test points: of sets coverage, set size, time steps, the share
-    that was decided and the accuracy of these; of intervals coverage and width.
+    that was decided and how many of these sets hold the truth; of intervals coverage and width.
     """
 
     coverage: float  # asked for
     correction: str  # for several looks; empty for intervals
+    most: int  # classes of a set that decides
     recordings: int  # calibrated on
+    tested: int  # of these, that are test points too: then this is no test
     steps: int  # of a whole recording
-    samples: int | None  # members of the predictor
+    predictor: str
     metrics: Metrics
+
+    def doubt(self) -> str:
+        """Why the guarantee cannot be read off these numbers, in one sentence; or empty."""
+        if self.tested:
+            return (
+                f"{self.tested:,} of the {self.recordings:,} calibration points are test points: "
+                "this is no test of the guarantee"
+            )
+        if self.metrics["coverage"].high < self.coverage:
+            return (
+                "the coverage is below what was asked for, beyond chance: the test points are "
+                "unlike the calibration points (other people, places, sensors?), and the guarantee "
+                "is for points like those"
+            )
+        return ""
 
 
 class Decisions(Finding):
-    """How many test points were decided, one class being left, and how early; by the run's own
+    """How many test points were decided, with a set of few classes, and how early; by the run's own
     calibration, or by one on half of the test points.
     """
 
     coverage: float  # asked for
     calibrated_on: int  # points
     own: bool  # by the run's calibration
+    most: int  # classes of a set that decides
     judged: int  # test points
     steps: int  # of a whole recording
     covered: int  # whose class was in the set that was answered
     decided: int
-    right: int  # of the decided
+    right: int  # of the decided, whose class was in the set
     mean_steps: float | None  # until the answer, of the decided; None where none is
 
     def sentence(self, things: str = "points") -> str:
         """One line that a person understands; `things` are what was judged."""
         if self.mean_steps is None:
             return f"of {self.judged:,} test {things} none could be decided"
+        decided, right = "were decided", f"{self.right:,} of them correctly"
+        if self.most > 1:
+            decided = f"got a set of at most {self.most} classes"
+            right = f"{self.right:,} of these sets hold the right one"
         return (
-            f"of {self.judged:,} test {things} {self.decided:,} were decided, after "
-            f"{self.mean_steps:.1f} of {self.steps} time steps on average, and {self.right:,} of "
-            f"these rightly; guaranteed, by calibrations on {self.calibrated_on:,} others: on "
-            f"average the answer has the right class in {100 * self.coverage:.10g} % of all cases "
-            "or more"
+            f"of {self.judged:,} test {things} {self.decided:,} {decided}, after "
+            f"{self.mean_steps:.1f} of {self.steps} time steps on average, and {right}; "
+            f"calibrated on {self.calibrated_on:,} {'' if self.own else 'other '}{things}, which "
+            "guarantees that on average the answer holds the right class at least "
+            f"{100 * self.coverage:.10g} % of the time, on {things} like those"
         )
 
 
@@ -194,7 +216,7 @@ class Raster(Finding):
 class Looked(Finding):
     """What a classifier would answer at each look, while a recording goes on."""
 
-    times: Tensor  # (P,) time steps of the looks
+    path: Tensor  # (P, 2) time steps and members of the looks
     sets: Tensor  # bool (P, n, C): of the points of the raster
     stops: Tensor  # (M,) time steps after which each point that was judged was answered
     decided: Tensor  # bool (M,)

@@ -29,7 +29,7 @@ from bisnn.reporting.charts.canvas import (
     dashed,
     plot,
 )
-from bisnn.runs.results import Decisions, Looked
+from bisnn.runs.results import Decisions, Kept, Looked
 from bisnn.runs.robustness import Robustness
 
 COLUMNS = 3  # of small multiples
@@ -40,9 +40,9 @@ MANY = 20  # classes above which sets are not drawn
 
 def parts_of(run: Run) -> list[Part]:
     judged = run.judged
+    parts: list[Part] = [_kept(judged.guarantee)] if judged.guarantee is not None else []
     if not judged.classes:
-        return ["No sets of classes: this run predicts targets."]
-    parts: list[Part] = []
+        return parts or ["No prediction intervals: this run is not calibrated."]
     if judged.decisions is None or judged.looked is None:
         parts.append("No prediction sets: there are too few test points to calibrate on.")
     else:
@@ -56,6 +56,23 @@ def parts_of(run: Run) -> list[Part]:
     return parts
 
 
+def _kept(found: Kept) -> Part:
+    """How the guarantee of a calibrated run holds."""
+    what = "Prediction sets" if found.correction else "Prediction intervals"
+    rows = tuple(
+        (name.replace("_", " "), f"{value.value:.4g}", f"{value.low:.4g} to {value.high:.4g}")
+        for name, value in found.metrics.items()
+    )
+    by = f", {found.correction} correction" if found.correction else ""
+    caption = (
+        f"{what} of {found.predictor}, to hold the truth in {100 * found.coverage:.10g} % of all "
+        f"cases: calibrated on {found.recordings:,} points{by}, judged on the test points."
+    )
+    if found.doubt():
+        caption += f" {found.doubt()[0].upper()}{found.doubt()[1:]}."
+    return Table(f"{what}, by its own calibration", caption, ("", "found", "95 % interval"), rows)
+
+
 def _shrinking(run: Run, looked: Looked) -> Part:
     """The sets of some points of the raster, one below the other, look by look."""
     classes, every = run.judged.classes, run.judged.raster.points.tolist()
@@ -63,7 +80,8 @@ def _shrinking(run: Run, looked: Looked) -> Part:
         return f"No pictures of sets: {len(classes)} classes are more than can be told apart."
     shown = sorted({*range(len(every))[:SHOWN], *range(len(every))[-SHOWN:]})
     figure, axes = plot(*(ROW * len(classes) for _ in shown))
-    times, said = looked.times.tolist(), []
+    times, members = looked.path.T.tolist()
+    said = []
     for ax, i in zip(axes, shown, strict=True):
         sets, truth = looked.sets[:, i].numpy(), int(run.judged.y[every[i]])  # (P, C)
         image = np.zeros((*sets.T.shape, 4), np.uint8)
@@ -76,8 +94,10 @@ def _shrinking(run: Run, looked: Looked) -> Part:
         sizes = sets.sum(1)
         said.append(f"Number {every[i] + 1}: {sizes[0]} classes at first, {sizes[-1]} at the end.")
     some = range(len(times))[:: -(-len(times) // 6)]
-    axes[-1].set(xlabel="time step of the look", xticks=some)
-    axes[-1].set_xticklabels([f"{times[p]}" for p in some])
+    grows = len(set(members)) > 1
+    label = "time step, members" if grows else "time step"
+    axes[-1].set(xlabel=f"{label} of the look", xticks=some)
+    axes[-1].set_xticklabels([f"{times[p]}" + f", {members[p]}" * grows for p in some])
     caption = (
         "A column for each look, a row for each class, filled where it is in the set; the line is "
         "the true class. A set of one class is an answer, and the rest need not be seen."
@@ -106,7 +126,7 @@ def _coverage(found: Decisions, looked: Looked) -> Chart:
 
 def _times(run: Run, found: Decisions, looked: Looked) -> Chart:
     figure, (ax,) = plot()
-    times = looked.times.tolist()
+    times = looked.path[:, 0].unique().tolist()  # several looks may be at one time step
     counts = [int(((looked.stops == t) & looked.decided).sum()) for t in times]
     width = 0.8 * min(np.diff([0, *times]))
     ax.bar(times, counts, width, color=SERIES[0], ec=BACK, lw=0.6)
@@ -162,9 +182,7 @@ def _other_data(run: Run) -> list[Part]:
         "How well each score tells other recordings from the test recordings: AUROC 0.5 is chance."
     )
     if any(other.control for other in found.sets):
-        caption += (
-            " The control has the run's own classes: what tells it apart is the camera alone."
-        )
+        caption += " The control has the run's own classes: camera and hand alone tell it apart."
     head = ("recordings", "predictor", "score", "AUROC", "AUPR", "FPR95")
     name = list(run.judged.predictors)[-1]
     return [Table("Other data", caption, head, rows), _entropies(run, name)]
