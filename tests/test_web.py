@@ -16,17 +16,22 @@ import numpy as np
 import pytest
 import torch
 
+import bisnn
 from bisnn import Linear, Network, packed, weights
 from bisnn.packed import encoding
 from bisnn.packed.network import words
 from bisnn.packing import describe
 from bisnn.runs import model as models
+from bisnn.runs import training
 from bisnn.runs import web as pages
+from bisnn.runs.config import parse
 from bisnn.runs.exporting import describe_model
+from bisnn.runs.inputs import load_dataset
 from bisnn.shipping import energy, web
 from browser import Tab, tab
 from conftest import seeded, spikes
 from networks import EVERY, build, drawn
+from runs import SMALL
 from test_own_neuron import Leaky
 
 RUN = """(() => {
@@ -353,6 +358,114 @@ def test_pages_of_runs(chrome, small_runs, bisnn_, tmp_path):
         theirs = engine.predict_features(np.array([chrome.value("page.features")])).mean[0]
         assert ours == pytest.approx(theirs.tolist(), rel=1e-5, abs=1e-5)
         assert chrome.complaints() == []
+
+
+def test_series_end_where_they_end(chrome, bisnn_, tmp_path):
+    """Recordings of several lengths: the page's answers are the model's; labels of time steps are
+    refused.
+    """
+    lengths = np.random.default_rng(0).integers(8, 30, 60)
+    x, y = (np.random.default_rng(1).random((60, 30, 5)) < 0.3), np.arange(60) % 2
+    np.savez(tmp_path / "x.npz", x=x.astype(np.uint8), y=y, lengths=lengths)
+    data = {"name": "series", "train": str(tmp_path / "x.npz"), "code": "spikes", "steps": 30}
+    sections = {name: section for name, section in SMALL.items() if name != "encode"}
+    settings = {**sections, "data": data, "network": {**SMALL["network"], "layers": [24]}}
+    run = training.train(parse(settings, "x"), tmp_path / "run", show=False)
+    path = tmp_path / "try.html"
+    code, _, err = bisnn_("export", run, "--to", "web", "--as", "map", "--out", path)
+    assert code == 0, err
+    assert opened(chrome, path)["wrong"] == 0
+    model, test = bisnn.load(run), load_dataset(parse(settings, "x")).test
+    seen = [words(s.numpy().reshape(len(s), -1)) for s in test.x.spikes().movedim(1, 0)]
+    ends, found = test.x.mask().sum(0).tolist(), model.predict_points(test.x, None).mean
+    count = len(chrome.value("DATA.examples"))
+    assert len({chrome.value(RUN % (i, "run.length")) for i in range(count)}) > 1
+    for i in range(count):
+        train = np.array(chrome.value(RUN % (i, "run.trains[0].map((x) => [...x])")), np.int32)
+        (n,) = [
+            n
+            for n, (s, end) in enumerate(zip(seen, ends, strict=True))
+            if end == len(train) and np.array_equal(s[:end], train.view(np.uint32))
+        ]
+        ours = chrome.value(RUN % (i, "[...run.views.at(-1)[0].mean]"))
+        assert ours == pytest.approx(found[n].tolist(), abs=1e-5)
+    chrome.value("choose(DATA.examples[1])")
+    chrome.wait("page.run?.done && page.time === page.run.length")
+    assert chrome.value("$('clock').textContent") == chrome.value("`${page.time} of ${page.time}`")
+    np.savez(tmp_path / "x.npz", x=x.astype(np.uint8), y=x[:, :, 0].astype(int), lengths=lengths)
+    settings["data"] = {**data, "labels": "step"}
+    run = training.train(parse(settings, "x"), tmp_path / "steps", show=False)
+    code, _, err = bisnn_("export", run, "--to", "web", "--as", "map")
+    assert code == 1
+    assert "a page has one answer for a recording, and this model was trained on labels of" in err
+
+
+@pytest.mark.parametrize("column", ["blanks", "categories"])
+def test_a_column_of_two_features_has_no_plane(chrome, bisnn_, tmp_path, column):
+    rng = np.random.default_rng(0)
+    x = rng.random(80)
+    cells = {
+        "blanks": [f"{v:.3f}" if v > 0.2 else "" for v in x],
+        "categories": ["low" if v < 0.5 else "high" for v in x],
+    }[column]
+    rows = [f"{cell},{'ab'[int(v > 0.5)]}" for cell, v in zip(cells, x, strict=True)]
+    (tmp_path / "t.csv").write_text("\n".join(["size,class", *rows]) + "\n")
+    settings = {**SMALL, "data": {"name": "table", "train": str(tmp_path / "t.csv")}}
+    run = training.train(parse(settings, "x"), tmp_path / "run", show=False)
+    assert bisnn.load(run).features == 2
+    code, _, err = bisnn_("export", run, "--to", "web", "--out", tmp_path / "try.html")
+    assert code == 0, err
+    assert opened(chrome, tmp_path / "try.html")["wrong"] == 0
+    assert chrome.value("$('plane').hidden")
+    assert chrome.value("document.querySelectorAll('#features input, #features select').length")
+    assert chrome.complaints() == []
+
+
+def test_the_chart_of_targets_can_be_read(chrome, small_runs, bisnn_, tmp_path):
+    """Ticks that differ, and all lines within them, named."""
+    path = tmp_path / "prices.html"
+    assert bisnn_("export", small_runs["prices"], "--to", "web", "--out", path)[0] == 0
+    opened(chrome, path)
+    chrome.wait("page.run?.done && page.time === STEPS")
+    low, high, ticks = chrome.value(
+        """(() => {
+            const drawn = axes, said = [];
+            axes = (canvas, steps, burn, low, high, ticks, text) => {
+              if (canvas.id === "chart") said.push(low, high, ticks.map(text));
+              return drawn(canvas, steps, burn, low, high, ticks, text);
+            };
+            show();
+            axes = drawn;
+            return said;
+        })()"""
+    )
+    assert len(set(ticks)) == 3
+    assert float(ticks[0]) == pytest.approx(low, abs=0.05 * (high - low))
+    lines = chrome.value("viewsSoFar().flatMap((v) => v.map((one) => one.mean[0]))")
+    assert low <= min(lines) <= max(lines) <= high
+    legend = chrome.value("[...$('chart-legend').children].map((e) => e.textContent)")
+    assert legend == ["ensemble of 3", "members", "MAP"]
+
+
+def test_whoever_is_quicker_than_the_check_keeps_the_point(chrome, small_runs, bisnn_, tmp_path):
+    path = tmp_path / "moons.html"
+    assert bisnn_("export", small_runs["moons"], "--to", "web", "--out", path)[0] == 0
+    chrome.open(path)
+    chrome.value("setPoint([0.123, 0.456])")
+    chrome.value("page.ready.then(() => 1)")
+    chrome.wait("page.run.done")
+    assert chrome.value("page.features") == [0.123, 0.456]
+
+
+def test_what_changes_at_every_step_is_not_read_out(chrome, digits):
+    """Live regions: what the check found, and one sentence where the player halts."""
+    opened(chrome, digits)
+    chrome.wait("page.time && !page.playing")
+    live = chrome.value(
+        "[...document.querySelectorAll('output, [role=status], [role=alert], [aria-live]')]"
+        ".map((e) => e.id)"
+    )
+    assert live == ["check", "spoken"]
 
 
 def test_a_page_without_the_runs_data_is_checked_on_made_up_inputs(

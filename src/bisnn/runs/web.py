@@ -66,17 +66,27 @@ def content(
 ) -> shipped.Content:
     """What the page of a run shows; its test inputs are those of `data`, or made up."""
     config = trained.config
+    if config.data.each_step():
+        raise ValueError(
+            "to: a page has one answer for a recording, and this model was trained on labels of "
+            'time steps; got "web"; ship it as C or packed'
+        )
     predictors = {"MAP" if trained.members else "network": packed}
     if alone is not None:
         layers = zip(alone.layers, packed.layers, strict=True)
         same = tuple(replace(layer, neuron=other.neuron) for layer, other in layers)
-        predictors = {f"ensemble of {packed.count}": packed, "MAP": replace(alone, layers=same)}
+        several = f" of {alone.count} networks" if alone.count > 1 else ""
+        single = {f"MAP{several}": replace(alone, layers=same)}
+        predictors = {f"ensemble of {packed.count}": packed} | single
     examples = _made_up(trained) if data is None else _examples(packed, data, trained)
-    map_of = {(2, True): _plane, (1, False): _curve}.get((trained.features, bool(packed.classes)))
+    # Of features that a point can be dragged along: numbers of the table as they are
+    columns = len(trained.schema.columns) if trained.schema else trained.features
+    free = trained.features if columns == trained.features else 0
+    map_of = {(2, True): _plane, (1, False): _curve}.get((free, bool(packed.classes)))
     return shipped.describe(
         predictors,
         examples,
-        title=config.data.title(),
+        title=config.data.title().replace("_", " "),
         sketchpad=sketchpad(config, packed.input_shape) if config.recorded else None,
         plane=map_of(packed, data) if map_of and data else None,
     )
@@ -108,9 +118,11 @@ def _examples(network: PackedNetwork, data: LoadedData, trained: Model) -> list[
     chosen = list(dict.fromkeys([*first[:EXAMPLES], *others]))[: EXAMPLES + HARD]
     labels = [data.classes[int(y[i])] if data.classes else f"{float(y[i]):.4g}" for i in chosen]
     if isinstance(x, Clips):
-        recordings = x[torch.tensor(chosen)].spikes().numpy()  # (T, N, ...)
-        pairs = zip(labels, recordings.swapaxes(0, 1), strict=True)
-        return [shipped.Example(label, recording) for label, recording in pairs]
+        clips = x[torch.tensor(chosen)]
+        recordings, mask = clips.spikes().numpy().swapaxes(0, 1), clips.mask()  # (N, T, ...)
+        lengths = [trained.config.steps] * len(clips) if mask is None else mask.sum(0).tolist()
+        ends = zip(labels, recordings, lengths, strict=True)
+        return [shipped.Example(label, recording[:end]) for label, recording, end in ends]
     points = _raw(x[chosen].numpy(), data)
     return [
         shipped.Example(label, features=tuple(point.tolist()))

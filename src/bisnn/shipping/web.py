@@ -1,4 +1,4 @@
-"""A packed network as a web page: one HTML file that runs it, offline, in any browser.
+"""A packed network as a web page: one HTML file that runs it, offline, in a browser.
 
 The page holds packed files and an engine of our own in JavaScript (the sources are in `page/`), and
 loads nothing: its Content-Security-Policy forbids all but its own script and style, which it names
@@ -47,7 +47,7 @@ class Example:
     """An input that a page brings: a recording, or the features of a point."""
 
     label: str  #: the true class or target
-    x: np.ndarray | None = None  #: `(T, *input_shape)`, 0 and 1
+    x: np.ndarray | None = None  #: `(T, *input_shape)`, 0 and 1, of any length T
     features: tuple[float, ...] = ()  #: raw
 
 
@@ -281,35 +281,35 @@ def _examples(
     predictors: Mapping[str, PackedNetwork], examples: Sequence[Example]
 ) -> list[dict[str, Any]]:
     """Inputs as the page has them, each with the fingerprints that its run must have."""
-    code = next(iter(predictors.values())).encoding
-    features = np.array([example.features for example in examples])
-    draws = [encoding.spikes(code, features, e) for e in range(code["encodings"])] if code else []
-    trains = draws or [np.stack([np.asarray(example.x) for example in examples], 1)]
-    golden = np.stack(
-        [[_fingerprints(one, x) for one in predictors.values()] for x in trains]
-    )  # (E, P, N, T, parts)
-    found = []
-    for n, example in enumerate(examples):
+    code, found = next(iter(predictors.values())).encoding, []
+    for example in examples:
         about: dict[str, Any] = {"label": example.label}
         if code:
-            about["features"] = example.features
+            about["features"], point = example.features, np.array([example.features])
+            trains = [encoding.spikes(code, point, e) for e in range(code["encodings"])]
         else:
-            bits = np.asarray(example.x, np.uint8).reshape(len(trains[0]), -1)
-            about["bits"] = base64.b64encode(words_of(bits).astype("<u4").tobytes()).decode()
-        about["golden"] = base64.b64encode(golden[:, :, n].astype("<u4").tobytes()).decode()
+            x = np.asarray(example.x, np.uint8)
+            trains = [x[:, None]]
+            about["bits"] = _base64(words_of(x.reshape(len(x), -1)))
+        golden = [[_fingerprints(one, x) for one in predictors.values()] for x in trains]
+        about["golden"] = _base64(np.array(golden))  # (E, P, T, parts)
         found.append(about)
     return found
 
 
+def _base64(words: np.ndarray) -> str:
+    return base64.b64encode(words.astype("<u4").tobytes()).decode()
+
+
 def _fingerprints(network: PackedNetwork, x: np.ndarray) -> np.ndarray:
-    """Of recordings x (T, N, ...): input, every layer's spikes and logits, uint32 (N, T, parts)."""
+    """Of a recording x (T, 1, ...): input, every layer's spikes and logits, uint32 (T, parts)."""
     from bisnn.packed.engine import Engine
 
     result = Engine(network).run(x, spikes=True)
     assert result.logits is not None
     spikes = [s.reshape(*s.shape[:3], -1) for s in (x[None], *result.spikes)]
-    parts = [*map(words_of, spikes), result.logits.view(np.uint32)]  # (K, T, N, words)
-    return np.stack([fingerprint(np.concatenate([*part], -1)) for part in parts], -1).swapaxes(0, 1)
+    parts = [*map(words_of, spikes), result.logits.view(np.uint32)]  # (K, T, 1, words)
+    return np.stack([fingerprint(np.concatenate([*part], -1)) for part in parts], -1)[:, 0]
 
 
 def fingerprint(words: np.ndarray) -> np.ndarray:

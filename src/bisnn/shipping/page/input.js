@@ -6,8 +6,8 @@ const ANOTHER_MS = 350; // after a stroke, in which another one may follow
 // The input's words at every time step, a list for each encoding.
 function trainsOf(example) {
   if (CODE) return trainsOfPoint(example.features);
-  const all = wordsOf(bytesOf(example.bits)), n = INPUT_WORDS;
-  return [Array.from({ length: STEPS }, (_, t) => all.subarray(t * n, (t + 1) * n))];
+  const all = wordsOf(bytesOf(example.bits)), n = INPUT_WORDS, length = stepsOf(example);
+  return [Array.from({ length }, (_, t) => all.subarray(t * n, (t + 1) * n))];
 }
 
 function trainsOfPoint(features) {
@@ -140,7 +140,7 @@ function keyOnPad(event) {
 
 // Points
 
-function setPoint(features, source = null) {
+function setPoint(features, source = "point") {
   page.features = features;
   for (const control of $("features").querySelectorAll("input, select")) control.refresh();
   start(trainsOfPoint(features), source, false);
@@ -182,7 +182,7 @@ function addCategories({ name, categories }, first) {
 }
 
 function addSlider({ name, blanks, fill }, first) {
-  const [min, max] = [CODE.low[first], CODE.high[first]], value = element("output");
+  const [min, max] = [CODE.low[first], CODE.high[first]], value = element("span", { className: "value" });
   const range = { type: "range", min, max, step: (max - min) / 200 };
   const slider = element("input", { ...range, ariaLabel: name });
   slider.refresh = () => {
@@ -232,8 +232,8 @@ function choose(example) {
 function setUpExamples() {
   const what = CODE ? "Test point" : "Test recording";
   $("examples-title").textContent = `${what}s`;
-  const items = DATA.examples.map((example) => {
-    const title = `${what} labelled ${example.label}`;
+  const items = DATA.examples.map((example, i) => {
+    const title = `${what} ${i + 1}, labelled ${example.label}`;
     const button = element("button", { type: "button", title, ariaLabel: title, example });
     if (IMAGES) button.append(element("canvas"));
     button.append(example.label);
@@ -247,7 +247,7 @@ function setUpExamples() {
 function drawThumbnails() {
   for (const canvas of $("examples").querySelectorAll("canvas")) {
     const [train] = trainsOf(canvas.parentElement.example);
-    const some = train.slice(0, Math.ceil(STEPS / 4));
+    const some = train.slice(0, Math.ceil(train.length / 4));
     const events = (n) => some.reduce((sum, x) => sum + isSet(x, n), 0);
     drawEvents(canvas, DATA.input_shape, ON, (n) => Math.min(1, (2 * events(n)) / some.length));
   }

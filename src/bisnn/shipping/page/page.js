@@ -69,7 +69,7 @@ async function start(trains, source, played = true) {
 
 // Show the next time steps when they are due; halt where the network is decided, and at the end.
 function playFrom(begun) {
-  const { run } = page, first = page.time, each = Math.min(STEP_MS, SHOWN_MS / STEPS);
+  const { run } = page, first = page.time, each = Math.min(STEP_MS, SHOWN_MS / run.length);
   const stop = run.stop && first < run.stop.time ? run.stop.time : run.length;
   const tick = (now) => {
     if (!page.playing || page.run !== run) return;
@@ -107,8 +107,8 @@ function setUpLayers() {
   $("layers").replaceChildren(...figures);
   const options = NETWORKS.flatMap((network, i) => {
     if (network.members === 1) return [[network.name, `${i} 0`]];
-    const members = [...Array(network.members).keys()].map((k) => [`member ${k + 1}`, `${i} ${k}`]);
-    return [[`all ${network.members} members`, `${i} -1`], ...members];
+    const each = (k) => [`${network.name}, number ${k + 1}`, `${i} ${k}`];
+    return [[`${network.name}, all`, `${i} -1`], ...[...Array(network.members).keys()].map(each)];
   });
   const option = ([textContent, value]) => element("option", { textContent, value });
   $("shown").replaceChildren(...options.map(option));
@@ -120,7 +120,7 @@ function setUpTexts() {
   const neurons = whole.format(layers.reduce((sum, layer) => sum + layer.size, 0));
   const bits = layers.every((layer) => layer.planes === 1) ? "single bits" : "a few bits each";
   const many = ENSEMBLE
-    ? ` ${members} such networks, drawn from what was learned, know together how sure they are.`
+    ? ` ${members} such networks know together how sure they are.`
     : "";
   $("lead").textContent =
     `${DATA.title}: a network of ${neurons} spiking neurons, whose ${whole.format(DATA.weights)} ` +
@@ -135,8 +135,7 @@ function setUpTexts() {
     : "On these, every bit is Python’s.";
   $("chart-title").textContent = CLASSIFIES ? "Probabilities over time" : "Output over time";
   const from = DATA.burn_in ? ` from step ${DATA.burn_in + 1} on; before, each step by itself` : "";
-  const grey = CLASSIFIES ? "" : "Grey: members. ";
-  $("chart-note").textContent = `${grey}A prediction is the mean over time${from}.`;
+  $("chart-note").textContent = `A prediction is the mean over time${from}.`;
   $("doubt").hidden = !CLASSIFIES;
   $("doubt-legend").hidden = !ENSEMBLE;
   $("cost-note").textContent =

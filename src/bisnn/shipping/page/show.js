@@ -7,10 +7,10 @@ const LINGER = 0.42; // what is left of a spike's light after a time step
 function show() {
   $("play").classList.toggle("playing", page.playing);
   $("play").ariaLabel = page.playing ? "Pause" : "Play";
-  $("time").max = STEPS;
+  $("time").max = lengthNow();
   $("time").value = page.time;
-  $("time").ariaValueText = `time step ${page.time} of ${STEPS}`;
-  $("clock").textContent = `${page.time} of ${STEPS}`;
+  $("time").ariaValueText = `time step ${page.time} of ${lengthNow()}`;
+  $("clock").textContent = `${page.time} of ${lengthNow()}`;
   for (const button of $("examples").querySelectorAll("button"))
     button.ariaPressed = button.example === page.source;
   showAnswer();
@@ -51,8 +51,8 @@ function hintOfInput() {
 function answerOf(first, second) {
   const c = likeliest(first.mean), p = first.mean[c], name = DATA.classes[c];
   const others = second
-    ? `${NETWORKS[0].name}; the one most probable network says ` +
-      `${DATA.classes[likeliest(second.mean)]}, ${percent(Math.max(...second.mean))} sure`
+    ? `${NETWORKS[0].name}; ${NETWORKS[1].name} says ${DATA.classes[likeliest(second.mean)]}, ` +
+      `${percent(Math.max(...second.mean))} sure`
     : "";
   return {
     name,
@@ -74,7 +74,7 @@ function outputOf(first, second) {
 function sentenceOfStop(stop) {
   const names = namesIn(stop), which = `${names.length > 1 ? "one of " : ""}${names.join(", ")}`;
   if (!stop.decided) return `Undecided to the end: ${which}.`;
-  return `Decided after ${stop.time} of ${STEPS} time steps: ${which}.`;
+  return `Decided after ${stop.time} of ${lengthNow()} time steps: ${which}.`;
 }
 
 // A bar for each class: the ensemble's probability, a mark for MAP's, a frame if it is in the set.
@@ -93,7 +93,7 @@ function showBars() {
       track.append(mark);
     }
     const label = element("span", { textContent: name, title: name });
-    const value = element("output", { textContent: first ? percent(p) : "" });
+    const value = element("span", { className: "value", textContent: first ? percent(p) : "" });
     const item = element("li", {}, label, track, value);
     if (look && look.inside[c]) {
       item.className = "in";
@@ -156,20 +156,24 @@ function showProbabilities() {
   });
   const entries = leading.map((c, rank) => [toneOf(c, rank), DATA.classes[c]]);
   if (NETWORKS.length > 1) entries.push(["ink", NETWORKS[0].name], ["dash", NETWORKS[1].name]);
-  const entry = ([className, name]) => element("li", {}, element("i", { className }), name);
-  $("chart-legend").replaceChildren(...entries.map(entry));
+  showLegend(entries);
   const now = viewsNow();
   const said = leading.map((c) => `${DATA.classes[c]} ${percent(now[0].mean[c])}`).join(", ");
   canvas.ariaLabel = now ? `At time step ${page.time}: ${said}` : "Nothing yet";
 }
 
+function showLegend(entries) {
+  const entry = ([className, name]) => element("li", {}, element("i", { className }), name);
+  $("chart-legend").replaceChildren(...entries.map(entry));
+}
+
 function showOutputs() {
   const views = viewsSoFar(), now = viewsNow(), canvas = $("chart");
-  const values = views.flatMap((view) => [...view[0].members]);
+  const values = views.flatMap((view) => [...view[0].members, ...(view[1] ? view[1].mean : [])]);
   const [low, high] = values.length ? [Math.min(...values), Math.max(...values)] : [0, 1];
   const ticks = [low, (low + high) / 2, high];
-  const short = (v) => String(Number(v.toPrecision(2)));
-  const chart = axes(canvas, STEPS, DATA.burn_in, low, high, ticks, short);
+  const digits = between(0, 1 - Math.floor(Math.log10(high - low || 1)), 9); // that tell ticks apart
+  const chart = axes(canvas, STEPS, DATA.burn_in, low, high, ticks, (v) => v.toFixed(digits));
   markTimes(chart, page.time, null);
   for (let k = 0; k < NETWORKS[0].members; k++) {
     const line = views.map((view) => view[0].members[k * DATA.outputs]);
@@ -177,7 +181,9 @@ function showOutputs() {
   }
   drawLine(chart, views.map((view) => view[0].mean[0]), colour("s1"), { wide: 2.5 });
   const second = NETWORKS.length > 1 ? views.map((view) => view[1].mean[0]) : [];
-  drawLine(chart, second, colour("s2"), DASHED);
+  drawLine(chart, second, colour("ink"), DASHED);
+  const entries = ENSEMBLE ? [["s6", "members"]] : [];
+  showLegend([["s1", NETWORKS[0].name], ...entries, ...NETWORKS.slice(1).map((n) => ["dash", n.name])]);
   canvas.ariaLabel = now ? `At time step ${page.time}: ${brief(now[0].mean[0])}` : "Nothing yet";
 }
 
@@ -229,6 +235,6 @@ function speak() {
   const views = viewsNow(), stop = stopNow();
   if (!views) return;
   const says = CLASSIFIES ? answerOf(...views) : outputOf(...views);
-  const text = `At time step ${page.time} of ${STEPS}: ${says.name}, ${says.sure}.`;
+  const text = `At time step ${page.time} of ${lengthNow()}: ${says.name}, ${says.sure}.`;
   $("spoken").textContent = stop ? `${text} ${sentenceOfStop(stop)}` : text;
 }

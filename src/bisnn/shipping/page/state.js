@@ -5,7 +5,8 @@ const DATA = JSON.parse($("data").textContent);
 const NETWORKS = DATA.networks.map((file) => new Network(DATA, file)); // the first one answers
 const CODE = DATA.encoding; // of points; null where recordings come in
 const INPUT_WORDS = words(product(DATA.input_shape));
-const STEPS = CODE ? CODE.steps : bytesOf(DATA.examples[0].bits).length / 4 / INPUT_WORDS;
+const stepsOf = (example) => bytesOf(example.bits).length / 4 / INPUT_WORDS;
+const STEPS = CODE ? CODE.steps : Math.max(...DATA.examples.map(stepsOf)); // of the longest input
 const IMAGES = DATA.input_shape.length === 3;
 const CLASSIFIES = DATA.task === "classification";
 const ENSEMBLE = NETWORKS[0].members > 1;
@@ -15,7 +16,7 @@ const page = {
   run: null, // what is shown, up to `time`
   time: 0,
   playing: false,
-  source: null, // an example, "drawing", or null for a point of one's own
+  source: null, // an example, "drawing" or "point", or null before there is any
   strokes: [],
   pen: null, // for keys: its place, and whether it is down
   features: DATA.examples[0].features,
@@ -48,6 +49,7 @@ function element(name, properties = {}, ...children) {
 const viewsNow = () => (page.run && page.time ? page.run.views[page.time - 1] : null);
 const viewsSoFar = () => (page.run ? page.run.views.slice(0, page.time) : []);
 const looksSoFar = () => (page.run ? page.run.sets.filter((look) => look.time <= page.time) : []);
+const lengthNow = () => (page.run ? page.run.length : STEPS);
 const likeliest = (p) => p.indexOf(Math.max(...p));
 const namesIn = (look) => DATA.classes.filter((_, c) => look.inside[c]);
 
