@@ -347,7 +347,10 @@ def test_any_network_is_exact(tmp_path_factory, about, count, density):
 def test_a_name_goes_into_everything(tmp_path):
     net = networks.build("masked", dtype=torch.float32)
     network, x = describe(net), np.ones((5, 6), np.uint8)
+    with pytest.raises(ValueError, match=r"out: there is no folder .*new; make it first"):
+        c.write(network, tmp_path / "new" / "folder", x)
     folder = tmp_path / "new" / "folder"
+    folder.parent.mkdir()
     for name in ("Other", "reflex_2"):  # the second takes the place of the first
         c.write(network, folder, x, prefix=name)
         made = {path.name for path in folder.iterdir()}
@@ -364,6 +367,7 @@ def test_a_name_goes_into_everything(tmp_path):
     "name",
     [
         "",
+        5,
         "2nd",
         "a-b",
         "a b",

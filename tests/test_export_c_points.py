@@ -17,7 +17,7 @@ from bisnn.packed import Engine, PackedNetwork, encoding
 from bisnn.packed.columns import Column, Schema
 from bisnn.packing import describe
 from bisnn.runs import training
-from bisnn.shipping import c
+from bisnn.shipping import c, conversion
 from runs import small
 from test_export_c import COMPILERS, FLAGS, STRICT, build, drawn, outcome
 
@@ -306,13 +306,40 @@ int main(void) {
 def test_regression_knows_the_units_of_its_target_and_the_names_of_its_features(tmp_path):
     plain = points_network(RATE, 2)
     columns = (Column("age"), Column("job */ \n", categories=("cook",)))
-    of_table = replace(
-        plain, target_mean=-1234.5, target_scale=0.1, schema=Schema(columns, ("age", "job */ \n"))
-    )
+    schema = Schema(columns, ("age", "job */ \n"))
+    of_table = replace(plain, target_mean=-1234.5, target_scale=0.1, schema=schema)
     for network, printed in ((plain, "1 1"), (of_table, "0.10000000000000001 1235.5")):
         folder = tmp_path / printed
         written(network, folder)
         (folder / "units.c").write_text(PRINT_UNITS)
         build(folder, *STRICT, sources="model.c units.c")
         assert outcome(folder) == (0, printed)
-    assert "in this order:\n *   age\n *   job __ _ = cook */\n" in (folder / "model.h").read_text()
+    order = "in this order:\n *   0: age\n *   1: job __ _ = cook */\n"
+    assert order in (folder / "model.h").read_text()
+    blank = replace(plain, schema=Schema((Column("age", 30.5, True),), ("age",)))
+    written(blank, tmp_path / "blank")
+    said = "1: age is blank: 1 where it is, with 30.5 in the feature before; else 0"
+    assert said in (tmp_path / "blank" / "model.h").read_text()
+
+
+@pytest.mark.parametrize("encodings", [1, 3])
+@pytest.mark.parametrize("task", ["classification", "regression", "in integers"])
+def test_the_example_says_what_the_engine_predicts(tmp_path, task, encodings):
+    """Of a point: the probability of the likeliest class, or the target in its units."""
+    code, classes = {**POPULATION, "encodings": encodings}, ("no", "yes", "perhaps")
+    network = points_network(code, 3, classes=() if task == "regression" else classes)
+    if task == "in integers":
+        network = conversion.converted(network, "fixed", 12)
+    if task == "regression":
+        network = replace(network, target_mean=1000.0, target_scale=25.0)
+    written(network, tmp_path)
+    build(tmp_path, *STRICT, "-O2", sources="model.c stream.c", last=("-lm",))
+    code = network.encoding
+    first = np.array(code["low"])[None]  # the first golden point
+    found = Engine(network).predict_features(first)
+    _, said = outcome(tmp_path)
+    if task == "regression":
+        assert float(said) == pytest.approx(found.mean[0, 0], rel=1e-4)
+    else:
+        best = found.mean[0].argmax()
+        assert said == f"class {best}, {100 * found.mean[0, best]:.0f} % sure\n"

@@ -89,9 +89,8 @@ def program(names: list[str], board: str = '#include "_board.h"') -> str:
 
 
 def sources(names: list[str]) -> list[str]:
-    ends = {
-        name: ("", "_check", "_encode") if name == "points" else ("", "_check") for name in names
-    }
+    plain = ("", "_check")
+    ends = {name: (*plain, "_encode") if "points" in name else plain for name in names}
     return ["all.c", *(f"{name}/{name}{end}.c" for name in names for end in ends[name])]
 
 
@@ -108,11 +107,14 @@ def everything(tmp_path_factory) -> tuple[Path, list[str]]:
         x = spikes(8, 2, 16, 16, density=0.9).numpy().astype(np.uint8)
         c.write(wide(neuron), folder / name, x, prefix=name)
         names.append(name)
-    written(points_network(POPULATION, 3, classes=("no", "yes")), folder / "points", "points")
+    points = points_network(POPULATION, 3, classes=("no", "yes"))
+    written(points, folder / "points", "points")
+    whole = conversion.converted(points, "fixed", 12)
+    written(whole, folder / "fixed_points", "fixed_points")
     for name, neuron in (("sets", networks.NEURON), ("fixed_sets", networks.FIXED)):
         x = spikes(30, 6, density=0.3).numpy()
         c.write(with_sets(neuron=neuron), folder / name, x, prefix=name)
-    names += ["points", "sets", "fixed_sets"]
+    names += ["points", "fixed_points", "sets", "fixed_sets"]
     (folder / "all.c").write_text(program(names))
     return folder, names
 
@@ -285,7 +287,7 @@ def test_a_network_that_does_not_fit_is_told(tmp_path):
     small = replace(target, ram=(target.ram[0], 1024))
     cost = partial(targets._cost, network=network, folder=tmp_path / "c", prefix="model")
     found = cost(small, steps=3, ram=sizes["ram"])
-    assert re.search(r"region `RAM' overflowed by \d+ bytes", found.reason)
+    assert found.reason == "takes more RAM than the emulated board's 1 KiB"
 
 
 # Of a run
@@ -313,6 +315,7 @@ def test_sizes_of_a_run_are_kept_for_its_report(tmp_path, monkeypatch, capsys):
     assert "On microcontrollers" in page
     assert f"<td>{chip.instructions:,}</td>" in page
     assert "they are not cycles" in page
+    assert "<td>not installed: no</td>" in page
     printing.print_exported("c", done)
     printed = capsys.readouterr().out
     assert f"{chip.instructions:,}" in printed

@@ -43,7 +43,7 @@ USERS = {
     Purpose.DROPOUT: {"runs/loop", "sklearn/networks"},
     Purpose.AUGMENTATION: {"data/augmentation"},
     Purpose.LOST_SPIKES: {"data/augmentation"},
-    Purpose.EXPORT: {"runs/exporting", "runs/web", "shipping/c_golden"},
+    Purpose.EXPORT: {"runs/trial_inputs", "shipping/c_golden"},
     Purpose.BOOTSTRAP: {"intervals"},
     Purpose.CALIBRATION_SPLIT: {"runs/guarantee"},
     Purpose.DROPOUT_MEMBERS: {"prediction"},

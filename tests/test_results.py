@@ -21,6 +21,7 @@ from bisnn_experiments.prediction_sets import Sets
 from bisnn_experiments.results import Figures, Mean, Row, Study, Summary, over_seeds, summarise
 from bisnn_experiments.robustness import Robust
 from bisnn_experiments.series import SeriesStudy
+from bisnn_experiments.shipped_page import ShippedPage
 from bisnn_experiments.tuning import TuningStudy
 from bisnn_experiments.uncertainty import Uncertainty
 
@@ -40,6 +41,7 @@ KINDS = {
     "robustness_*": Robust,
     "rule_options": Study,
     "series": SeriesStudy,
+    "shipped_page": ShippedPage,
     "table1_*": Figures,
     "tuning": TuningStudy,
     "uncertainty_*": Uncertainty,

@@ -19,8 +19,9 @@ import numpy as np
 
 from bisnn.packed import Engine, PackedNetwork
 from bisnn.runs import config, model
-from bisnn.runs.exporting import describe_model, golden_recording
+from bisnn.runs.exporting import describe_model
 from bisnn.runs.results import Finding
+from bisnn.runs.trial_inputs import golden_recording
 from bisnn.shipping import c, conversion, targets
 from bisnn_experiments import reproduction, results
 from bisnn_experiments.measurement import machine, note, table
@@ -102,7 +103,7 @@ def measure(data: str, folder: Path) -> NetworkOnChips:
     """A run's network on every target, with either neuron."""
     trained = model.load(folder)
     float_network = describe_model(trained, "map")
-    x = golden_recording(trained)
+    x = golden_recording(float_network, trained)
     weights = sum(-(-layer.bits().size // 8) for layer in float_network.layers)
     found: dict[str, Any] = {}
     rates: dict[str, list[float]] = {}

@@ -220,7 +220,8 @@ def print_exported(to: str, done: Exported) -> None:
     if done.changes is not None:
         out.print(f"neuron {done.neuron}: {_changes_text(done.changes)}")
     if to == "packed":
-        bits = f"{done.members} x 1 bit" if done.members else "the posterior at 8 bits"
+        each = f"{done.planes} bit{'s' * (done.planes > 1)}"
+        bits = f"{done.members} x {each}" if done.members else "the posterior at 8 bits"
         out.print(f"{done.weights:,} weights, {bits} each: {done.bytes:,} bytes in {done.path}")
         out.print(f'run it without PyTorch: bisnn.packed.load("{done.path}").{done.call}')
         if done.sets_call:
@@ -248,7 +249,7 @@ def print_exported(to: str, done: Exported) -> None:
             of_classes = "" if classes is None else f", {classes:.2%} of the predicted classes"
             out.print(
                 f"not the network's own spikes: {done.disagreement.spikes:.1%} of them "
-                f"differ{of_classes}, on random points"
+                f"differ{of_classes}, on the inputs that were tried"
             )
 
 

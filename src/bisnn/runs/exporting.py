@@ -7,22 +7,18 @@ for the packed engine holds for the others.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from bisnn.bits import philox
-from bisnn.bits.philox import Purpose
 from bisnn.checks import choice, positive_int
 from bisnn.conformal import ConformalIntervals, ConformalSets
 from bisnn.data.dataset import Dataset
 from bisnn.data.series import Series
 from bisnn.display import note
-from bisnn.files import file_digest
+from bisnn.files import file_digest, read_bytes
 from bisnn.neuron import FixedSRM
 from bisnn.packed import file
 from bisnn.packed.header import BadFile
@@ -33,6 +29,7 @@ from bisnn.runs import microcontrollers, model, web
 from bisnn.runs.inputs import load_dataset, spikes
 from bisnn.runs.own import imported
 from bisnn.runs.recommendation import recommended, warn_of_map
+from bisnn.runs.trial_inputs import golden_recording, trial_inputs
 from bisnn.shipping import c, conversion
 from bisnn.shipping.web import check_target
 
@@ -42,9 +39,8 @@ if TYPE_CHECKING:
 TARGETS = ("packed", "c", "nir", "web")
 PREDICTORS = ("map", "members", "posterior")
 PROFILES = ("exact", "cubalif")
-NOISE = 0.05  # spikes of random recordings
-# At random in the range of the features: golden vectors and disagreements need no data file
-POINTS = 50
+HDF5 = b"\x89HDF\r\n\x1a\n"  # how such a file begins
+COMPARED = 50  # inputs, with the graph of a profile that is not exact
 # Weights of all members together; while it writes, an export holds several copies of them
 MOST_DRAWN = 1 << 28
 
@@ -56,6 +52,7 @@ class Exported:
     path: Path  #: file, or folder
     bytes: int = 0  #: of the file, of "packed", "nir" and "web"
     weights: int = 0  #: of "packed"
+    planes: int = 1  #: bits of each of these
     members: int = 0  #: of "packed", "c" and "web"; 0: the posterior itself
     call: str = ""  #: of "packed": the engine's method that predicts
     sets_call: str = ""  #: of "packed" and "c", calibrated: what predicts sets, or intervals
@@ -102,8 +99,8 @@ def export(
         neuron: "fixed" ships the SRM in integers, `bisnn.FixedSRM`, on the trained weights, "srm"
             the float one; by default as trained. Where that differs from the training, both
             networks run over the test points.
-        data: for that, and for the test inputs of "web", of a run whose data were given from
-            Python, the same again.
+        data: for that, and for the test inputs of "web", "c" and "nir", of a run whose data were
+            given from Python, the same again.
         sizes: of "c": build it for microcontrollers and run it under QEMU, and keep flash, RAM and
             instructions per time step in the run's folder, for its report.
     """
@@ -153,6 +150,8 @@ def export_model(
         c.check_folder(Path(out or folder / "c"))
     if to == "web":
         check_target(Path(out or folder / "try.html"))
+    if to == "nir":
+        _check_graph(Path(out or folder / "model.nir"))
     chosen = predictor or _recommended(run, source, trained, to, members)
     if chosen == "map" and trained.config.rule.posterior():
         warn_of_map(
@@ -179,7 +178,7 @@ def export_model(
         size = web.write(packed, alone, trained, path, data)
         written = Exported(path, size, members=packed.count)
     else:
-        written = _written(packed, trained, to, out, folder, profile, prefix)
+        written = _written(packed, trained, to, out, folder, profile, prefix, data)
     if sizes:
         written = replace(written, chips=_measured(packed, trained, written, folder))
     return replace(written, neuron=neuron or "", changes=changes)
@@ -246,6 +245,7 @@ def _written(
     folder: Path,
     profile: str,
     prefix: str | None,
+    data: Dataset | Series | None,
 ) -> Exported:
     """Write what is shipped."""
     if ":" in to:  # a writer of the user's own
@@ -261,7 +261,7 @@ def _written(
         )
     if to == "c":
         path, prefix = Path(out or folder / "c"), prefix or "model"
-        made = c.write(packed, path, golden_recording(trained), prefix=prefix)
+        made = c.write(packed, path, golden_recording(packed, trained, data), prefix=prefix)
         call = f"{prefix}_decided()" if packed.sets else ""
         return Exported(
             path,
@@ -277,7 +277,7 @@ def _written(
     size = nir.write(packed, path, profile=profile)
     lossy = None
     if profile != "exact":
-        lossy = nir_simulation.disagreement(packed, _recordings(trained))
+        lossy = nir_simulation.disagreement(packed, trial_inputs(trained, COMPARED, data))
     return Exported(path, size, profile=profile, disagreement=lossy)
 
 
@@ -288,7 +288,10 @@ def _measured(
     sizes = {"flash": written.flash, "ram": written.ram}
     steps = trained.config.steps
     found = microcontrollers.measure(packed, written.path, written.prefix, steps, sizes)
-    microcontrollers.save(found, folder)
+    try:
+        microcontrollers.save(found, folder)
+    except OSError as error:
+        note(f"{folder}: the sizes cannot be kept for its report: {error.strerror}")
     return found
 
 
@@ -299,7 +302,15 @@ def _write_packed(packed: PackedNetwork, path: Path) -> Exported:
     answers = "sets" if packed.sets else "intervals" if packed.intervals else ""
     more = f"predict_feature_{answers}(x)" if packed.encoding else f"predict_{answers}(spikes)"
     size = file.write(packed, path)
-    return Exported(path, size, synapses, members, call, more if answers else "")
+    return Exported(
+        path,
+        size,
+        synapses,
+        packed.layers[0].alphabet.planes,
+        members,
+        call,
+        more if answers else "",
+    )
 
 
 def _check_target(path: Path) -> None:
@@ -318,24 +329,12 @@ def _check_target(path: Path) -> None:
             ) from None
 
 
-def golden_recording(trained: model.Model) -> np.ndarray:
-    """What exported C code is tried and measured on, uint8 (T, ...)."""
-    return _recordings(trained)[:, 0]
-
-
-def _recordings(trained: model.Model) -> np.ndarray:
-    """Inputs of the network, uint8 (T, POINTS, ...): random points, encoded, or noise."""
-    config = trained.config
-    recordings = config.recorded
-    shape = (
-        (config.steps, POINTS, *trained.net.input_shape)
-        if recordings
-        else (POINTS, trained.features)
-    )
-    drawn = philox.uniform([0], math.prod(shape), config.seed, Purpose.EXPORT).reshape(shape)
-    if recordings:
-        return (drawn < NOISE).astype(np.uint8)
-    return spikes(config, torch.from_numpy(drawn)).to(torch.uint8).numpy()
+def _check_graph(path: Path) -> None:
+    """A graph may replace a graph, which is HDF5, and nothing else."""
+    if path.is_file() and not read_bytes(path).startswith(HDF5):
+        raise ValueError(
+            f"out: {path} is there and is no graph, and would be lost; give another name"
+        )
 
 
 def _recommended(

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from bisnn.bits import philox
-from bisnn.bits.philox import Purpose
 from bisnn.data.archives import MNISTDVS
 from bisnn.data.camera import MNIST_DVS
 from bisnn.data.dataset import Dataset
@@ -26,6 +24,7 @@ from bisnn.runs.config import Config
 from bisnn.runs.data_sections import SimulatedData
 from bisnn.runs.inputs import load_dataset, spikes
 from bisnn.runs.model import Model
+from bisnn.runs.trial_inputs import made_up
 from bisnn.shipping import web as shipped
 
 EXAMPLES = 10  # of as many classes, first of all
@@ -33,7 +32,6 @@ HARD = 2  # more, of recordings those that the answering predictor is least sure
 SEARCHED = 200  # of the test recordings, for those, at most
 DOTS = 200  # test points on a plane
 GRID = 40  # squares along an edge of the plane; three times as many points of a curve
-NOISE = 0.05  # spikes of made-up recordings
 FRAMES = 5  # of the page's camera in a time step
 
 
@@ -94,12 +92,9 @@ def content(
 
 def _made_up(trained: Model) -> list[shipped.Example]:
     """Noise, or points at random in the range of the features."""
-    config = trained.config
-    shape = (config.steps, *trained.net.input_shape) if config.recorded else (trained.features,)
-    drawn = philox.uniform(range(EXAMPLES), math.prod(shape), config.seed, Purpose.EXPORT)
-    if config.recorded:
-        noise = (drawn < NOISE).reshape(EXAMPLES, *shape)
-        return [shipped.Example("noise", recording.astype(np.uint8)) for recording in noise]
+    drawn = made_up(trained, EXAMPLES)
+    if trained.config.recorded:
+        return [shipped.Example("noise", recording) for recording in drawn]
     low, high = trained.low.numpy(), trained.high.numpy()
     points = low + drawn.astype(np.float64) * (high - low)
     return [shipped.Example("any", features=tuple(point)) for point in points.tolist()]

@@ -23,11 +23,11 @@ from bisnn.shipping.c_text import filled
 
 __all__ = ["write"]
 
-# Names of the standard's headers, and of one that glibc's include: another would hide the
-# compiler's. And those of the folder's other files and targets.
+# Names of the standard's headers, and of those that glibc's, newlib's and picolibc's include:
+# another would hide the compiler's. And those of the folder's other files and targets.
 TAKEN = (
     r"assert|complex|ctype|errno|fenv|float|inttypes|iso646|limits|locale|math|setjmp|signal|stdarg|"
-    r"stdbool|stddef|stdint|stdio|stdlib|string|tgmath|time|wchar|wctype|features|"
+    r"stdbool|stddef|stdint|stdio|stdlib|string|tgmath|time|wchar|wctype|features|newlib|picolibc|"
     r"all|check|clean|help|install|main|stream|test"
 )
 MARK = b"ade by bisnn"  # near the start of every file of an export
@@ -82,11 +82,13 @@ def write(
 
 def check_prefix(prefix: str) -> None:
     """See that all names made of it are C identifiers, and no file hides another."""
-    if len(prefix) > LONGEST:
+    named = isinstance(prefix, str)
+    if named and len(prefix) > LONGEST:
         raise ValueError(
             f"prefix: must have at most {LONGEST} letters; got {len(prefix)}; use e.g. 'model'"
         )
-    if not re.fullmatch(r"[A-Za-z]\w*", prefix, re.ASCII) or re.fullmatch(TAKEN, prefix.lower()):
+    named = named and bool(re.fullmatch(r"[A-Za-z]\w*", prefix, re.ASCII))
+    if not named or re.fullmatch(TAKEN, prefix.lower()):
         raise ValueError(
             "prefix: must be a C identifier that starts with a letter and names no header of C and "
             f"no other file of the folder; got {prefix!r}; use e.g. 'model'"
@@ -103,6 +105,8 @@ def check_folder(folder: Path) -> None:
             )
     elif folder.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+    elif not folder.parent.is_dir():
+        raise ValueError(f"out: there is no folder {folder.parent}; make it first")
 
 
 def _own(folder: Path) -> set[str]:
@@ -166,11 +170,11 @@ def _write_folder(folder: Path, texts: dict[str, str]) -> None:
 
 
 def _put_in_place(folder: Path, texts: dict[str, str]) -> None:
-    """Write all files aside, and only then put them in their place, and an old export's away."""
+    """Write all files beside the folder, and only then put them in their place, one by one, and an
+    old export's away.
+    """
     there = folder.is_dir()
-    beside = folder if there else folder.parent
-    beside.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=beside) as name:
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=folder.parent) as name:
         made = Path(name) / "new"
         made.mkdir()
         for file_name, text in texts.items():

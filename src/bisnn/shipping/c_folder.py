@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from bisnn.packed.network import PackedNetwork
 from bisnn.shipping import c_sets
 from bisnn.shipping.c_text import filled, indented, is_whole, output_type, result_name
 
-Example = tuple[list[str], list[str], list[str], list[str]]  # variables, start, step, end
+
+class Usage(NamedTuple):
+    """Lines of an example in C."""
+
+    variables: Sequence[str] = ()
+    start: Sequence[str] = ()  # before a recording
+    step: Sequence[str] = ()  # of a time step
+    end: Sequence[str] = ()
+    helpers: str = ""  # functions
+
 
 FLOAT_ODDITIES = """\
 - A product of floats passes an operation on integers, whose other operand is a `volatile` zero,
@@ -17,76 +29,105 @@ FLOAT_ODDITIES = """\
 
 def stream_program(network: PackedNetwork, name: str, steps: int) -> str:
     """An example that feeds the network from a sensor and says what it makes of it."""
-    upper = name.upper()
-    parts = {"argument": "", "sensor": filled("sensor.c.in", NAME=upper, steps=steps)}
-    example = _predicting if network.outputs else _counting
-    variables, start, step, end = example(network, name)
+    upper, argument = name.upper(), ""
+    sensor = filled("sensor.c.in", NAME=upper, steps=steps)
+    if network.sets is not None and c_sets.encodings(network) == 1:
+        example = _deciding(name)
+    elif network.outputs:
+        example = _predicting(network, name)
+    else:
+        example = _counting(network, name)
+    variables, start, step, end, helpers = example
+    draws = bool(network.encoding) and c_sets.encodings(network) > 1
     if network.encoding:
-        variables = [f"static {name}_encoder encoder;", *variables]
-        encode = f"{name}_encode_start(&encoder, golden_points, 0)"
+        argument, sensor = "&encoder, ", filled("sensor_points.c.in", name=name, NAME=upper)
+        more = ["uint32_t draw;"] if draws else []
+        variables = [f"static {name}_encoder encoder;", *variables, *more]
+        encode = f"{name}_encode_start(&encoder, golden_points, {'draw' if draws else 0})"
         start = [*start, f"if ({encode}) /* here a golden point */", "    return 1;"]
-        parts["argument"] = "&encoder, "
-        parts["sensor"] = filled("sensor_points.c.in", name=name, NAME=upper)
-    lines = {"variables": variables, "start": start, "step": indented(step), "end": end}
-    parts |= {key: "".join(f"{line}\n" for line in indented(some)) for key, some in lines.items()}
-    return filled("stream.c.in", name=name, NAME=upper, **parts)
-
-
-def _counting(network: PackedNetwork, name: str) -> Example:
-    """For a network without a readout."""
-    last = len(network.layers) - 1
-    return (
-        [],
-        [],
-        [
-            f"{name}_step(&state, x, NULL);",
-            f'printf("%08lx\\n", (unsigned long)state.s{last}[0][0]);',
-        ],
-        [],
+    recordings = [
+        *start,
+        f"{name}_reset(&state);",
+        f"for (t = 0; read_sensor({argument}t, x); t++) {{",
+        *indented(step),
+        "}",
+    ]
+    if draws:
+        loop = f"for (draw = 0; draw < {upper}_ENCODINGS; draw++) {{"
+        recordings = [loop, *indented(recordings), "}"]
+    lines = {"variables": variables, "recordings": recordings, "end": end}
+    return filled(
+        "stream.c.in",
+        name=name,
+        NAME=upper,
+        math="#include <math.h>\n" if helpers else "",
+        sensor=sensor,
+        helpers=helpers,
+        **{key: "".join(f"{line}\n" for line in indented(some)) for key, some in lines.items()},
     )
 
 
-def _predicting(network: PackedNetwork, name: str) -> Example:
-    """For one that predicts; with prediction sets it stops early."""
+def _counting(network: PackedNetwork, name: str) -> Usage:
+    """For a network without a readout."""
+    last = len(network.layers) - 1
+    printed = f'printf("%08lx\\n", (unsigned long)state.s{last}[0][0]);'
+    return Usage(step=[f"{name}_step(&state, x, NULL);", printed])
+
+
+def _deciding(name: str) -> Usage:
+    """For one with prediction sets, which stops early."""
+    return Usage(
+        [f"static {name}_decision decision;", "size_t c;"],
+        [f"{name}_decision_reset(&decision);"],
+        [
+            f"{name}_step(&state, x, NULL);",
+            f"if ({name}_decided(&decision, &state)) /* no more time steps are needed */",
+            "    break;",
+        ],
+        [
+            'printf("after %lu time steps:", (unsigned long)decision.steps);',
+            f"for (c = 0; c < {name.upper()}_OUTPUTS; c++)",
+            "    if (decision.set[c / 32] >> c % 32 & 1)",
+            '        printf(" %lu", (unsigned long)c);',
+            'printf("\\n");',
+        ],
+    )
+
+
+def _predicting(network: PackedNetwork, name: str) -> Usage:
+    """For one that predicts: the mean over members and the time steps after the burn-in, of
+    probabilities or of the target.
+    """
     upper, result = name.upper(), result_name(network)
-    if network.sets is not None and c_sets.encodings(network) == 1:
-        inside = "decision.set[c / 32] >> c % 32 & 1"
-        return (
-            [f"static {name}_decision decision;", "size_t c;"],
-            [f"{name}_decision_reset(&decision);"],
-            [
-                f"{name}_step(&state, x, NULL);",
-                f"if ({name}_decided(&decision, &state)) /* no more time steps are needed */",
-                "    break;",
-            ],
-            [
-                'printf("after %lu time steps:", (unsigned long)decision.steps);',
-                f"for (c = 0; c < {upper}_OUTPUTS; c++)",
-                f"    if ({inside})",
-                '        printf(" %lu", (unsigned long)c);',
-                'printf("\\n");',
-            ],
-        )
-    kind = "int32_t" if is_whole(network) else "float"
-    size = f"{upper}_MEMBERS * {upper}_OUTPUTS"
+    logit = f"{upper}_LOGIT_SCALE * (float){result}[%s]" if is_whole(network) else f"{result}[%s]"
+    first, helpers = f"{result} + k * {upper}_OUTPUTS", ""
+    if network.task == "classification":
+        about = {"result": result, "output": output_type(network), "logit": logit % "c"}
+        helpers = filled("softmax.c.in", NAME=upper, **about)
+        add = f"add_softmax(sums, {first});"
+        end = [
+            f"for (k = 1; k < {upper}_OUTPUTS; k++)",
+            "    if (sums[k] > sums[best])",
+            "        best = k;",
+            'printf("class %lu, %.0f %% sure\\n", (unsigned long)best, '
+            "100 * (double)sums[best] / count);",
+        ]
+    else:
+        add = f"sums[0] += {logit % f'k * {upper}_OUTPUTS'};"
+        mean = "(double)sums[0] / count"
+        end = [f'printf("%g\\n", {upper}_TARGET_MEAN + {upper}_TARGET_SCALE * {mean});']
     variables = [
-        f"static {output_type(network)} {result}[{size}];",
-        f"static {kind} sums[{upper}_OUTPUTS];",
-        "size_t k, best = 0;",
+        f"static {output_type(network)} {result}[{upper}_MEMBERS * {upper}_OUTPUTS];",
+        f"static float sums[{upper}_OUTPUTS];",
+        f"size_t k{', best = 0' if helpers else ''};",
+        "unsigned count = 0;",
     ]
     step = [
         f"{name}_step(&state, x, {result});",
-        f"for (k = 0; t + 1 > {upper}_BURN_IN && k < {size}; k++)",
-        f"    sums[k % {upper}_OUTPUTS] += {result}[k];",
+        f"for (k = 0; t + 1 > {upper}_BURN_IN && k < {upper}_MEMBERS; k++, count++)",
+        f"    {add}",
     ]
-    end = [
-        f"for (k = 1; k < {upper}_OUTPUTS; k++)",
-        "    if (sums[k] > sums[best])",
-        "        best = k;",
-        'printf("after %lu time steps: output %lu leads, with %g\\n", (unsigned long)t, '
-        "(unsigned long)best, (double)sums[best]);",
-    ]
-    return variables, [], step, end
+    return Usage(variables, [], step, end, helpers)
 
 
 def makefile(network: PackedNetwork, name: str) -> str:
@@ -117,15 +158,20 @@ def readme(network: PackedNetwork, name: str, sizes: dict[str, int]) -> str:
     arithmetic = "No operation from the input's bits to the counts is one on floats."
     if not whole:
         arithmetic = (
-            "Options that change float arithmetic, such as `-ffast-math`, are refused by `#error`."
+            "`-ffast-math`, which changes float arithmetic, is refused by `#error`; leave out its "
+            "parts too."
         )
     encoder = f"| `{name}_encode.c` | makes spikes of points, in doubles |\n"
+    own = [f"`{name}.c`", f"`{name}_encode.c`", f"`{name}.h`"]
+    needed = own if network.encoding else [own[0], own[2]]
     members = "one set of weights" if network.count == 1 else f"{network.count} members"
     return filled(
         "README.md.in",
         name=name,
         members=members,
         encoder=encoder if network.encoding else "",
+        needed=f"{', '.join(needed[:-1])} and {needed[-1]}",
+        answer=", and how its outputs become a prediction" if network.outputs else "",
         api="\n".join(lines).replace("NAME_", f"{name}_") + "\n",
         result=result,
         float="" if whole else " and rounds floats as IEEE 754 says",

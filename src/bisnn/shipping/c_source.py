@@ -147,9 +147,7 @@ class CSource:
             exact=exact,
             output=output_type(network),
             result=result_name(network),
-            outputs=f"{name}_LOGIT_SCALE times which are the logits;"
-            if whole
-            else "of the readout;",
+            outputs=f"which {name}_LOGIT_SCALE makes logits;" if whole else "of the readout;",
             encoder=encoder_declarations(network, self.name) if network.encoding else "",
             sets=c_sets.declarations(network, self.name, network.sets) if network.sets else "",
             **self.sizes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
 from string import Template
 
@@ -92,7 +92,7 @@ def utf8(text: str) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def indented(lines: list[str]) -> list[str]:
+def indented(lines: Sequence[str]) -> list[str]:
     return ["    " + line for line in lines]
 
 
@@ -143,10 +143,13 @@ def feature_order(network: PackedNetwork) -> str:
     """What the header says of the order of features."""
     if network.schema is None:
         return "in the order of its columns."
-    names = [
-        re.sub(r"[^\w .,=()%-]", "_", name, flags=re.ASCII) for name in network.schema.features
-    ]
-    return "in this order:" + "".join(f"\n *   {name}" for name in names)
+    lines = list[str]()
+    for column in network.schema.columns:
+        lines += column.features
+        if column.blanks:
+            lines[-1] += f": 1 where it is, with {column.fill:g} in the feature before; else 0"
+    plain = (re.sub(r"[^\w .,:;=()%-]", "_", line, flags=re.ASCII) for line in lines)
+    return "in this order:" + "".join(f"\n *   {i}: {line}" for i, line in enumerate(plain))
 
 
 def layer_text(layer: PackedLayer) -> str:

@@ -63,6 +63,11 @@ class Target:
             (folder / name).write_text(text)
         command = [*self.compiler, *BARE, *options, *sources, "board.c", *LINKED, "-o", out]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        for region, (_, size) in (("FLASH", self.flash), ("RAM", self.ram)):
+            if f"region `{region}' overflowed" in done.stderr:
+                raise ValueError(
+                    f"{self.name}: takes more {region} than the emulated board's {size >> 10:,} KiB"
+                )
         if done.returncode:
             raise ValueError(f"{self.name}: {_reason(done.stderr)}")
 
@@ -96,7 +101,7 @@ def _has_library(compiler: tuple[str, ...]) -> bool:
 
 def _reason(text: str) -> str:
     """The line of a compiler's output that says most."""
-    lines = [line for line in text.splitlines() if "overflowed" in line or "error" in line]
+    lines = [line for line in text.splitlines() if "error" in line]
     return lines[0].strip() if lines else text.strip()[-200:]
 
 

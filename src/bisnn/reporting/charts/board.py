@@ -12,7 +12,7 @@ def chips(found: Microcontrollers) -> Table:
     rows = [
         (cost.target, f"{cost.flash:,}", f"{cost.ram:,}", f"{cost.instructions:,}")
         if not cost.reason
-        else (cost.target, "not measured", "", "")
+        else (cost.target, cost.reason, "", "")
         for cost in found.costs
     ]
     return Table(
