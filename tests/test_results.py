@@ -88,7 +88,7 @@ def studies(found: Any) -> list[Any]:
 
 WITHOUT_SUMMARY = (
     *(CameraResults, ChipStudy, Choice, FixedPoint, Judgement, Posterior, PosteriorChoice),
-    *(Robust, Sets, SeriesStudy, TuningStudy),
+    *(Robust, Sets, SeriesStudy, ShippedPage, TuningStudy),
 )
 
 
