@@ -304,9 +304,9 @@ def some_of(entries: dict[str, Entry], args: argparse.Namespace) -> dict[str, En
     }
 
 
-def targets(report: dict[str, Any]) -> list[tuple[str, list[Any]]]:
+def targets(report: dict[str, Any]) -> list[dict[str, Any]]:
     """What ours aim at, beside what was measured."""
-    rows: list[tuple[str, list[Any]]] = []
+    rows: list[dict[str, Any]] = []
     for case, aims in TARGETS.items():
         kind, _, width = case.partition(", ")
         measured = report.get(kind, {})
@@ -317,7 +317,8 @@ def targets(report: dict[str, Any]) -> list[tuple[str, list[Any]]]:
             ):
                 got = results.get(name, {}).get(key)
                 if limit is not None and got is not None:
-                    rows.append((f"{case}, {name}", [unit, limit, got, got <= limit]))
+                    found = {"at_most": limit, "measured": got, "met": got <= limit}
+                    rows.append({"what": f"{case}, {name}", "unit": unit} | found)
     return rows
 
 
@@ -463,9 +464,10 @@ def main() -> None:
         for workload in (mlp, replace(mlp, B=1), conv, replace(conv, B=1)):
             report["ensemble"][_group(workload)] = ensemble(workload, args)
             results.write(args.out, report)
-    if aims := targets(report):
-        columns = ["unit", "at most", "measured", "met"]
-        print(table("targets", columns, aims), end="\n\n")
+    report["targets"] = targets(report)
+    columns = ["unit", "at_most", "measured", "met"]
+    lines = [(row["what"], [row[name] for name in columns]) for row in report["targets"]]
+    print(table("targets", columns, lines), end="\n\n")
     report["device"] = device_facts(args.device)
     results.write(args.out, report)
     print(report["device"], report["ceilings"], f"written: {args.out}", sep="\n")

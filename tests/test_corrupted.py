@@ -165,7 +165,7 @@ def test_kinds_are_judged_by_runs_that_have_not_trained_with_them():
     assert full.accuracy["dead_pixels"] == 0.8
     assert full.suite_accuracy == pytest.approx((0.6 + 4 * 0.7 + 5 * 0.8) / 10)
     (loss,) = robustness.losses(rows)
-    assert (loss.worst_kind, round(loss.worst, 6)) == ("turned_sensor", 0.3)
+    assert (loss.method, loss.worst_kind, round(loss.worst, 6)) == ("st", "turned_sensor", 0.3)
     assert loss.mean == pytest.approx((-0.1 + 4 * 0 + 4 * 0.05 + 0.3) / 10)
     assert not list(robustness.summarised(rows[:1])), "half of the kinds have no judge"
 
@@ -211,7 +211,10 @@ def test_losses_have_intervals_over_seeds_and_recordings_that_judge():
     assert loss.mean == pytest.approx(difference.mean())
 
 
-@pytest.mark.parametrize("name", ["robustness_explored", "robustness_nmnist", "robustness_digits"])
+@pytest.mark.parametrize(
+    "name",
+    ["robustness_explored", "robustness_explored_digits", "robustness_nmnist", "robustness_digits"],
+)
 def test_the_published_summary_follows_from_its_rows(name):
     file = Path(__file__).parents[1] / "docs" / "results" / f"{name}.json"
     found = results.read(file, robustness.Robust)

@@ -353,7 +353,7 @@ def test_the_published_numbers_keep_their_bars():
     for network in networks_.values():
         information = network.weights + network.constants
         for row in network.targets:
-            assert row.fixed.flash <= 1.15 * information + 6_000
+            assert max(row.srm.flash, row.fixed.flash) <= 1.15 * information + 6_000
     for row in networks_["digits"].targets:
         for taken in (row.srm, row.fixed):
             assert taken.beside < 64_000

@@ -15,6 +15,7 @@ from bisnn_experiments.camera import CameraResults
 from bisnn_experiments.estimators import Choice, Judgement
 from bisnn_experiments.fixed_point import FixedPoint
 from bisnn_experiments.microcontrollers import ChipStudy
+from bisnn_experiments.other_writers import OtherWriters
 from bisnn_experiments.posterior_choice import Choice as PosteriorChoice
 from bisnn_experiments.posterior_table import Posterior
 from bisnn_experiments.prediction_sets import Sets
@@ -34,6 +35,7 @@ KINDS = {
     "figures_*": Figures,
     "fixed_point": FixedPoint,
     "microcontrollers": ChipStudy,
+    "other_writers": OtherWriters,
     "posterior": Posterior,
     "posterior_choice": PosteriorChoice,
     "prediction_sets_*": Sets,
@@ -88,7 +90,7 @@ def studies(found: Any) -> list[Any]:
 
 WITHOUT_SUMMARY = (
     *(CameraResults, ChipStudy, Choice, FixedPoint, Judgement, Posterior, PosteriorChoice),
-    *(Robust, Sets, SeriesStudy, ShippedPage, TuningStudy),
+    *(OtherWriters, Robust, Sets, SeriesStudy, ShippedPage, TuningStudy),
 )
 
 

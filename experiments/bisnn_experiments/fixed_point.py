@@ -1,6 +1,7 @@
 """What `FixedSRM`, the neuron in integers, changes in the predictions of trained networks.
 
-    python -m bisnn_experiments.fixed_point [--seeds 5] [--out out/fixed_point] [--jobs 2]
+    python -m bisnn_experiments.fixed_point [--seeds 5] [--first-seed 0] [--out out/fixed_point]
+        [--jobs 2]
 
 Networks are trained with the float SRM, and judged on their test points with either neuron on the
 same weights. Differences are paired, point by point, with intervals over seeds and points. Runs
@@ -122,17 +123,21 @@ def cells(row: NeuronSummary) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/fixed_point"))
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     plan = {
-        name: [options.out / f"{name}_seed{seed}" for seed in range(options.seeds)]
+        name: [
+            options.out / f"{name}_seed{seed}"
+            for seed in range(options.first_seed, options.first_seed + options.seeds)
+        ]
         for name in CONFIGS
     }
     tasks = [
         Task(name, config.load(name, [f"seed={seed}", "train.threads=1"]), folder)
         for name, folders in plan.items()
-        for seed, folder in enumerate(folders)
+        for seed, folder in enumerate(folders, options.first_seed)
     ]
     reproduction.run_all(tasks, options.jobs, True)
     rows = [summary(name, [compare_neurons(folder) for folder in plan[name]]) for name in CONFIGS]

@@ -38,7 +38,7 @@ from bisnn import intervals, kernels, metrics
 from bisnn.data import cache
 from bisnn.data.archives import Recordings
 from bisnn.data.corrupted import amounts_of, corrupted
-from bisnn.data.corruption import CORRUPTIONS, STRENGTHS
+from bisnn.data.corruption import STRENGTHS
 from bisnn.data.loading import Batches, Clips, LoadedData, Split
 from bisnn.data.simulation import SimulatedEvents
 from bisnn.intervals import Interval
@@ -132,6 +132,7 @@ class Loss(Finding):
 
     data: str
     recipe: str
+    method: str  # of the binary weights
     explored: bool
     clean: Metric | float  # accuracy of binary weights, less that of today's
     mean: Metric | float  # over the suite: real weights less binary ones
@@ -327,19 +328,20 @@ def summarised(rows: Sequence[RobustRow]) -> Iterator[RobustSummary]:
         )
 
 
-def losses(rows: Sequence[RobustRow], binary: str = "st") -> Iterator[Loss]:
+def losses(rows: Sequence[RobustRow]) -> Iterator[Loss]:
     """Of every recipe that both kinds of weights were trained by."""
     summary = {(s.data, s.recipe, s.method, s.explored): s for s in summarised(rows)}
-    for (data, recipe, method, explored), real in summary.items():
-        bits, today = (summary.get((data, name, binary, explored)) for name in (recipe, "today"))
-        if method != "full" or bits is None:
+    for (data, recipe, method, explored), bits in summary.items():
+        real = summary.get((data, recipe, "full", explored))
+        if method == "full" or real is None:
             continue
-        today = today or bits
+        today = summary.get((data, "today", method, explored), bits)
         gaps = {kind: real.accuracy[kind] - bits.accuracy[kind] for kind in real.accuracy}
         worst = max(gaps, key=lambda kind: gaps[kind])
         yield Loss(
             data=data,
             recipe=recipe,
+            method=method,
             explored=explored,
             clean=_difference(bits.clean_accuracy - today.clean_accuracy, rows, bits, today),
             mean=_difference(fmean(gaps.values()), rows, real, bits, list(gaps)),
@@ -425,7 +427,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = [results.read(file, RobustRow) for file in sorted((options.out / "rows").glob("*.json"))]
     summary = list(summarised(rows))
     found = list(losses(rows))
-    kinds = [*CORRUPTIONS, *(["higher_threshold", "lower_light"])]
+    kinds = list(dict.fromkeys(kind for s in summary for kind in s.accuracy))
     lines = [
         (
             f"{s.data}, {s.recipe}, {s.method}{', explored' * s.explored}",
@@ -436,7 +438,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(table("accuracy", ["clean", "suite", *kinds], lines))
     gaps = [
         (
-            f"{g.data}, {g.recipe}{', explored' * g.explored}",
+            f"{g.data}, {g.recipe}, {g.method}{', explored' * g.explored}",
             [g.clean, g.mean, g.worst, g.worst_kind],
         )
         for g in found
