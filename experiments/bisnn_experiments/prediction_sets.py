@@ -72,6 +72,7 @@ class SetSummary(Finding):
     coverage_error: float  # standard error over the splits
     set_size: float
     time_steps: float  # until the answer
+    members: float | None = None  # asked for it; older files do not say
     decided: float
     accuracy_of_decided: float | None  # None where none is
     # Synaptic operations with stopping, as a share of those without, of some recordings of a split;
@@ -105,12 +106,16 @@ class Sets(Finding):
 
 def paths_of(steps: int, members: int, calibration: int) -> dict[float, list[Looks]]:
     """The looks that are tried at each target: the usual ones, and where Bonferroni's correction
-    has too few recordings for these, as many as it has enough for.
+    has too few recordings for these, as many as it has enough for; of an ensemble also one member at
+    the usual time steps, and others at the end, for recordings that it leaves undecided.
     """
     found = {}
     for target in TARGETS:
         allowed = [n for n in range(1, LOOKS + 1) if _enough(calibration, target, "bonferroni", n)]
-        paths = (conformal.even_path(steps, members, n) for n in (LOOKS, *allowed[-1:]))
+        paths = [conformal.even_path(steps, members, n) for n in (LOOKS, *allowed[-1:])]
+        if members > 1:
+            more = ((steps, k) for k in (2, 5, members) if k <= members)
+            paths.append((*conformal.even_path(steps, 1), *more))
         found[target] = list(dict.fromkeys(paths))
     return found
 
@@ -134,19 +139,18 @@ def operations(
     model, data = load_run(folder, show=False)
     model.net.to(device)
     answer = rule.stop(run.scores[rule.score][:, some])
-    asked = np.arange(model.size(model.members))[:, None] < answer.members
-    until = torch.from_numpy(np.where(asked, answer.steps, 0))
+    until = torch.from_numpy(answer.seen_by(model.size(model.members)))
     s = spikes(model.config, data.test.x[torch.from_numpy(some)], device=device)
     rows = ledger(model.net, s, {"": model.members}, None, model.config.seed, {"": until}).rows
     return rows[EARLY].synaptic_operations / rows[""].synaptic_operations
 
 
 def judged(rule: ConformalSets, scores: np.ndarray, labels: np.ndarray) -> tuple[float, ...]:
-    """Coverage, set size, time steps, share decided, accuracy of these."""
+    """Coverage, set size, time steps, members, share decided, accuracy of these."""
     answer = rule.stop(scores)
     inside = answer.hold(labels)
     right = inside[answer.decided].mean() if answer.decided.any() else np.nan
-    means = (inside, answer.sizes, answer.steps, answer.decided)
+    means = (inside, answer.sizes, answer.steps, answer.members, answer.decided)
     return (*(float(part.mean()) for part in means), float(right))
 
 
@@ -200,8 +204,9 @@ def summaries(
                         judged(rule, seen.scores[score][:, others], seen.labels[others])
                         for seen, rule, others in rules
                     ]
-                    coverage, size, steps, decided = np.mean([row[:4] for row in found], 0).tolist()
-                    right = [row[4] for row in found if not np.isnan(row[4])]
+                    means = np.mean([row[:5] for row in found], 0).tolist()
+                    coverage, size, steps, members, decided = means
+                    right = [row[5] for row in found if not np.isnan(row[5])]
                     saved = [
                         operations(folder, rule, seen, others[:COUNTED], device)
                         for folder, (seen, rule, others) in zip(
@@ -225,6 +230,7 @@ def summaries(
                         coverage_error=float(error),
                         set_size=size,
                         time_steps=steps,
+                        members=members,
                         decided=decided,
                         accuracy_of_decided=float(np.mean(right)) if right else None,
                         operations=float(np.mean(saved)) if saved else None,

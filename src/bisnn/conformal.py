@@ -246,6 +246,11 @@ class PredictionSets:
     members: np.ndarray  #: (N,) asked
     decided: np.ndarray  #: bool (N,): whether the set is as small as was asked for
 
+    def seen_by(self, members: int) -> np.ndarray:
+        """For how many time steps each of so many members sees each recording, (K, N)."""
+        asked = np.arange(members)[:, None] < self.members
+        return np.where(asked, self.steps, 0)
+
     def hold(self, labels: np.ndarray) -> np.ndarray:
         """Whether each set holds its recording's true class, bool (N,)."""
         return self.sets[np.arange(len(labels)), labels]

@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import ValidationError
 from rich.progress import Progress
@@ -436,8 +435,7 @@ def _early(model: Model, x: Tensor | Clips, names: dict[str, int | None]) -> dic
     if not isinstance(found, PredictionSets) or model.guarantee is None:
         return {}
     samples = model.guarantee.samples
-    asked = np.arange(model.size(samples))[:, None] < found.members
-    until = torch.from_numpy(np.where(asked, found.steps, 0))
+    until = torch.from_numpy(found.seen_by(model.size(samples)))
     return {name: until for name, members in names.items() if members == samples}
 
 
