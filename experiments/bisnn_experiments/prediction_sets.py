@@ -106,8 +106,8 @@ class Sets(Finding):
 
 def paths_of(steps: int, members: int, calibration: int) -> dict[float, list[Looks]]:
     """The looks that are tried at each target: the usual ones, and where Bonferroni's correction
-    has too few recordings for these, as many as it has enough for; of an ensemble also one member at
-    the usual time steps, and others at the end, for recordings that it leaves undecided.
+    has too few recordings for these, as many as it has enough for. Of an ensemble also one member
+    at the usual time steps, and others at the end, for recordings that it leaves undecided.
     """
     found = {}
     for target in TARGETS:
