@@ -120,7 +120,7 @@ function setUpTexts() {
   const neurons = whole.format(layers.reduce((sum, layer) => sum + layer.size, 0));
   const bits = layers.every((layer) => layer.planes === 1) ? "single bits" : "a few bits each";
   const many = ENSEMBLE
-    ? ` ${members} such networks know together how sure they are.`
+    ? ` ${members} such networks together know how sure they are.`
     : "";
   $("lead").textContent =
     `${DATA.title}: a network of ${neurons} spiking neurons, whose ${whole.format(DATA.weights)} ` +
