@@ -408,3 +408,20 @@ def test_metrics_of_sets():
         metrics.coverage(sets, labels[:3])
     with pytest.raises(ValueError, match=r"must lie in 0..3"):
         metrics.coverage(sets, labels + 1)
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "coverage"), [(60, 200, 0.9), (360, 360, 0.9), (400, 5000, 0.95)]
+)
+def test_coverage_rarely_falls_short_on_exchangeable_data(n, m, coverage):
+    """In at most 1 of 40 calibrations; and nearly always where coverage is far lower."""
+    rng, alarms, missed = np.random.default_rng(n), 0, 0
+    for _ in range(1000):
+        scores = rng.random(n + m)
+        threshold = np.sort(scores[:n])[conformal.order(n, coverage) - 1]
+        inside = scores[n:] <= threshold
+        alarms += conformal.falls_short(int(inside.sum()), m, n, coverage)
+        worse = rng.random(m) < coverage - 0.2
+        missed += not conformal.falls_short(int(worse.sum()), m, n, coverage)
+    assert alarms / 1000 < 0.025 + 3 * (0.025 * 0.975 / 1000) ** 0.5
+    assert missed / 1000 < 0.1

@@ -156,6 +156,23 @@ def order(n: int, coverage: float, looks: int = 1) -> int:
     return found
 
 
+def falls_short(held: int, judged: int, bound: int, coverage: float) -> bool:
+    """Whether so few of the `judged` sets, or intervals, hold the truth as chance leaves in at most
+    1 of 40 calibrations on exchangeable data.
+
+    Where the k-th smallest of `bound` scores is the threshold, the coverage has, over calibrations,
+    the beta distribution of k and bound + 1 - k, or is larger where scores tie; so the number that
+    is held of those judged has a beta-binomial one.
+
+    >>> falls_short(880, 1000, 100, 0.9), falls_short(880, 1000, 100_000, 0.9)
+    (False, True)
+    """
+    from scipy.stats import betabinom  # takes a while to load
+
+    k = order(bound, coverage)
+    return bool(betabinom.cdf(held, judged, k, bound + 1 - k) < 1 / 40)
+
+
 def check_enough(n: int, coverage: float, correction: str, looks: int) -> None:
     """See that n calibration recordings allow this coverage, by either correction; the joint one
     takes its bound from half of them, the larger one.
@@ -268,6 +285,13 @@ class ConformalSets:
     most: int = 1  #: classes of a set that is small enough to stop
     by_class: bool = False  #: each class has the coverage, and thresholds of its own
     recordings: int = 0  #: that it was calibrated on
+
+    @property
+    def bound(self) -> int:
+        """Recordings whose scores' order gives the coverage; 0 where no single order does."""
+        if self.correction != "joint" or self.by_class:
+            return 0
+        return self.recordings - self.recordings // 2
 
     def at(self, look: int, scores: np.ndarray) -> np.ndarray:
         """The sets, bool (N, C), of `scores` at a `look`; the best class, where none is inside."""
@@ -461,6 +485,11 @@ class ConformalIntervals:
     coverage: float  #: that was asked for
     scaled: bool = False  #: whether the width is in deviations
     recordings: int = 0  #: that it was calibrated on
+
+    @property
+    def bound(self) -> int:
+        """Recordings whose errors' order gives the coverage: all of them."""
+        return self.recordings
 
     def around(self, mean: np.ndarray, std: np.ndarray) -> PredictionIntervals:
         """The intervals of predictions with this `mean` and deviation `std`, (N,) each."""

@@ -19,7 +19,8 @@ from bisnn.kernels.graphs import to_device
 from bisnn.packed import encoding
 from bisnn.packed.columns import Schema
 
-TOGETHER = 64  # recordings that are looked at together
+TOGETHER = 1000  # points or recordings that are looked at together, at most
+VALUES = 1 << 25  # of these
 
 
 class Batches(Protocol):
@@ -89,14 +90,8 @@ class LoadedData:
 
     @cached_property
     def trained_on(self) -> Tensor:
-        """The fingerprints of the training points; of a regression with their targets, as other
-        points may well lie at the same place.
-        """
-        return self.fingerprints(self.train)
-
-    def fingerprints(self, part: Split) -> Tensor:
-        """Those of a part of the data."""
-        return fingerprints(part.x, None if self.classes else part.y)
+        """The fingerprints of the training points."""
+        return fingerprints(*self.train, bool(self.classes))
 
     def digest(self) -> str:
         """A fingerprint of all points: a file that was edited is another dataset."""
@@ -114,21 +109,24 @@ class LoadedData:
         return len(self.classes) or self.train.y.shape[-1]
 
 
-def fingerprints(x: Tensor | Clips, targets: Tensor | np.ndarray | None = None) -> Tensor:
-    """Of each point or recording as the network sees it, with its target where there are `targets`,
-    int64 (N,): alike where these are, and otherwise once in 2^64 pairs.
+def fingerprints(x: Tensor | Clips, y: Tensor | np.ndarray, classes: bool) -> Tensor:
+    """Of each point or recording as the network sees it, int64 (N,), equal where these are; without
+    `classes` also of its target, as other points may well lie at the same place.
     """
-    rows, found = len(x), []
-    beside = np.asarray(np.empty((rows, 0)) if targets is None else targets, np.float32)
-    for index in torch.arange(rows).split(TOGETHER):
-        some = x[index]
-        each = (
+    beside = np.asarray(np.empty((len(x), 0)) if classes else y, np.float32)
+    found: list[bytes] = []
+    together = 1
+    while len(found) < len(x):
+        some = x[len(found) : len(found) + together]
+        rows = (
             np.packbits(some.spikes().movedim(1, 0).flatten(1).numpy(), axis=1)
             if isinstance(some, Clips)
             else some.numpy()
         )
-        for row, target in zip(each, beside[index.numpy()], strict=True):
-            found.append(hashlib.blake2b(row.tobytes() + target.tobytes(), digest_size=8).digest())
+        for row in rows:
+            whole = row.tobytes() + beside[len(found)].tobytes()
+            found.append(hashlib.blake2b(whole, digest_size=8).digest())
+        together = max(1, min(TOGETHER, VALUES // (8 * rows[0].nbytes)))
     return torch.from_numpy(np.frombuffer(bytearray(b"".join(found)), np.int64))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bisnn.data import series, series_files, table, windows
 from bisnn.data.dataset import Dataset
-from bisnn.data.loading import Clips, LoadedData, Split
+from bisnn.data.loading import Clips, LoadedData, fingerprints
 from bisnn.display import bars, note
 from bisnn.packed.columns import Schema, category
 from bisnn.runs import guarantee
@@ -96,9 +96,14 @@ def _others(model: Model, data: LoadedData, on: Path) -> tuple[Labelled, int]:
         x, y = _series(model, on)
     else:
         x, y = _recordings(model, on) if model.config.recorded else _points(model, on)
-    guarantee.check_unseen(model, x, y, str(on))
-    ours, tests = data.fingerprints(Split(x, torch.from_numpy(y))), data.fingerprints(data.test)
+    y = guarantee.checked_truth(model, x, y)
+    # Also where the model's file does not say what it was trained on
+    model = replace(model, trained_on=data.trained_on)
+    ours = guarantee.check_unseen(model, x, y, str(on))
+    tests = fingerprints(*data.test, bool(model.classes))
     tested = int(torch.isin(ours, tests).sum())
+    if tested <= guarantee.by_chance(model, len(x)):
+        tested = 0
     if tested:
         note(
             f"{on}: {tested} of {len(x)} are test points of the run, so what `bisnn evaluate` "

@@ -49,8 +49,8 @@ class Scores:
         """Score what `Model.readouts` gives of some points."""
         self.parts.append(score_readouts(self.model, readouts, self.path, self.score))
 
-    def kept(self, rule: ConformalSets, y: np.ndarray) -> Metrics:
-        """How sets by a rule are, whose path this is."""
+    def kept(self, rule: ConformalSets, y: np.ndarray) -> tuple[Metrics, np.ndarray]:
+        """What sets by a rule with this path are worth, and which of them hold the truth."""
         answer = rule.stop(np.concatenate(self.parts, 1))
         inside = answer.hold(y)
         judged = {
@@ -62,7 +62,7 @@ class Scores:
         if answer.decided.any():
             right = "accuracy" if rule.most == 1 else "coverage"
             judged[f"{right}_of_decided"] = _share(inside[answer.decided])
-        return judged
+        return judged, inside
 
     def decisions(self, y: np.ndarray, shown: np.ndarray) -> tuple[Decisions, Looked] | None:
         """What the looks decide, and what a report draws of it; `shown` are the points whose sets
@@ -137,18 +137,22 @@ def kept(
     `predictor` says `result`; or of classes, at each look, the `scores`.
     """
     assert model.guarantee is not None
-    rule = model.guarantee.rule
+    rule, tested = model.guarantee.rule, model.guarantee.tested
     about: dict[str, Any] = {"correction": "", "most": 1}
     if isinstance(rule, ConformalIntervals):
         low, high = rule.around(*outputs(result))
         inside = (low <= y[:, 0]) & (y[:, 0] <= high)
         judged = {"coverage": _share(inside), "width": metrics.mean_interval(high - low)}
     else:
-        about, judged = {"correction": rule.correction, "most": rule.most}, scores.kept(rule, y)
+        about = {"correction": rule.correction, "most": rule.most}
+        judged, inside = scores.kept(rule, y)
+    short = bool(rule.bound) and not tested
     return Kept(
         coverage=rule.coverage,
         recordings=rule.recordings,
-        tested=model.guarantee.tested,
+        tested=tested,
+        falls_short=short
+        and conformal.falls_short(int(inside.sum()), len(inside), rule.bound, rule.coverage),
         steps=model.config.steps,
         predictor=predictor,
         metrics=judged,

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from bisnn.runs.model import Model
 
 FILE = "calibration.json"
-VERSION = 4  # of the file
-SAME = 0.1  # of the points of a table that may be training points by chance, beside twins there
+VERSION = 3  # of the file
+SAME = 0.1  # share of the rows of a table that may be equal to others by chance
 
 
 class OtherModel(ValueError):
@@ -104,7 +104,7 @@ def calibrated(
     """Calibrate a model on points x, encoded alike, or recordings, that it was not trained on.
 
     Args:
-        y: numbers of the classes (N,), or targets (N,) or (N, 1).
+        y: numbers of the classes (N,), or targets (N,) or (N, 1): see `checked_truth`.
         coverage: how often the truth is to be inside.
         samples: members of the predictor; None for the one set of weights.
         correction: for several looks, "joint" or "bonferroni"; see `bisnn.conformal`.
@@ -115,18 +115,12 @@ def calibrated(
         scaled: for intervals: in proportion to the ensemble's deviation.
         advance: called with the number of recordings done, now and then.
     """
-    if model.config.data.each_step():
-        raise ValueError(
-            "calibrate: the guarantee is of whole recordings, whose time steps are no independent "
-            'examples; got a model with data.labels = "step"; train one with "recording"'
-        )
-    y = np.asarray(y)
+    y = checked_truth(model, x, y)
     if model.classes:
         if scaled:
             raise ValueError(
                 "scaled: is of intervals, and this model predicts classes; got True; leave it out"
             )
-        conformal.check_labels(y, len(x), len(model.classes))
         options = {"correction": correction, "most": most, "by_class": by_class, "score": score}
         return _sets(model, x, y, coverage, samples, looks, options, advance)
     for name, value, usual in (
@@ -142,10 +136,30 @@ def calibrated(
                 "leave it out"
             )
     conformal.order(len(x), coverage)
-    y = y.reshape(-1)
     mean, std = outputs(model.predict_points(x, samples, advance=advance))
     rule = conformal.calibrate_intervals(mean, std, y, coverage, scaled=scaled)
     return Guarantee(rule, samples, _digest_of(x, y))
+
+
+def checked_truth(model: Model, x: Tensor | Clips, y: Any) -> np.ndarray:
+    """The classes or targets y of points x as an array (N,), for a guarantee."""
+    if model.config.data.each_step():
+        raise ValueError(
+            "calibrate: the guarantee is of whole recordings, whose time steps are no independent "
+            'examples; got a model with data.labels = "step"; train one with "recording"'
+        )
+    try:
+        y = np.asarray(y, None if model.classes else np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"y: must be an array of numbers; got {y!r:.100}; convert it") from None
+    if model.classes:
+        conformal.check_labels(y, len(x), len(model.classes))
+        return y
+    if y.shape not in ((len(x),), (len(x), 1)) or not np.isfinite(y).all():
+        raise ValueError(
+            f"y: must be a finite target for each of {len(x)} points; got {y.shape}; give as many"
+        )
+    return y.reshape(-1)
 
 
 def _sets(
@@ -257,20 +271,18 @@ def predictions_and_answers(
     return found, rule.around(*outputs(found))
 
 
-def check_unseen(model: Model, x: Tensor | Clips, y: Any, name: str = "x") -> None:
-    """Refuse points, encoded alike, or recordings that the model was trained on; of a regression
-    with the same targets y.
-
-    Rows of a table may be equal by chance: about as often as training rows are equal among
-    themselves.
+def check_unseen(model: Model, x: Tensor | Clips, y: np.ndarray, name: str = "x") -> Tensor:
+    """Refuse points, encoded alike, or recordings that the model was trained on; their fingerprints
+    otherwise. Of a regression they are the same only with the same targets.
     """
-    trained = model.trained_on
-    same = int(torch.isin(fingerprints(x, None if model.classes else y), trained).sum())
-    allowed = 0.0
-    if not model.config.recorded and len(trained):
-        counts = trained.unique(return_counts=True)[1]
-        allowed = (SAME + float(counts[counts > 1].sum()) / len(trained)) * len(x)
-    if same > allowed:
+    ours = fingerprints(x, y, bool(model.classes))
+    if not len(model.trained_on):
+        note(
+            f"{name}: this model was saved by bisnn 0.2.0, and does not know what it was trained "
+            "on: see that none of it is among these"
+        )
+    same = int(torch.isin(ours, model.trained_on).sum())
+    if same > by_chance(model, len(x)):
         raise ValueError(
             f"{name}: must not have been trained on; {same} of {len(x)} were; a model is surer of "
             "what it was trained on than of anything else: give data that it has not seen"
@@ -280,11 +292,23 @@ def check_unseen(model: Model, x: Tensor | Clips, y: Any, name: str = "x") -> No
             f"{name}: {same} of {len(x)} are equal to training points; a few may be so by chance, "
             "but leave out what was trained on"
         )
+    return ours
+
+
+def by_chance(model: Model, count: int) -> float:
+    """How many of `count` rows of a table may be equal to others by chance: a tenth, and as large a
+    share as that of the training rows that are equal to another one. Of recordings none.
+    """
+    if model.config.recorded or not len(model.trained_on):
+        return 0.0
+    counts = model.trained_on.unique(return_counts=True)[1]
+    return (SAME + float(counts[counts > 1].sum()) / len(model.trained_on)) * count
 
 
 def _digest_of(x: Tensor | Clips, y: np.ndarray) -> str:
     """Of points or recordings in their order, with their labels or targets."""
-    return hashlib.blake2b(fingerprints(x, y).numpy().tobytes(), digest_size=16).hexdigest()
+    each = fingerprints(x, y, classes=False)
+    return hashlib.blake2b(each.numpy().tobytes(), digest_size=16).hexdigest()
 
 
 # The file
@@ -336,7 +360,7 @@ def read(model_file: Path, classes: int) -> Guarantee | None:
             if classes
             else ConformalIntervals.from_json(body["intervals"])
         )
-        samples, data, tested = body["samples"], body["data"], body["tested"]
+        samples, data, tested = body["samples"], body["data"], body.get("tested", 0)
         if not (samples is None or (type(samples) is int and samples > 0)) or type(data) is not str:
             raise ValueError("its predictor or its data are not named")
         if type(tested) is not int or tested < 0:

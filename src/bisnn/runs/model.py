@@ -35,7 +35,14 @@ from bisnn.runs import config as config_module
 from bisnn.runs.building import build_network, planned_layers
 from bisnn.runs.config import Config
 from bisnn.runs.folder import Damaged, RunFolder, load_tree, save_tree
-from bisnn.runs.guarantee import Guarantee, answers, calibrated, check_unseen, usable
+from bisnn.runs.guarantee import (
+    Guarantee,
+    answers,
+    calibrated,
+    check_unseen,
+    checked_truth,
+    usable,
+)
 from bisnn.runs.guarantee import write as write_guarantee
 from bisnn.runs.inputs import (
     input_shape,
@@ -233,12 +240,8 @@ class Model:
             options: of `bisnn.runs.guarantee.calibrated`: correction, looks, most, by_class, score;
                 scaled for intervals.
         """
-        points, members, y = self.inputs(x), self.count(samples), np.asarray(y)
-        if len(y) != len(points):
-            raise ValueError(
-                f"y: must have a label or target for each of {len(points)} points; got {len(y)}; "
-                "give as many"
-            )
+        points, members = self.inputs(x), self.count(samples)
+        y = checked_truth(self, points, y)
         check_unseen(self, points, y)
         found = calibrated(self, points, y, coverage, samples=members, **options)
         return replace(self, guarantee=found)
@@ -255,14 +258,15 @@ class Model:
         """
         if not self.classes:
             raise ValueError(
-                "temperature: is of probabilities, and this model predicts targets; leave it out"
+                "temperature: is of probabilities, and this model predicts targets; "
+                f"got {temperature}; leave it out"
             )
         if temperature is None and self.guarantee is not None:
             temperature = self.guarantee.temperature
         if temperature is None:
             raise ValueError(
                 "temperature: this model has none from its calibration; got None; calibrate it "
-                "with the joint correction"
+                "with `bisnn calibrate` or `calibrate`, by the joint correction"
             )
         return replace(self, temperature=number("temperature", temperature, above=0))
 
