@@ -174,38 +174,42 @@ def test_losses_have_intervals_over_seeds_and_recordings_that_judge():
     """Against numbers of the seeds and recordings taken one by one."""
     rng, rows = np.random.default_rng(0), []
     for method, half, seed in itertools.product(("full", "st"), HALVES, range(3)):
-        counts = {kind: rng.integers(0, 6, 40) for part in HALVES.values() for kind in part}
+        kinds = [*itertools.chain(*HALVES.values()), "lower_light"]  # the last is in no half
+        counts = {kind: rng.integers(0, 6, 40) for kind in kinds}
         clean = rng.integers(0, 2, 40)
         text = {kind: "".join(map(str, count)) for kind, count in counts.items()}
         changes = {
             "clean_accuracy": clean.mean(),
             "accuracy": {kind: [count.mean() / 5] * 5 for kind, count in counts.items()},
+            "nll": dict.fromkeys(counts, [0.0] * 5),
             "clean_right": "".join(map(str, clean)),
             "right": text,
         }
         rows.append(row(method, half, seed, 0).model_copy(update=changes))
     (loss,) = robustness.losses(rows)
-    shares = {  # of each method, seed by seed, for each recording
-        method: [
-            [
-                sum(
-                    int(run.right[kind][i]) / 5
-                    for run in rows
-                    for kind in run.right
-                    if (run.method, run.seed) == (method, seed) and kind not in HALVES[run.half]
-                )
-                / 10
-                for i in range(40)
+
+    def share(method, seed, i):
+        """Of the strengths at which recording i is right, over kinds that weigh alike."""
+        of_kinds = []
+        for kind in kinds:
+            judges = [
+                int(run.right[kind][i]) / 5
+                for run in rows
+                if (run.method, run.seed) == (method, seed) and kind not in HALVES[run.half]
             ]
-            for seed in range(3)
-        ]
+            of_kinds.append(sum(judges) / len(judges))
+        return sum(of_kinds) / len(kinds)
+
+    shares = {
+        method: [[share(method, seed, i) for i in range(40)] for seed in range(3)]
         for method in ("full", "st")
     }
     difference = np.subtract(shares["full"], shares["st"])
     assert loss.mean.value == pytest.approx(difference.mean())
     assert loss.mean[1:] == pytest.approx(intervals.of_crossed_mean(difference))
+    assert loss.mean.low < loss.mean.value < loss.mean.high
     assert loss.worst.low < loss.worst.value < loss.worst.high
-    assert loss.clean == (0, 0, 0), "today's, less today's"
+    assert loss.clean is None, "no run of today's"
     rows[0] = rows[0].model_copy(update={"right": None})  # as of older files
     (loss,) = robustness.losses(rows)
     assert loss.mean == pytest.approx(difference.mean())

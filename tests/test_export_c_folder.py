@@ -55,8 +55,10 @@ def test_c_and_cpp_without_a_warning(tmp_path):
             assert outcome(folder)[0] == 0
             if shutil.which(PLUS_PLUS[compiler]) is None:
                 continue
-            options = ("-x", "c++", "-std=c++17", *WARNINGS, "-O2")
-            build(folder, *options, compiler=PLUS_PLUS[compiler])
+            options, plus = ("-x", "c++", "-std=c++17", *WARNINGS, "-O2"), PLUS_PLUS[compiler]
+            build(folder, *options, compiler=plus)
+            assert outcome(folder)[0] == 0
+            build(folder, *options, compiler=plus, sources=sources, last=("-lm",))
             assert outcome(folder)[0] == 0
 
 
@@ -126,6 +128,16 @@ def test_an_export_takes_the_place_of_another(tmp_path):
     names = {path.name for path in (tmp_path / "c").iterdir()}
     assert "new.c" in names
     assert not {"old.c", "old.o", "check"} & names
+
+
+def test_what_an_interrupted_export_left_does_not_block_the_next(tmp_path):
+    network, x = describe(networks.build("dense", dtype=torch.float32)), np.ones((5, 6), np.uint8)
+    c.write(network, tmp_path / "c", x)
+    left = tmp_path / "c" / ".export-abc" / "new"
+    left.mkdir(parents=True)
+    (left / "model.c").write_text("half of it")
+    c.write(network, tmp_path / "c", x, prefix="new")
+    assert not [path for path in (tmp_path / "c").iterdir() if path.is_dir()]
 
 
 def test_a_folder_with_anything_else_is_left_alone(tmp_path):

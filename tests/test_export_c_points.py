@@ -323,12 +323,13 @@ def test_regression_knows_the_units_of_its_target_and_the_names_of_its_features(
 
 
 @pytest.mark.parametrize("encodings", [1, 3])
-@pytest.mark.parametrize("task", ["classification", "regression", "in integers"])
-def test_the_example_says_what_the_engine_predicts(tmp_path, task, encodings):
+@pytest.mark.parametrize("neuron", ["srm", "fixed"])
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_the_example_says_what_the_engine_predicts(tmp_path, task, neuron, encodings):
     """Of a point: the probability of the likeliest class, or the target in its units."""
     code, classes = {**POPULATION, "encodings": encodings}, ("no", "yes", "perhaps")
     network = points_network(code, 3, classes=() if task == "regression" else classes)
-    if task == "in integers":
+    if neuron == "fixed":
         network = conversion.converted(network, "fixed", 12)
     if task == "regression":
         network = replace(network, target_mean=1000.0, target_scale=25.0)
@@ -343,3 +344,23 @@ def test_the_example_says_what_the_engine_predicts(tmp_path, task, encodings):
     else:
         best = found.mean[0].argmax()
         assert said == f"class {best}, {100 * found.mean[0, best]:.0f} % sure\n"
+
+
+def test_the_example_answers_at_each_step_where_the_network_was_trained_to(tmp_path):
+    network = points_network(POPULATION, 3, classes=("no", "yes"))
+    point = np.array([network.encoding["low"]])
+    x = encoding.spikes(network.encoding, point)[:, 0]
+    c.write(replace(network, encoding={}), tmp_path, x, each_step=True)
+    build(tmp_path, *STRICT, "-O2", sources="model.c stream.c", last=("-lm",))
+    logits = Engine(network).run(x[:, None]).logits[:, network.burn_in :, 0]  # (K, T, C)
+    probs = torch.from_numpy(logits).softmax(-1).mean(0)
+    best, sure = probs.argmax(-1).tolist(), probs.amax(-1).tolist()
+    said = [f"class {c}, {100 * p:.0f} % sure" for c, p in zip(best, sure, strict=True)]
+    assert outcome(tmp_path)[1].splitlines() == said
+
+
+def test_the_example_has_no_answer_where_all_is_burn_in(tmp_path):
+    network = replace(points_network(POPULATION, 3, classes=("no", "yes")), burn_in=1000)
+    written(network, tmp_path)
+    build(tmp_path, *STRICT, "-O2", sources="model.c stream.c", last=("-lm",))
+    assert outcome(tmp_path) == (1, "")

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -384,7 +385,8 @@ def test_bad_requests_are_told_apart_and_leave_the_old_file(tmp_path, monkeypatc
     net = build("dense")
     w = signs(net)
     one, two, path = describe(net), describe(net, [w, w]), tmp_path / "net.nir"
-    path.write_text("old")
+    nir_graph.write(one, path)
+    before = path.read_bytes()
     layer = one.layers[0]
     flat = replace(one, layers=(replace(layer, constants=layer.constants[[1, 1, 2, 3]]),))
     for network, options, message in (
@@ -402,8 +404,23 @@ def test_bad_requests_are_told_apart_and_leave_the_old_file(tmp_path, monkeypatc
     monkeypatch.setattr(nir_graph, "nir", None)
     with pytest.raises(ValueError, match=r"nir: must be installed.*pip install 'bisnn\[nir\]'"):
         nir_graph.write(one, path)
-    assert path.read_text() == "old"
+    assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_graph_replaces_a_graph_and_nothing_else(tmp_path):
+    network, path = describe(build("dense")), tmp_path / "net.nir"
+    nir_graph.write(network, path)
+    nir_graph.write(network, path)
+    path.write_text("precious")
+    with pytest.raises(ValueError, match=r"net\.nir is there and is no graph, and would be lost"):
+        nir_graph.write(network, path)
+    assert path.read_text() == "precious"
+    path.unlink()
+    with h5py.File(path, "w") as file:
+        file["events"] = np.arange(3)
+    with pytest.raises(ValueError, match="is there and is no graph"):
+        nir_graph.check_target(path)
 
 
 def test_graphs_that_cannot_be_simulated():

@@ -105,7 +105,7 @@ def test_the_command_line(place, tmp_path, bisnn_):
     code, out, error = bisnn_("evaluate", place / "run", "--ood", place / "more", "-q")
     assert code == 0, error
     assert "AUROC" in out
-    assert "control: the run's own classes there, told apart by camera and hand alone" in out
+    assert "control: the run's own classes there; how they were recorded tells them apart" in out
     (tmp_path / "empty").mkdir()
     shutil.copytree(place / "more" / "3", tmp_path / "own" / "3")
     moons = training.train(small("st"), tmp_path / "moons", show=False)

@@ -205,7 +205,7 @@ def test_other_data_are_a_table_and_their_entropies(drawn, runs):  # noqa: F811
     table = parts["Other data"]
     assert table.rows[0] == ("rain", names[0], "entropy", "0.900", "0.800", "0.300")
     assert table.rows[2][0] == "own (control)"
-    assert "camera and hand alone" in table.caption
+    assert "how it was recorded" in table.caption
     (title,) = (title for title in figures if title.startswith("Entropy of other data"))
     assert len(figures[title].axes[0].patches) == 3
 

@@ -392,6 +392,14 @@ def test_series_end_where_they_end(chrome, bisnn_, tmp_path):
     chrome.value("choose(DATA.examples[1])")
     chrome.wait("page.run?.done && page.time === page.run.length")
     assert chrome.value("$('clock').textContent") == chrome.value("`${page.time} of ${page.time}`")
+    more = np.random.default_rng(2).random((40, 30, 5)) < 0.3
+    np.savez(tmp_path / "more.npz", x=more.astype(np.uint8), y=np.arange(40) % 2, lengths=[20] * 40)
+    bisnn.calibrate(run, tmp_path / "more.npz", 0.8, samples=None, show=False)
+    code, _, err = bisnn_("export", run, "--to", "web", "--as", "map", "--out", path)
+    assert code == 0, err
+    assert "prediction sets look beyond the end of recordings" in err
+    assert opened(chrome, path)["wrong"] == 0
+    assert chrome.value("DATA.sets") is None
     np.savez(tmp_path / "x.npz", x=x.astype(np.uint8), y=x[:, :, 0].astype(int), lengths=lengths)
     settings["data"] = {**data, "labels": "step"}
     run = training.train(parse(settings, "x"), tmp_path / "steps", show=False)
@@ -478,7 +486,8 @@ def test_a_page_without_the_runs_data_is_checked_on_made_up_inputs(
         pages.write(describe_model(trained, "members"), None, replace(trained, config=config), path)
         assert opened(chrome, path)["wrong"] == 0
         assert set(chrome.value("DATA.examples.map((example) => example.label)")) == labels
-    assert "made-up inputs, as the run's own cannot be read: data.root" in capsys.readouterr().err
+    said = "inputs are made up, as the run's own are not read: data.root"
+    assert said in capsys.readouterr().err
 
 
 def test_neurons_in_integers_go_into_both_predictors(chrome, small_runs, bisnn_, tmp_path):

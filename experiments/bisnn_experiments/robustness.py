@@ -134,7 +134,7 @@ class Loss(Finding):
     recipe: str
     method: str  # of the binary weights
     explored: bool
-    clean: Metric | float  # accuracy of binary weights, less that of today's
+    clean: Metric | float | None  # accuracy of binary weights, less that of today's
     mean: Metric | float  # over the suite: real weights less binary ones
     worst: Metric | float
     worst_kind: str
@@ -335,7 +335,7 @@ def losses(rows: Sequence[RobustRow]) -> Iterator[Loss]:
         real = summary.get((data, recipe, "full", explored))
         if method == "full" or real is None:
             continue
-        today = summary.get((data, "today", method, explored), bits)
+        today = summary.get((data, "today", method, explored))
         gaps = {kind: real.accuracy[kind] - bits.accuracy[kind] for kind in real.accuracy}
         worst = max(gaps, key=lambda kind: gaps[kind])
         yield Loss(
@@ -343,7 +343,9 @@ def losses(rows: Sequence[RobustRow]) -> Iterator[Loss]:
             recipe=recipe,
             method=method,
             explored=explored,
-            clean=_difference(bits.clean_accuracy - today.clean_accuracy, rows, bits, today),
+            clean=None
+            if today is None
+            else _difference(bits.clean_accuracy - today.clean_accuracy, rows, bits, today),
             mean=_difference(fmean(gaps.values()), rows, real, bits, list(gaps)),
             worst=_difference(gaps[worst], rows, real, bits, [worst]),
             worst_kind=worst,
@@ -370,18 +372,27 @@ def _difference(
 def _right(
     rows: Sequence[RobustRow], of: RobustSummary, kinds: Sequence[str]
 ) -> dict[int, np.ndarray] | None:
-    """By seed, the share right of each recording over all strengths of kinds; None if unknown."""
+    """By seed, the share right of each recording, over all strengths of kinds that weigh alike, or
+    with no kinds clean; None if it is not known, or not of all kinds.
+    """
     key = (of.data, of.recipe, of.method, of.explored)
-    found: dict[int, list[np.ndarray]] = {}
+    found: dict[int, list[RobustRow]] = {}
     for row in rows:
-        if (row.data, row.recipe, row.method, row.explored) != key:
-            continue
-        if row.clean_right is None or row.right is None:
+        if (row.data, row.recipe, row.method, row.explored) == key:
+            found.setdefault(row.seed, []).append(row)
+    if any(row.right is None for some in found.values() for row in some):
+        return None
+    shares = {}
+    for seed, some in sorted(found.items()):
+        judges = [[r for r in some if kind not in HALVES.get(r.half, ())] for kind in kinds]
+        if not all(judges):
             return None
-        judges = [kind for kind in kinds if kind not in HALVES.get(row.half, ())]
-        some = [_digits(row.right[kind]) / STRENGTHS for kind in judges]
-        found.setdefault(row.seed, []).extend(some if kinds else [_digits(row.clean_right)])
-    return {seed: np.mean(right, 0) for seed, right in sorted(found.items()) if right}
+        each = [
+            np.mean([_digits((r.right or {})[kind]) for r in by], 0) / STRENGTHS
+            for kind, by in zip(kinds, judges, strict=True)
+        ]
+        shares[seed] = np.mean(each or [_digits(r.clean_right or "") for r in some], 0)
+    return shares
 
 
 def _digits(text: str) -> np.ndarray:

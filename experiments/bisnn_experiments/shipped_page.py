@@ -4,8 +4,9 @@
     python -m bisnn_experiments.shipped_page --judge docs/results/shipped_page.json
 
 Trains configs/digits_bayes.toml, unless the run is there, and writes src/bisnn/shipping/digits.
-Half of the test recordings, at random, calibrate its prediction sets: they were written by other
-people than the training recordings, as others will draw. The page shows some of the other half.
+Half of the test recordings, at random, calibrate its prediction sets: they were written by people
+other than those who wrote the training recordings, as others will draw. The page shows some of the
+other half.
 
 --judge trains nothing: it asks the network that comes with the package about the test recordings,
 and writes what it found.

@@ -222,8 +222,8 @@ def joint_thresholds(first: np.ndarray, second: np.ndarray, coverage: float) -> 
 
 
 class _RankMap:
-    """From whole scores >= 0 to their ranks among some of them: increasing from the lowest of these
-    on, so that scores without ties have ranks without ties but below it."""
+    """From whole scores >= 0 to their ranks among some of them. Below the lowest of these the rank
+    is 0; from there on it increases, so that different scores have different ranks."""
 
     def __init__(self, scores: np.ndarray):
         self.n = len(scores)

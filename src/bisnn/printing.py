@@ -128,7 +128,7 @@ def _print_told_apart(found: OtherData) -> None:
     out = console()
     out.print(table)
     if any(other.control for other in found.sets):
-        out.print("control: the run's own classes there, told apart by camera and hand alone")
+        out.print("control: the run's own classes there; how they were recorded tells them apart")
 
 
 def _interval(found: Interval) -> str:

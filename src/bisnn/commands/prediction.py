@@ -173,7 +173,8 @@ def _least_confidence(run: Path, model: Model, calibrated: bool, error: float) -
     note(
         f"{run}: answers from a confidence of {found.threshold:.6g} on: "
         f"{found.answered:,} of {len(model.guarantee.correct):,} calibration recordings, of which "
-        f"{found.errors} wrong; with 90 % confidence at most {error:g} of all such answers are"
+        f"{found.errors} wrong; with 90 % confidence at most {error:g} of all such answers are "
+        "wrong"
     )
     return found.threshold
 

@@ -110,8 +110,8 @@ class LoadedData:
 
 
 def fingerprints(x: Tensor | Clips, y: Tensor | np.ndarray, classes: bool) -> Tensor:
-    """Of each point or recording as the network sees it, int64 (N,), equal where these are; without
-    `classes` also of its target, as other points may well lie at the same place.
+    """Of each point or recording as the network sees it, int64 (N,): the same for the same point.
+    Without `classes` its target counts too, as other points may well lie at the same place.
     """
     beside = np.asarray(np.empty((len(x), 0)) if classes else y, np.float32)
     found: list[bytes] = []

@@ -84,7 +84,7 @@ class DataSection(Section):
 
     def title(self) -> str:
         """What a report calls the data."""
-        return self.name
+        return self.name.replace("_", " ")
 
     def source(self) -> tuple[str, ...]:
         """What tells these data from others of the same kind, for a report that compares runs."""

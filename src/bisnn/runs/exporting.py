@@ -18,7 +18,7 @@ from bisnn.conformal import ConformalIntervals, ConformalSets
 from bisnn.data.dataset import Dataset
 from bisnn.data.series import Series
 from bisnn.display import note
-from bisnn.files import file_digest, read_bytes
+from bisnn.files import file_digest
 from bisnn.neuron import FixedSRM
 from bisnn.packed import file
 from bisnn.packed.header import BadFile
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 TARGETS = ("packed", "c", "nir", "web")
 PREDICTORS = ("map", "members", "posterior")
 PROFILES = ("exact", "cubalif")
-HDF5 = b"\x89HDF\r\n\x1a\n"  # how such a file begins
 COMPARED = 50  # inputs, with the graph of a profile that is not exact
 # Weights of all members together; while it writes, an export holds several copies of them
 MOST_DRAWN = 1 << 28
@@ -59,6 +58,7 @@ class Exported:
     flash: int = 0  #: bytes of tables, of "c"
     ram: int = 0  #: bytes of state, of "c"
     prefix: str = ""  #: of "c"
+    steps: int = 0  #: of the golden recording, of "c"
     profile: str = ""  #: of "nir"
     neuron: str = ""  #: that was asked for
     changes: conversion.Changes | None = None  #: by another neuron than the trained one
@@ -151,7 +151,9 @@ def export_model(
     if to == "web":
         check_target(Path(out or folder / "try.html"))
     if to == "nir":
-        _check_graph(Path(out or folder / "model.nir"))
+        from bisnn.shipping import nir
+
+        nir.check_target(Path(out or folder / "model.nir"))
     chosen = predictor or _recommended(run, source, trained, to, members)
     if chosen == "map" and trained.config.rule.posterior():
         warn_of_map(
@@ -180,7 +182,7 @@ def export_model(
     else:
         written = _written(packed, trained, to, out, folder, profile, prefix, data)
     if sizes:
-        written = replace(written, chips=_measured(packed, trained, written, folder))
+        written = replace(written, chips=_measured(packed, written, folder))
     return replace(written, neuron=neuron or "", changes=changes)
 
 
@@ -261,7 +263,9 @@ def _written(
         )
     if to == "c":
         path, prefix = Path(out or folder / "c"), prefix or "model"
-        made = c.write(packed, path, golden_recording(packed, trained, data), prefix=prefix)
+        golden = golden_recording(packed, trained, data)
+        each_step = trained.config.data.each_step()
+        made = c.write(packed, path, golden, prefix=prefix, each_step=each_step)
         call = f"{prefix}_decided()" if packed.sets else ""
         return Exported(
             path,
@@ -270,6 +274,7 @@ def _written(
             flash=made["flash"],
             ram=made["ram"],
             prefix=prefix,
+            steps=len(golden),
         )
     from bisnn.shipping import nir, nir_simulation
 
@@ -277,17 +282,16 @@ def _written(
     size = nir.write(packed, path, profile=profile)
     lossy = None
     if profile != "exact":
-        lossy = nir_simulation.disagreement(packed, trial_inputs(trained, COMPARED, data))
+        lossy = nir_simulation.disagreement(packed, trial_inputs(trained, COMPARED, data)[0])
     return Exported(path, size, profile=profile, disagreement=lossy)
 
 
 def _measured(
-    packed: PackedNetwork, trained: model.Model, written: Exported, folder: Path
+    packed: PackedNetwork, written: Exported, folder: Path
 ) -> microcontrollers.Microcontrollers:
     """What the C code takes on microcontrollers; kept in the run's folder."""
     sizes = {"flash": written.flash, "ram": written.ram}
-    steps = trained.config.steps
-    found = microcontrollers.measure(packed, written.path, written.prefix, steps, sizes)
+    found = microcontrollers.measure(packed, written.path, written.prefix, written.steps, sizes)
     try:
         microcontrollers.save(found, folder)
     except OSError as error:
@@ -327,14 +331,6 @@ def _check_target(path: Path) -> None:
                 f"out: {path} is there and is no packed network, and would be lost; "
                 "give another name"
             ) from None
-
-
-def _check_graph(path: Path) -> None:
-    """A graph may replace a graph, which is HDF5, and nothing else."""
-    if path.is_file() and not read_bytes(path).startswith(HDF5):
-        raise ValueError(
-            f"out: {path} is there and is no graph, and would be lost; give another name"
-        )
 
 
 def _recommended(

@@ -11,16 +11,33 @@ import torch
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
 from bisnn.data.dataset import Dataset
-from bisnn.data.loading import Clips
+from bisnn.data.loading import Clips, LoadedData
 from bisnn.data.series import Series
 from bisnn.display import note
 from bisnn.packed.engine import Engine
 from bisnn.packed.network import PackedNetwork
 from bisnn.runs.inputs import load_dataset, spikes
 from bisnn.runs.model import Model
+from bisnn.runs.own import PYTHON, OwnData
 
 NOISE = 0.05  # spikes of recordings that are made up
 TRIED = 10  # inputs, one of which is the golden one
+
+
+def own_data(trained: Model, data: Dataset | Series | None) -> LoadedData | None:
+    """The run's data, or those given from Python; None, and a line says why, where they cannot be
+    read, or not without running the code of a module that the config names.
+    """
+    section, why = trained.config.data, ""
+    if data is None and isinstance(section, OwnData) and section.name != PYTHON:
+        why = f"reading them would run the code of {section.name}; give data, from Python"
+    else:
+        try:
+            return load_dataset(trained.config, given=data)
+        except (ValueError, OSError) as error:
+            why = str(error)
+    note(f"inputs are made up, as the run's own are not read: {why}")
+    return None
 
 
 def made_up(trained: Model, count: int) -> np.ndarray:
@@ -34,9 +51,11 @@ def made_up(trained: Model, count: int) -> np.ndarray:
     return (drawn < NOISE).astype(np.uint8) if config.recorded else drawn
 
 
-def trial_inputs(trained: Model, count: int, data: Dataset | Series | None = None) -> np.ndarray:
-    """Inputs of the network, uint8 (T, N, ...): the first test recordings, or noise where they
-    cannot be read; of a model of points, these at random, encoded.
+def trial_inputs(
+    trained: Model, count: int, data: Dataset | Series | None = None
+) -> tuple[np.ndarray, list[int]]:
+    """Inputs of the network, uint8 (T, N, ...), and how many time steps of each count: the first
+    test recordings, or noise where there are none; of a model of points, these at random, encoded.
 
     Args:
         trained: the model.
@@ -45,23 +64,29 @@ def trial_inputs(trained: Model, count: int, data: Dataset | Series | None = Non
     """
     config = trained.config
     if not config.recorded:
-        return spikes(config, torch.from_numpy(made_up(trained, count))).to(torch.uint8).numpy()
-    try:
-        recordings = load_dataset(config, given=data).test.x[:count]
-    except (ValueError, OSError) as error:
-        note(f"tried on noise, as the run's own recordings cannot be read: {error}")
-        return made_up(trained, count).swapaxes(0, 1)
+        x = spikes(config, torch.from_numpy(made_up(trained, count))).to(torch.uint8).numpy()
+        return x, [config.steps] * count
+    loaded = own_data(trained, data)
+    if loaded is None:
+        return made_up(trained, count).swapaxes(0, 1), [config.steps] * count
+    recordings = loaded.test.x[:count]
     assert isinstance(recordings, Clips)
-    return recordings.spikes().numpy()
+    return recordings.spikes().numpy(), lengths(recordings, config.steps)
+
+
+def lengths(recordings: Clips, steps: int) -> list[int]:
+    """How many time steps of each recording count."""
+    mask = recordings.mask()
+    return [steps] * len(recordings) if mask is None else mask.sum(0).tolist()
 
 
 def golden_recording(
     network: PackedNetwork, trained: Model, data: Dataset | Series | None = None
 ) -> np.ndarray:
     """What exported C code is tried and measured on, uint8 (T, ...): of some inputs the one that
-    makes the last layer fire most, by the first member.
+    makes the last layer fire most, by the first member; to its end, and to the last look at it.
     """
-    x = trial_inputs(trained, TRIED, data)
+    x, ends = trial_inputs(trained, TRIED, data)
     first = replace(
         network, layers=tuple(replace(z, weights=z.weights[:1]) for z in network.layers), sets=None
     )
@@ -73,4 +98,5 @@ def golden_recording(
             f"layer {silent[0]} fires at none of the time steps of the golden recording, so that "
             "its golden vectors show little: train longer, or with a lower threshold"
         )
-    return x[:, best]
+    looks = network.sets.path[-1][0] if network.sets else 0
+    return x[: max(ends[best], looks), best]

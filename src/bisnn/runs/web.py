@@ -22,9 +22,10 @@ from bisnn.packed.engine import Engine
 from bisnn.packed.network import PackedNetwork
 from bisnn.runs.config import Config
 from bisnn.runs.data_sections import SimulatedData
-from bisnn.runs.inputs import load_dataset, spikes
+from bisnn.runs.inputs import spikes
+from bisnn.runs.labels import is_ragged
 from bisnn.runs.model import Model
-from bisnn.runs.trial_inputs import made_up
+from bisnn.runs.trial_inputs import lengths, made_up, own_data
 from bisnn.shipping import web as shipped
 
 EXAMPLES = 10  # of as many classes, first of all
@@ -51,12 +52,7 @@ def write(
         path: the file.
         data: of a run whose data were given from Python, the same again.
     """
-    try:
-        loaded = load_dataset(trained.config, given=data)
-    except (ValueError, OSError) as error:
-        note(f"the page brings made-up inputs, as the run's own cannot be read: {error}")
-        loaded = None
-    return shipped.write(content(packed, alone, trained, loaded), path)
+    return shipped.write(content(packed, alone, trained, own_data(trained, data)), path)
 
 
 def content(
@@ -69,6 +65,12 @@ def content(
             "to: a page has one answer for a recording, and this model was trained on labels of "
             'time steps; got "web"; ship it as C or packed'
         )
+    if packed.sets is not None and data is not None and is_ragged(data.test.x):
+        note(
+            "prediction sets look beyond the end of recordings that are shorter than others, where "
+            "the page stops: they are left out of it"
+        )
+        packed = replace(packed, sets=None)
     predictors = {"MAP" if trained.members else "network": packed}
     if alone is not None:
         layers = zip(alone.layers, packed.layers, strict=True)
@@ -78,13 +80,13 @@ def content(
         predictors = {f"ensemble of {packed.count}": packed} | single
     examples = _made_up(trained) if data is None else _examples(packed, data, trained)
     # Of features that a point can be dragged along: numbers of the table as they are
-    columns = len(trained.schema.columns) if trained.schema else trained.features
-    free = trained.features if columns == trained.features else 0
+    columns = trained.schema.columns if trained.schema else ()
+    free = 0 if any(c.categories or c.blanks for c in columns) else trained.features
     map_of = {(2, True): _plane, (1, False): _curve}.get((free, bool(packed.classes)))
     return shipped.describe(
         predictors,
         examples,
-        title=config.data.title().replace("_", " "),
+        title=config.data.title(),
         sketchpad=sketchpad(config, packed.input_shape) if config.recorded else None,
         plane=map_of(packed, data) if map_of and data else None,
     )
@@ -105,7 +107,7 @@ def _examples(network: PackedNetwork, data: LoadedData, trained: Model) -> list[
     x, y = data.test.x, data.test.y.reshape(len(data.test.y), -1)[:, 0]
     first = [int((y == c).nonzero()[0]) for c in y.unique()] if data.classes else []
     others = np.linspace(0, len(y) - 1, EXAMPLES).astype(int).tolist()
-    if data.classes and isinstance(x, Clips):
+    if data.classes and isinstance(x, Clips) and not is_ragged(x):
         some = spikes(trained.config, x[: min(SEARCHED, trained.batch)]).numpy()
         unsure = Engine(network).predict(some).entropy
         assert unsure is not None
@@ -114,9 +116,8 @@ def _examples(network: PackedNetwork, data: LoadedData, trained: Model) -> list[
     labels = [data.classes[int(y[i])] if data.classes else f"{float(y[i]):.4g}" for i in chosen]
     if isinstance(x, Clips):
         clips = x[torch.tensor(chosen)]
-        recordings, mask = clips.spikes().numpy().swapaxes(0, 1), clips.mask()  # (N, T, ...)
-        lengths = [trained.config.steps] * len(clips) if mask is None else mask.sum(0).tolist()
-        ends = zip(labels, recordings, lengths, strict=True)
+        recordings = clips.spikes().numpy().swapaxes(0, 1)  # (N, T, ...)
+        ends = zip(labels, recordings, lengths(clips, trained.config.steps), strict=True)
         return [shipped.Example(label, recording[:end]) for label, recording, end in ends]
     points = _raw(x[chosen].numpy(), data)
     return [

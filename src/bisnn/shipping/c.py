@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -30,13 +31,19 @@ TAKEN = (
     r"stdbool|stddef|stdint|stdio|stdlib|string|tgmath|time|wchar|wctype|features|newlib|picolibc|"
     r"all|check|clean|help|install|main|stream|test"
 )
+ASIDE = ".export-*"  # folders in which files are written, before they are put in their place
 MARK = b"ade by bisnn"  # near the start of every file of an export
 LONGEST = 63  # letters of a prefix; of a name, C99 promises no more than that many count
 MOST_BYTES = 2**31 - 1  # of tables or state: what 32-bit addresses and their differences reach
 
 
 def write(
-    network: PackedNetwork, folder: str | Path, x: np.ndarray, *, prefix: str = "model"
+    network: PackedNetwork,
+    folder: str | Path,
+    x: np.ndarray,
+    *,
+    prefix: str = "model",
+    each_step: bool = False,
 ) -> dict[str, int]:
     """Write a folder that builds: PREFIX.h and PREFIX.c; PREFIX_check.h, PREFIX_check.c and
     PREFIX_golden.h, which compare every bit with the engine's; PREFIX_encode.c, where points come
@@ -48,6 +55,7 @@ def write(
         x: a recording for the test, 0 and 1, `(T, *input_shape)`.
         prefix: of the files' names and of all that the header declares, so that one program can
             hold several networks.
+        each_step: the network was trained to answer at every time step, and the example says so.
 
     Returns:
         "flash", bytes of the network's constant tables, and "ram", bytes of the state; code and
@@ -71,7 +79,7 @@ def write(
             f"{prefix}_check.c": check_program(network, prefix),
             f"{prefix}_golden.h": golden_header(network, prefix, x),
             "main.c": filled("main.c.in", name=prefix, NAME=prefix.upper()),
-            "stream.c": stream_program(network, prefix, len(x)),
+            "stream.c": stream_program(network, prefix, len(x), each_step),
             "Makefile": makefile(network, prefix),
             "CMakeLists.txt": cmake_lists(network, prefix),
             "README.md": readme(network, prefix, source.sizes),
@@ -98,7 +106,8 @@ def check_prefix(prefix: str) -> None:
 def check_folder(folder: Path) -> None:
     """See that the folder is not there, or is an export of ours, in which nothing can be lost."""
     if folder.is_dir():
-        if others := sorted({path.name for path in folder.iterdir()} - _own(folder)):
+        left = {path.name for path in folder.glob(ASIDE)}
+        if others := sorted({path.name for path in folder.iterdir()} - _own(folder) - left):
             raise ValueError(
                 f"out: {folder} is there and holds what is no export, such as {others[0]!r}, which "
                 "would be lost; give another folder"
@@ -170,11 +179,14 @@ def _write_folder(folder: Path, texts: dict[str, str]) -> None:
 
 
 def _put_in_place(folder: Path, texts: dict[str, str]) -> None:
-    """Write all files beside the folder, and only then put them in their place, one by one, and an
-    old export's away.
+    """Write all files aside, and only then put them in their place, one by one, and an old export's
+    away; with what an export that was interrupted had left.
     """
     there = folder.is_dir()
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=folder.parent) as name:
+    for left in folder.glob(ASIDE) if there else ():
+        shutil.rmtree(left)
+    beside = folder if there else folder.parent  # which another file system may hold
+    with tempfile.TemporaryDirectory(prefix=ASIDE.removesuffix("*"), dir=beside) as name:
         made = Path(name) / "new"
         made.mkdir()
         for file_name, text in texts.items():

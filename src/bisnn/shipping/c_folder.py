@@ -27,14 +27,16 @@ FLOAT_ODDITIES = """\
 """
 
 
-def stream_program(network: PackedNetwork, name: str, steps: int) -> str:
-    """An example that feeds the network from a sensor and says what it makes of it."""
+def stream_program(network: PackedNetwork, name: str, steps: int, each_step: bool = False) -> str:
+    """An example that feeds the network from a sensor and says what it makes of it: of a recording,
+    or at each time step.
+    """
     upper, argument = name.upper(), ""
     sensor = filled("sensor.c.in", NAME=upper, steps=steps)
     if network.sets is not None and c_sets.encodings(network) == 1:
         example = _deciding(name)
     elif network.outputs:
-        example = _predicting(network, name)
+        example = _predicting(network, name, each_step)
     else:
         example = _counting(network, name)
     variables, start, step, end, helpers = example
@@ -94,40 +96,54 @@ def _deciding(name: str) -> Usage:
     )
 
 
-def _predicting(network: PackedNetwork, name: str) -> Usage:
+def _predicting(network: PackedNetwork, name: str, each_step: bool) -> Usage:
     """For one that predicts: the mean over members and the time steps after the burn-in, of
-    probabilities or of the target.
+    probabilities or of the targets; or that of each such time step.
     """
     upper, result = name.upper(), result_name(network)
     logit = f"{upper}_LOGIT_SCALE * (float){result}[%s]" if is_whole(network) else f"{result}[%s]"
-    first, helpers = f"{result} + k * {upper}_OUTPUTS", ""
     if network.task == "classification":
         about = {"result": result, "output": output_type(network), "logit": logit % "c"}
         helpers = filled("softmax.c.in", NAME=upper, **about)
-        add = f"add_softmax(sums, {first});"
-        end = [
-            f"for (k = 1; k < {upper}_OUTPUTS; k++)",
+        add = [f"add_softmax(sums, {result} + k * {upper}_OUTPUTS);"]
+        said = [
+            f"for (best = 0, k = 1; k < {upper}_OUTPUTS; k++)",
             "    if (sums[k] > sums[best])",
             "        best = k;",
             'printf("class %lu, %.0f %% sure\\n", (unsigned long)best, '
             "100 * (double)sums[best] / count);",
         ]
     else:
-        add = f"sums[0] += {logit % f'k * {upper}_OUTPUTS'};"
-        mean = "(double)sums[0] / count"
-        end = [f'printf("%g\\n", {upper}_TARGET_MEAN + {upper}_TARGET_SCALE * {mean});']
+        helpers = ""
+        add = [
+            f"for (c = 0; c < {upper}_OUTPUTS; c++)",
+            f"    sums[c] += {logit % f'k * {upper}_OUTPUTS + c'};",
+        ]
+        mean = "(double)sums[c] / count"
+        said = [
+            f"for (c = 0; c < {upper}_OUTPUTS; c++)",
+            f'    printf("%g\\n", {upper}_TARGET_MEAN + {upper}_TARGET_SCALE * {mean});',
+        ]
     variables = [
         f"static {output_type(network)} {result}[{upper}_MEMBERS * {upper}_OUTPUTS];",
         f"static float sums[{upper}_OUTPUTS];",
-        f"size_t k{', best = 0' if helpers else ''};",
+        f"size_t k, {'best' if helpers else 'c'};",
         "unsigned count = 0;",
     ]
     step = [
         f"{name}_step(&state, x, {result});",
-        f"for (k = 0; t + 1 > {upper}_BURN_IN && k < {upper}_MEMBERS; k++, count++)",
-        f"    {add}",
+        f"if (t + 1 <= {upper}_BURN_IN)",
+        "    continue;",
+        f"for (k = 0; k < {upper}_MEMBERS; k++, count++)",
+        *indented(add),
     ]
-    return Usage(variables, [], step, end, helpers)
+    if each_step:
+        return Usage(variables, [], [*step, *said, *START_ANEW], helpers=helpers)
+    none = ["if (count == 0)", "    return 1; /* all of it was burn-in */"]
+    return Usage(variables, [], step, [*none, *said], helpers)
+
+
+START_ANEW = ["memset(sums, 0, sizeof sums);", "count = 0;"]
 
 
 def makefile(network: PackedNetwork, name: str) -> str:
@@ -158,8 +174,8 @@ def readme(network: PackedNetwork, name: str, sizes: dict[str, int]) -> str:
     arithmetic = "No operation from the input's bits to the counts is one on floats."
     if not whole:
         arithmetic = (
-            "`-ffast-math`, which changes float arithmetic, is refused by `#error`; leave out its "
-            "parts too."
+            "`-ffast-math`, which changes float arithmetic, is refused by `#error`; do not use "
+            "options that it consists of either, such as `-fassociative-math`."
         )
     encoder = f"| `{name}_encode.c` | makes spikes of points, in doubles |\n"
     own = [f"`{name}.c`", f"`{name}_encode.c`", f"`{name}.h`"]

@@ -147,7 +147,7 @@ def feature_order(network: PackedNetwork) -> str:
     for column in network.schema.columns:
         lines += column.features
         if column.blanks:
-            lines[-1] += f": 1 where it is, with {column.fill:g} in the feature before; else 0"
+            lines[-1] += f": 1 where it is, with {column.fill!r} in the feature before; else 0"
     plain = (re.sub(r"[^\w .,:;=()%-]", "_", line, flags=re.ASCII) for line in lines)
     return "in this order:" + "".join(f"\n *   {i}: {line}" for i, line in enumerate(plain))
 

@@ -54,9 +54,10 @@ from bisnn.spec import INPUT, Shape
 __all__ = ["cuba_lif", "graph", "write"]
 
 try:
+    import h5py
     import nir
 except ImportError:  # an extra: the public functions say so
-    nir = None
+    nir = h5py = None
 
 DT = 1e-4  # seconds per time step: the only one that snnTorch takes, and SpikingJelly's default
 PROFILES = ("exact", "cubalif")
@@ -105,11 +106,7 @@ def write(
             f'profile: must be "exact" or "cubalif"; got {profile!r}; take "exact" unless the '
             "importer has no CubaLI"
         )
-    if Path(path).suffix != ".nir":
-        raise ValueError(
-            f"path: must end in .nir, as NIR files do; got {str(path)!r}; use "
-            f"{Path(path).with_suffix('.nir')}"
-        )
+    check_target(Path(path))
     made, content = _assemble(network, member, dt, profile), io.BytesIO()
     nir.write(content, made)
     write_atomic(Path(path), content.getvalue())
@@ -314,3 +311,25 @@ def _lif(
     rates = (tau_mem / dt, zero, threshold, zero, tau_syn / dt)
     node = nir.CubaLIF(tau_syn, tau_mem, *rates, metadata=about)
     return {f"spikes_{i}": node}, [], f"spikes_{i}", f"spikes_{i}"
+
+
+def check_target(path: Path) -> None:
+    """A graph may replace a graph and no other file."""
+    if path.suffix != ".nir":
+        raise ValueError(
+            f"path: must end in .nir, as NIR files do; got {str(path)!r}; use "
+            f"{path.with_suffix('.nir')}"
+        )
+    if h5py is not None and path.is_file() and not _is_graph(path):
+        raise ValueError(
+            f"path: {path} is there and is no graph, and would be lost; give another name"
+        )
+
+
+def _is_graph(path: Path) -> bool:
+    """Whether a file is HDF5 with what nir puts into one."""
+    try:
+        with h5py.File(path) as file:
+            return {"node", "version"} <= set(file)
+    except OSError:
+        return False

@@ -10,6 +10,7 @@ Instructions are not cycles: a chip takes one to several cycles for each, and wa
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import subprocess
 import tempfile
@@ -62,7 +63,8 @@ class Target:
         for name, text in texts.items():
             (folder / name).write_text(text)
         command = [*self.compiler, *BARE, *options, *sources, "board.c", *LINKED, "-o", out]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        plain = os.environ | {"LC_ALL": "C"}  # messages that are not translated
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=plain)
         for region, (_, size) in (("FLASH", self.flash), ("RAM", self.ram)):
             if f"region `{region}' overflowed" in done.stderr:
                 raise ValueError(

@@ -47,7 +47,7 @@ def parts_of(run: Run) -> list[Part]:
         parts.append("No prediction sets: there are too few test points to calibrate on.")
     else:
         parts += [
-            _shrinking(run, judged.looked),
+            _shrinking(run, judged.decisions, judged.looked),
             _coverage(judged.decisions, judged.looked),
             _times(run, judged.decisions, judged.looked),
         ]
@@ -73,7 +73,7 @@ def _kept(found: Kept) -> Part:
     return Table(f"{what}, by its own calibration", caption, ("", "found", "95 % interval"), rows)
 
 
-def _shrinking(run: Run, looked: Looked) -> Part:
+def _shrinking(run: Run, found: Decisions, looked: Looked) -> Part:
     """The sets of some points of the raster, one below the other, look by look."""
     classes, every = run.judged.classes, run.judged.raster.points.tolist()
     if len(classes) > MANY:
@@ -98,9 +98,10 @@ def _shrinking(run: Run, looked: Looked) -> Part:
     label = "time step, members" if grows else "time step"
     axes[-1].set(xlabel=f"{label} of the look", xticks=some)
     axes[-1].set_xticklabels([f"{times[p]}" + f", {members[p]}" * grows for p in some])
+    enough = "one class" if found.most == 1 else f"at most {found.most} classes"
     caption = (
         "A column for each look, a row for each class, filled where it is in the set; the line is "
-        "the true class. A set of one class is an answer, and the rest need not be seen."
+        f"the true class. A set of {enough} is an answer, and the rest need not be seen."
     )
     legend = ["class in the set", "true class"]
     return chart("Sets as they shrink", caption, figure, legend, alt=" ".join(said))
@@ -182,7 +183,7 @@ def _other_data(run: Run) -> list[Part]:
         "How well each score tells other recordings from the test recordings: AUROC 0.5 is chance."
     )
     if any(other.control for other in found.sets):
-        caption += " The control has the run's own classes: camera and hand alone tell it apart."
+        caption += " The control has the run's own classes: how it was recorded tells it apart."
     head = ("recordings", "predictor", "score", "AUROC", "AUPR", "FPR95")
     name = list(run.judged.predictors)[-1]
     return [Table("Other data", caption, head, rows), _entropies(run, name)]

@@ -170,9 +170,10 @@ function showLegend(entries) {
 function showOutputs() {
   const views = viewsSoFar(), now = viewsNow(), canvas = $("chart");
   const values = views.flatMap((view) => [...view[0].members, ...(view[1] ? view[1].mean : [])]);
-  const [low, high] = values.length ? [Math.min(...values), Math.max(...values)] : [0, 1];
+  let [low, high] = values.length ? [Math.min(...values), Math.max(...values)] : [0, 1];
+  if (low === high) [low, high] = [low - 0.5, high + 0.5];
   const ticks = [low, (low + high) / 2, high];
-  const digits = between(0, 1 - Math.floor(Math.log10(high - low || 1)), 9); // that tell ticks apart
+  const digits = between(0, 1 - Math.floor(Math.log10(high - low)), 9); // that tell ticks apart
   const chart = axes(canvas, STEPS, DATA.burn_in, low, high, ticks, (v) => v.toFixed(digits));
   markTimes(chart, page.time, null);
   for (let k = 0; k < NETWORKS[0].members; k++) {
