@@ -129,6 +129,23 @@ def test_members_may_be_added_one_by_one(runs):
     assert np.array_equal(answer.sets[late], (last <= model.guarantee.rule.thresholds[-1][0])[late])
 
 
+def test_members_one_by_one_from_the_command_line(runs, tmp_path, bisnn_):
+    run = shutil.copytree(runs["bayes"], tmp_path / "run")
+    code, _, error = bisnn_("calibrate", run, "--looks", "3", "--one-by-one", "-q")
+    assert code == 0, error
+    path = ((10, 1), (20, 1), (30, 1), (30, 2), (30, 3))
+    assert bisnn.load(run).guarantee.rule.path == path
+    verdict = evaluation.evaluate(run, show=False)
+    asked = verdict.energy.rows["ensemble of 3, stopped early"].neuron_updates
+    one = verdict.energy.rows["MAP"].neuron_updates
+    assert asked < 3 * one
+    code, _, error = bisnn_("calibrate", run, "--map", "--one-by-one", "-q")
+    assert code == 1
+    assert "one_by_one: is of several members" in error
+    with pytest.raises(ValueError, match="one_by_one: says which looks there are"):
+        bisnn.load(run).calibrate(*points(60), looks=[(10, 1)], one_by_one=True)
+
+
 def _sums(model, x, t, k):
     s = spikes(model.config, torch.from_numpy(x).float())
     y = bisnn.prediction.logits(model.net, s, k, seed=model.config.seed)

@@ -114,8 +114,7 @@ def paths_of(steps: int, members: int, calibration: int) -> dict[float, list[Loo
         allowed = [n for n in range(1, LOOKS + 1) if _enough(calibration, target, "bonferroni", n)]
         paths = [conformal.even_path(steps, members, n) for n in (LOOKS, *allowed[-1:])]
         if members > 1:
-            more = ((steps, k) for k in sorted({2, 5, members}) if k <= members)
-            paths.append((*conformal.even_path(steps, 1), *more))
+            paths.append(conformal.one_by_one_path(steps, members))
         found[target] = list(dict.fromkeys(paths))
     return found
 

@@ -26,6 +26,7 @@ import numpy as np
 from bisnn.checks import choice, flag, positive_int
 
 __all__ = ["ConformalSets", "PredictionSets", "calibrate_sets", "even_path", "margins"]
+__all__ += ["one_by_one_path"]
 __all__ += ["ConformalIntervals", "PredictionIntervals", "calibrate_intervals"]
 __all__ += ["bonferroni_thresholds", "joint_thresholds", "p_values", "surprisals"]
 
@@ -45,6 +46,17 @@ def even_path(steps: int, members: int = 1, looks: int = LOOKS) -> Looks:
     """
     count = min(positive_int("looks", looks), positive_int("steps", steps))
     return tuple((-(-steps * (i + 1) // count), members) for i in range(count))
+
+
+def one_by_one_path(steps: int, members: int, looks: int = LOOKS) -> Looks:
+    """`looks` looks by one member alone, evenly over `steps` time steps; then, at the end, by 2, 5
+    and all `members`, for what is still undecided.
+
+    >>> one_by_one_path(10, members=10, looks=2)
+    ((5, 1), (10, 1), (10, 2), (10, 5), (10, 10))
+    """
+    more = sorted({k for k in (2, 5, positive_int("members", members)) if 1 < k <= members})
+    return even_path(steps, 1, looks) + tuple((steps, k) for k in more)
 
 
 def checked_path(path: Any, steps: int | None = None, members: int | None = None) -> Looks:

@@ -202,6 +202,13 @@ def calibrate(
     looks: Annotated[
         int | None, typer.Option(min=1, help="Looks, evenly over the time steps. Default: 10.")
     ] = None,
+    one_by_one: Annotated[
+        bool,
+        typer.Option(
+            "--one-by-one",
+            help="Look with one member, and ask the others at the end, where it is not sure.",
+        ),
+    ] = False,
     most: Annotated[
         int, typer.Option(min=1, help="Classes of a set that is small enough to stop.")
     ] = 1,
@@ -222,6 +229,7 @@ def calibrate(
         samples=None if map_ else samples or "usual",
         correction=correction.value,
         looks=looks or conformal.LOOKS,
+        one_by_one=one_by_one,
         most=most,
         show=not quiet,
     )

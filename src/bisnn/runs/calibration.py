@@ -48,8 +48,8 @@ def calibrate(
         samples: as in `Model.predict`.
         data: of a run whose data were given from Python, the same again.
         show: a progress bar.
-        options: of `bisnn.runs.guarantee.calibrated`: correction, looks, most, by_class, score;
-            scaled for intervals.
+        options: of `bisnn.runs.guarantee.calibrated`: correction, looks, one_by_one, most,
+            by_class, score; scaled for intervals.
     """
     model, loaded = load_run(folder, data, show)
     if on is None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from bisnn import conformal
 from bisnn.bits import philox
 from bisnn.bits.philox import Purpose
-from bisnn.checks import number
+from bisnn.checks import flag, number
 from bisnn.conformal import (
     CORRECTIONS,
     LOOKS,
@@ -95,6 +95,7 @@ def calibrated(
     samples: int | None,
     correction: str = CORRECTIONS[0],
     looks: int | Sequence[tuple[int, int]] = LOOKS,
+    one_by_one: bool = False,
     most: int = 1,
     by_class: bool = False,
     score: str = SCORES[0],
@@ -109,6 +110,8 @@ def calibrated(
         samples: members of the predictor; None for the one set of weights.
         correction: for several looks, "joint" or "bonferroni"; see `bisnn.conformal`.
         looks: how many, evenly over time, or which: pairs (time steps, members).
+        one_by_one: of an ensemble, look with one member, and ask others at the end where that left
+            a recording undecided; see `conformal.one_by_one_path`.
         most: classes of a set that is small enough to stop.
         by_class: the coverage holds within every class.
         score: "margin", integers that ship, or "surprisal", -log p.
@@ -122,10 +125,12 @@ def calibrated(
                 "scaled: is of intervals, and this model predicts classes; got True; leave it out"
             )
         options = {"correction": correction, "most": most, "by_class": by_class, "score": score}
-        return _sets(model, x, y, coverage, samples, looks, options, advance)
+        path = _path(model, samples, looks, one_by_one)
+        return _sets(model, x, y, coverage, samples, path, options, advance)
     for name, value, usual in (
         ("correction", correction, CORRECTIONS[0]),
         ("looks", looks, LOOKS),
+        ("one_by_one", one_by_one, False),
         ("most", most, 1),
         ("by_class", by_class, False),
         ("score", score, SCORES[0]),
@@ -162,22 +167,37 @@ def checked_truth(model: Model, x: Tensor | Clips, y: Any) -> np.ndarray:
     return y.reshape(-1)
 
 
+def _path(
+    model: Model, samples: int | None, looks: int | Sequence[tuple[int, int]], one_by_one: bool
+) -> Looks:
+    """The looks of a calibration by `samples` members of each network."""
+    steps, members = model.config.steps, model.size(samples)
+    flag("one_by_one", one_by_one)
+    if not isinstance(looks, int | np.integer):
+        if one_by_one:
+            raise ValueError(
+                f"one_by_one: says which looks there are; got {looks!r:.100} too; leave one out"
+            )
+        return conformal.checked_path(looks, steps, members)
+    if one_by_one and members == 1:
+        raise ValueError(
+            "one_by_one: is of several members, and one set of weights is calibrated; got True; "
+            "leave it out"
+        )
+    path = conformal.one_by_one_path if one_by_one else conformal.even_path
+    return path(steps, members, int(looks))
+
+
 def _sets(
     model: Model,
     x: Tensor | Clips,
     y: np.ndarray,
     coverage: float,
     samples: int | None,
-    looks: int | Sequence[tuple[int, int]],
+    path: Looks,
     options: dict[str, Any],
     advance: Callable[[int], Any],
 ) -> Guarantee:
-    members = model.size(samples)
-    path = (
-        conformal.even_path(model.config.steps, members, looks)
-        if isinstance(looks, int | np.integer)
-        else conformal.checked_path(looks, model.config.steps, members)
-    )
     # Too few recordings are refused before the network runs
     conformal.check_enough(len(y), coverage, options["correction"], len(path))
     # Those that give ranks and the temperature; the others give the bound of joint thresholds

@@ -237,8 +237,8 @@ class Model:
             y: numbers of the classes, (N,), or targets.
             coverage: in (0, 1).
             samples: as in `predict`.
-            options: of `bisnn.runs.guarantee.calibrated`: correction, looks, most, by_class, score;
-                scaled for intervals.
+            options: of `bisnn.runs.guarantee.calibrated`: correction, looks, one_by_one, most,
+                by_class, score; scaled for intervals.
         """
         points, members = self.inputs(x), self.count(samples)
         y = checked_truth(self, points, y)
