@@ -425,3 +425,17 @@ def test_coverage_rarely_falls_short_on_exchangeable_data(n, m, coverage):
         missed += not conformal.falls_short(int(worse.sum()), m, n, coverage)
     assert alarms / 1000 < 0.025 + 3 * (0.025 * 0.975 / 1000) ** 0.5
     assert missed / 1000 < 0.1
+
+
+def test_coverage_and_set_sizes_are_those_of_mapie():
+    from mapie.metrics.classification import (
+        classification_coverage_score,
+        classification_mean_width_score,
+    )
+
+    rng = np.random.default_rng(0)
+    sets, labels = rng.random((50, 4)) < 0.5, rng.integers(0, 4, 50)
+    (coverage,) = classification_coverage_score(labels, sets[:, :, None])
+    (width,) = classification_mean_width_score(sets[:, :, None])
+    assert metrics.coverage(torch.from_numpy(sets), torch.from_numpy(labels)) == coverage
+    assert metrics.set_size(torch.from_numpy(sets)) == width

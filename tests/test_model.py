@@ -286,6 +286,12 @@ def test_verdict_is_that_of_the_metrics(runs, name, predictors):
         assert verdict.metrics[predictor]["calibration_error"] == found.error
         assert verdict.calibration[predictor].ece == pytest.approx(metrics.ece(probs, test.y))
         assert verdict.calibration[predictor].calibrated_mean == found.calibrated_mean
+        more = verdict.further[predictor]
+        assert more.adaptive_ece == metrics.adaptive_ece(probs, test.y)
+        confidence, best = probs.double().max(-1)
+        assert more.aurc == metrics.aurc(confidence, best == test.y)
+        parts = (more.reliability, more.resolution, more.uncertainty)
+        assert parts == tuple(metrics.brier_decomposition(probs, test.y))
     assert verdict.memory.model_dump() == {
         "weights": 20 * 16 + 16 * 16,
         "bits": 1,

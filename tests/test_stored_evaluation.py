@@ -51,7 +51,7 @@ def test_baseline_is_that_of_scikit_learn(small_runs, tmp_path):
         assert values == pytest.approx(expected, rel=1e-5)
         shown = tables(tmp_path, small_runs[name])[
             "Verdict on "
-            f"{'rare.csv' if name == 'rare' else 'two_moons' if name == 'moons' else 'one_d'}"
+            f"{'rare.csv' if name == 'rare' else 'two moons' if name == 'moons' else 'one d'}"
         ]
         assert shown[-1][0] == f"baseline: {label}"
         assert "best" not in "".join(shown[-1])

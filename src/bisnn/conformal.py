@@ -281,7 +281,7 @@ class PredictionSets:
         return np.where(asked, self.steps, 0)
 
     def hold(self, labels: np.ndarray) -> np.ndarray:
-        """Whether each set holds its recording's true class, bool (N,)."""
+        """Whether each set holds its recording's true class, of `labels` (N,); bool (N,)."""
         return self.sets[np.arange(len(labels)), labels]
 
 

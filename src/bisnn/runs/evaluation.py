@@ -39,6 +39,7 @@ from bisnn.runs.results import (
     Curves,
     Evaluation,
     FeatureMaps,
+    FurtherMetrics,
     Histogram,
     Memory,
     Metrics,
@@ -243,6 +244,7 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
     bar = progress.add_task("test points", total=sum(map(model.size, names.values())) * work)
     results, judged, over_time, planes = {}, {}, {}, {}
     calibration: dict[str, PlainCalibration] = {}
+    further: dict[str, FurtherMetrics] = {}
     watched = model.members if model.guarantee is None else model.guarantee.samples
     scores, kept_as = Scores(model, watched), None
     for name, members in names.items():
@@ -255,6 +257,7 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
         judged[name] = judge(result, y, model.config.seed, of)
         if isinstance(result, Classification):
             calibration[name] = _ece(result, y, model.config.seed)
+            further[name] = _further(result, y)
         if watch and model.guarantee is not None:
             kept_as = kept(model, name, result, scores, y.numpy())
         over_time[name] = _curves(model, x[some], data.test.y[some], members, advance)
@@ -277,6 +280,7 @@ def _judged(model: Model, data: LoadedData, progress: Progress) -> dict[str, Any
         "metrics": judged,
         "baseline": _baseline(labels_that_count(model.config, *data.train), y, model, of),
         "calibration": calibration,
+        "further": further,
         "over_time": over_time,  # of `SHOWN` test points, from the end of the burn-in
         "plane": _plane(planes, model, data.train),
         **_activity(model, x, some, few),
@@ -316,6 +320,20 @@ def _ece(result: Classification, y: Tensor, seed: int) -> PlainCalibration:
     found = metrics.calibration(result.mean.cpu(), y, seed=seed)
     return PlainCalibration(
         ece=found.ece, calibrated_mean=found.calibrated_mean, calibrated_high=found.calibrated_high
+    )
+
+
+def _further(result: Classification, y: Tensor) -> FurtherMetrics:
+    probs, labels = result.mean.cpu(), y.cpu()
+    confidence, best = probs.double().max(-1)
+    parts = metrics.brier_decomposition(probs, labels)
+    return FurtherMetrics(
+        adaptive_ece=metrics.adaptive_ece(probs, labels),
+        debiased_ece=metrics.debiased_ece(probs, labels),
+        aurc=metrics.aurc(confidence, best == labels),
+        reliability=parts.reliability,
+        resolution=parts.resolution,
+        uncertainty=parts.uncertainty,
     )
 
 

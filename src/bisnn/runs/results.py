@@ -28,6 +28,19 @@ class PlainCalibration(Finding):
     calibrated_high: float
 
 
+class FurtherMetrics(Finding):
+    """Numbers on a classifier's probabilities that users of other libraries look for, as
+    `bisnn.metrics` has them.
+    """
+
+    adaptive_ece: float  # bins of equal numbers
+    debiased_ece: float
+    aurc: float  # area under the curve of risk over coverage
+    reliability: float  # parts of the Brier score: reliability - resolution + uncertainty
+    resolution: float
+    uncertainty: float
+
+
 class Memory(Finding):
     """Of the weights."""
 
@@ -138,6 +151,7 @@ class Verdict(Finding):
     seconds: float | None  #: of training, where a checkpoint still knows them
     metrics: dict[str, Metrics]  #: of each predictor
     calibration: dict[str, PlainCalibration]  #: of each predictor of classes
+    further: dict[str, FurtherMetrics] = {}  #: of each predictor of classes
     baseline: dict[str, Metrics]  #: of what answers without a look at a point
     beaten_by: list[str]  #: predictors that are better than it by their whole interval
     memory: Memory  #: bytes of the weights
