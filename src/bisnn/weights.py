@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -400,15 +401,14 @@ def _draw_levels(
     """Members by limits made on the CPU, on any device."""
     limits = torch.ceil(latents.limits(w_r.cpu().double()) * 2**24) * 2.0**-24
     limits = limits.float().to(w_r.device)
-    levels = level_tensor(latents.alphabet, torch.int8, w_r.device).flip(0)
-    drawn = []
-    for k in range(first, first + count):
+    levels = latents.alphabet.levels[::-1]
+    # Modulo 256, which the bits of int8 are: a step down may be larger than int8 holds
+    drawn = limits.new_full((count, *limits.shape[1:]), levels[0] % 256, dtype=torch.uint8)
+    for k, w in enumerate(drawn, first):
         u = draws.uniform_like(limits[0], layer, seed, Purpose.MEMBERS, k)
-        w = levels[0].expand_as(u)
-        for limit, level in zip(limits, levels[1:], strict=True):  # limits ascend
-            w = torch.where(u >= limit, level, w)
-        drawn.append(w)
-    return torch.stack(drawn)
+        for limit, (level, lower) in zip(limits, pairwise(levels), strict=True):  # limits ascend
+            w.sub_((u >= limit).view(torch.uint8), alpha=level - lower)
+    return drawn.view(torch.int8)
 
 
 def _shares(z: Tensor, K: int) -> Tensor:
