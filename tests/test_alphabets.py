@@ -289,12 +289,13 @@ def test_the_rule_minimises_the_free_energy_by_enumeration():
 # Members
 
 
-def test_members_are_samples_of_the_posterior():
+@pytest.mark.parametrize("alphabet", [UNEVEN, Levels(-127, -126, 126, 127)])  # 252: beyond int8
+def test_members_are_samples_of_the_posterior(alphabet):
     logits = nn.Parameter(logits_of(4, 50_000, size=0.0) + logits_of(4, 1, seed=3))
-    weights.mark_latents(logits, weights.Categorical(UNEVEN))
+    weights.mark_latents(logits, weights.Categorical(alphabet))
     ((w,),) = weights.draw_members([logits], 1, seed=4)
     assert w.dtype == torch.int8
-    seen = np.array([int((w == v).sum()) for v in UNEVEN.levels])
+    seen = np.array([int((w == v).sum()) for v in alphabet.levels])
     p = torch.softmax(logits.detach()[:, 0], 0).numpy() * 50_000
     assert stats.chisquare(seen, p).pvalue > 1e-4
 

@@ -25,8 +25,8 @@ import numpy as np
 
 from bisnn.checks import choice, flag, positive_int
 
-__all__ = ["ConformalSets", "PredictionSets", "calibrate_sets", "even_path", "margins"]
-__all__ += ["one_by_one_path"]
+__all__ = ["ConformalSets", "PredictionSets", "calibrate_sets", "margins"]
+__all__ += ["even_path", "one_by_one_path"]
 __all__ += ["ConformalIntervals", "PredictionIntervals", "calibrate_intervals"]
 __all__ += ["bonferroni_thresholds", "joint_thresholds", "p_values", "surprisals"]
 
